@@ -1,0 +1,51 @@
+"""Lockstep: ResNet-50 v1.5 and ResNeXt101-32x4d, one recipe, four frameworks, the same numbers.
+
+What is public is what this module lists; everything else may change. Importing it loads no framework.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.errors import LockstepError, UserError
+    from lockstep.inference import Prediction, evaluate, load, predict
+    from lockstep.recipes import Execution, Recipe, load_recipe
+    from lockstep.training import train
+
+__all__ = [
+    "Execution",
+    "LockstepError",
+    "Prediction",
+    "Recipe",
+    "UserError",
+    "evaluate",
+    "load",
+    "load_recipe",
+    "predict",
+    "train",
+]
+
+_HOME = {
+    "Execution": "recipes",
+    "LockstepError": "errors",
+    "Prediction": "inference",
+    "Recipe": "recipes",
+    "UserError": "errors",
+    "evaluate": "inference",
+    "load": "inference",
+    "load_recipe": "recipes",
+    "predict": "inference",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line answers at once."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"lockstep.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

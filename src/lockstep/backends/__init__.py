@@ -1,0 +1,152 @@
+"""The protocol between the core and a framework.
+
+A backend is a module `lockstep.backends.<name>` with the functions of `Backend`. Its engine executes training steps on
+batches and reads and writes its whole state in canonical form: torchvision's tensor names, OIHW kernels, (out, in)
+classifier, float32. It owns its compiled step and its queue; it owns no policy.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.errors import BackendError, nearest
+from lockstep.metrics import Counts, Scores
+from lockstep.recipes import Execution, Recipe
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that training changes, at the end of a step."""
+
+    step: int
+    """Optimizer steps done."""
+    tensors: dict[str, np.ndarray]
+    """Parameters and batch norm statistics."""
+    momentum: dict[str, np.ndarray]
+    """Velocity of every parameter, the learning rate outside (w -= lr * v)."""
+    ema: dict[str, np.ndarray] = field(default_factory=dict)
+    """Moving averages of `tensors`; empty if the recipe has none."""
+    scaler: dict[str, float] = field(default_factory=dict)
+    """Loss scaling: `scale`, `good_steps` and `bad_steps` in a row; empty without dynamic scaling."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What some consecutive steps brought, over all ranks."""
+
+    first: int
+    """The first step's number; steps count from 0."""
+    losses: np.ndarray
+    """float64 [steps]: mean training loss of each global batch (smoothed and mixed as the recipe says)."""
+    counts: Counts
+    """Of the training images, against their own labels."""
+    loss_scale: float
+    """After the last step; 1 without loss scaling."""
+    finished_at: float
+    """`time.perf_counter` when the last step was done, as nearly as is known without waiting for it."""
+
+
+class Handle(Protocol):
+    """Steps that were enqueued."""
+
+    first: int
+    steps: int
+
+
+class World(Protocol):
+    """This process among those that train together."""
+
+    rank: int
+    ranks: int
+    device: str
+    """What the engine computes on, as a person would name it."""
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank; every rank must ask."""
+
+    def close(self) -> None:
+        """Leave the process group."""
+
+
+class Engine(Protocol):
+    """Executes training steps; a context manager. Only `fetch`, `evaluate`, `predict` and `read` wait for the device."""
+
+    def __enter__(self) -> "Engine": ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def train(self, batches: Iterable[Batch], first: int) -> Handle:
+        """Enqueue one optimizer step for every batch, numbered from `first`."""
+
+    def fetch(self, handle: Handle) -> Interval:
+        """Wait for the steps and return what they brought. Every rank must ask."""
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks. Every rank must ask."""
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+
+    def read(self) -> State:
+        """Return a copy of the state; with local batch norm, the statistics of rank 0."""
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown."""
+
+
+class Backend(Protocol):
+    """The functions of a backend's module."""
+
+    def world(self, execution: Execution) -> World:
+        """Join the process group and choose the device."""
+
+    def engine(self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> Engine:
+        """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
+
+    def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
+        """Return the framework's own module, holding these tensors, ready for inference."""
+
+    def devices(self) -> list[str]:
+        """Return the devices the framework sees, as a person would name them."""
+
+    def launch(self, processes: int, arguments: list[str]) -> int:
+        """Run `lockstep <arguments>` in so many processes under the framework's launcher; return the exit code."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a backend needs installed."""
+
+    distributions: tuple[str, ...]
+    """Distributions of which one must be installed."""
+    install: str
+    """What to type to install it."""
+
+    def version(self) -> str | None:
+        """Return the installed version, without importing it; None if it is missing."""
+        for name in self.distributions:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    "torch": Framework(("torch",), "pip install 'lockstep-vision[torch]'"),
+}
+
+
+def load(name: str) -> Backend:
+    """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
+    if name not in FRAMEWORKS:
+        raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
+    framework = FRAMEWORKS[name]
+    if framework.version() is None:
+        raise BackendError(f"backend {name!r} needs {framework.distributions[0]}: {framework.install}")
+    return cast(Backend, importlib.import_module(f"lockstep.backends.{name}"))

@@ -1,0 +1,309 @@
+"""The training step on PyTorch: one code path for CPU and CUDA.
+
+Layout is channels_last, mixed precision is autocast over float32 weights, the update is PyTorch's fused SGD. Nothing here
+waits for the device but `fetch`, `evaluate`, `predict` and `read`.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.backends import Interval, State
+from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.torch.batch_norm import synchronise
+from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.backends.torch.model import Model
+from lockstep.backends.torch.world import TorchWorld
+from lockstep.data import Batch
+from lockstep.errors import CheckpointError, nearest
+from lockstep.metrics import Counts, Scores
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Execution, Recipe
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TorchHandle:
+    """Steps that were enqueued, and where their sums will appear on the device."""
+
+    first: int
+    sums: list[Tensor]
+    """Per step float64 [4]: loss sum, top-1, top-5, images of this rank."""
+    loss_scale: Tensor
+    enqueued_at: float
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.sums)
+
+
+class TorchEngine:
+    """Implements `lockstep.backends.Engine`."""
+
+    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: TorchWorld, execution: Execution) -> None:
+        self._recipe, self._world, self._device = recipe, world, world.torch_device
+        self._parts = execution.accumulation_steps
+        self._done = 0
+        _configure(recipe, execution, self._device)
+        self._spec = model_spec(recipe.model)
+        self.model: nn.Module = Model(self._spec, recipe).to(self._device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.batch_norm == "synchronised" and world.ranks > 1:
+            self.model = synchronise(self.model, self._device)
+        self._tensors = canonical_tensors(self.model)
+        self._loss_module = _TrainingLoss(self.model, recipe).to(self._device)
+        self._distributed = self._reduced()
+        self._loss = self._compiled(self._distributed or self._loss_module, execution)
+        self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
+        self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
+        self._parameters = dict(self.model.named_parameters())
+        self._optimizer = self._new_optimizer()
+        self._scale = LossScale(recipe, self._device)
+        self._ema = {name: t.detach().clone() for name, t in self._tensors.items()} if recipe.ema_decay else {}
+
+    def __enter__(self) -> "TorchEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _reduced(self) -> DistributedDataParallel | None:
+        if self._world.ranks == 1:
+            return None
+        gpus = [self._device.index] if self._device.type == "cuda" else None
+        # Statistics stay local: only rank 0's count, and are handed on before an evaluation.
+        return DistributedDataParallel(
+            self._loss_module, device_ids=gpus, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+
+    def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
+        on_gpu = self._device.type == "cuda"
+        if execution.compile == "on" or (execution.compile == "auto" and on_gpu):
+            return torch.compile(module)
+        return module
+
+    def _new_optimizer(self) -> torch.optim.SGD:
+        roles = {tensor.name: tensor.role for tensor in tensors(self._spec, self._recipe.logits)}
+        decayed = [p for name, p in self._parameters.items() if roles[name] in self._recipe.weight_decay_roles]
+        others = [p for name, p in self._parameters.items() if roles[name] not in self._recipe.weight_decay_roles]
+        groups = [
+            {"params": decayed, "weight_decay": self._recipe.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.SGD(
+            [group for group in groups if group["params"]], lr=self._lr, momentum=self._recipe.momentum, fused=True
+        )
+        for parameter in self._parameters.values():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
+
+    def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
+        """Enqueue one optimizer step for every batch, numbered from `first`."""
+        self.model.train()
+        sums = []
+        for step, batch in enumerate(batches, first):
+            sums.append(self._step(batch, step))
+            self._done = step + 1
+        return TorchHandle(first, sums, self._scale.value.clone(), time.perf_counter())
+
+    def _step(self, batch: Batch, step: int) -> Tensor:
+        columns = [self._put(batch.images), self._put(batch.labels)]
+        if batch.coefficients is not None and batch.partners is not None:
+            columns += [self._put(batch.coefficients), self._put(batch.partners)]
+        sums = []
+        for part, inputs in enumerate(zip(*(column.chunk(self._parts) for column in columns), strict=True)):
+            last = part == self._parts - 1
+            with nullcontext() if last else self._without_reduction():
+                loss, part_sums = self._loss(*inputs)
+                (loss * (self._scale.value / self._parts)).backward()
+            sums.append(part_sums)
+        self._update(step)
+        return sums[0] if self._parts == 1 else torch.stack(sums).sum(dim=0)
+
+    def _without_reduction(self) -> Any:
+        return self._distributed.no_sync() if self._distributed is not None else nullcontext()
+
+    def _update(self, step: int) -> None:
+        self._lr.copy_(self._learning_rates[step])
+        self._scale.step(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._ema:
+            decay = min(self._recipe.ema_decay, (1 + step) / (10 + step))
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), 1 - decay)
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor
+
+    def fetch(self, handle: TorchHandle) -> Interval:
+        """Wait for the steps and return what they brought over all ranks."""
+        sums = torch.stack(handle.sums)
+        if self._world.ranks > 1:
+            dist.all_reduce(sums)
+        table = sums.cpu().numpy()
+        loss_sum, top1, top5, images = table.sum(axis=0)
+        return Interval(
+            first=handle.first,
+            losses=table[:, 0] / table[:, 3],
+            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
+            loss_scale=float(handle.loss_scale),
+            # A CPU has computed what is enqueued; a GPU has now, if the driver fetches as soon as it has enqueued more.
+            finished_at=handle.enqueued_at if self._device.type == "cpu" else time.perf_counter(),
+        )
+
+    @torch.inference_mode()
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks."""
+        if self._world.ranks > 1:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
+        self.model.eval()
+        rows = [torch.zeros(0, 4, dtype=torch.float64, device=self._device)]
+        for batch in batches:
+            labels = self._put(batch.labels)
+            logits = self._logits(self._put(batch.images), ema)
+            known = labels.clamp(min=0)
+            losses = F.cross_entropy(logits, known, reduction="none")
+            rows.append(torch.stack([losses, _rank_of(logits, known), logits.argmax(dim=1), labels], dim=1))
+        table = torch.cat(rows)
+        if self._world.ranks > 1:
+            parts = [torch.empty_like(table) for _ in range(self._world.ranks)]
+            dist.all_gather(parts, table)
+            table = torch.cat(parts)
+        losses, ranks, predictions, labels = table[table[:, 3] >= 0].cpu().numpy().T
+        return Scores(
+            losses.astype(np.float32), ranks.astype(np.int32), predictions.astype(np.int32), labels.astype(np.int32)
+        )
+
+    @torch.inference_mode()
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        self.model.eval()
+        return self._logits(self._put(images), ema=False).cpu().numpy()
+
+    def _logits(self, images: Tensor, ema: bool) -> Tensor:
+        normalised = self._loss_module.normalised(images)
+        with autocast(self._recipe, self._device):
+            if ema:
+                return torch.func.functional_call(self.model, self._ema, (normalised,)).float()
+            return self.model(normalised).float()
+
+    def read(self) -> State:
+        """Return a copy of the state."""
+        velocity = {name: self._optimizer.state[p]["momentum_buffer"] for name, p in self._parameters.items()}
+        return State(
+            step=self._done,
+            tensors=_to_numpy(self._tensors),
+            momentum=_to_numpy(velocity),
+            ema=_to_numpy(self._ema),
+            scaler=self._scale.read(),
+        )
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown."""
+        velocity = {name: self._optimizer.state[p]["momentum_buffer"] for name, p in self._parameters.items()}
+        copy_into(self._tensors, state.tensors, "tensors")
+        copy_into(velocity, state.momentum, "momentum")
+        if self._ema:
+            copy_into(self._ema, state.ema, "moving averages")
+        self._scale.write(state.scaler)
+        self._done = state.step
+
+
+class _TrainingLoss(nn.Module):
+    """The part of a step that is compiled: uint8 images to loss and sums."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.model = model
+        self._recipe = recipe
+        self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return uint8 [N, H, W, 3] as float32 [N, 3, H, W], channels_last."""
+        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+
+    def forward(
+        self, images: Tensor, labels: Tensor, coefficients: Tensor | None = None, partners: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and float64 [4]: loss sum, top-1, top-5, images."""
+        x = self.normalised(images)
+        if coefficients is not None and partners is not None:
+            weight = coefficients.view(-1, 1, 1, 1)
+            x = weight * x + (1 - weight) * x[partners]
+        with autocast(self._recipe, images.device):
+            logits = self.model(x)
+        logits = logits.float()
+        losses = self._cross_entropy(logits, labels)
+        if coefficients is not None and partners is not None:
+            losses = coefficients * losses + (1 - coefficients) * self._cross_entropy(logits, labels[partners])
+        with torch.no_grad():
+            rank = _rank_of(logits, labels)
+            count = torch.full_like(losses, 1.0)
+            sums = torch.stack([losses, rank < 1, rank < 5, count], dim=1).double().sum(dim=0)
+        return losses.mean(), sums
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none", label_smoothing=self._recipe.label_smoothing)
+
+
+def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    own = logits.gather(1, labels[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device)[None] < labels[:, None]
+    return (~(logits <= own) | ((logits == own) & before)).sum(dim=1)
+
+
+def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Return the recipe's mixed precision as a context."""
+    mixed = recipe.precision in _AUTOCAST
+    return torch.autocast(device.type, dtype=_AUTOCAST.get(recipe.precision, torch.bfloat16), enabled=mixed)
+
+
+def canonical_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and batch norm statistics by canonical name."""
+    return {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+
+
+def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: t.detach().cpu().contiguous().numpy().copy() for name, t in tensors.items()}
+
+
+@torch.no_grad()
+def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str) -> None:
+    """Copy arrays into tensors of the same names and shapes; `CheckpointError` if the names or shapes differ."""
+    missing, unknown = sorted(into.keys() - values.keys()), sorted(values.keys() - into.keys())
+    if missing or unknown:
+        hint = nearest(unknown[0], into) if unknown else ""
+        raise CheckpointError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. {hint}")
+    for name, tensor in into.items():
+        if tuple(tensor.shape) != values[name].shape:
+            raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {tuple(tensor.shape)}")
+        tensor.copy_(torch.from_numpy(np.asarray(values[name], np.float32)))
+
+
+def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> None:
+    if device.type == "cpu":
+        keep_freed_memory()
+    torch.backends.cudnn.deterministic = execution.deterministic
+    torch.backends.cudnn.benchmark = not execution.deterministic
+    torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = recipe.precision == "tf32"

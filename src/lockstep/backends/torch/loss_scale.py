@@ -1,0 +1,63 @@
+"""Loss scaling on the device: no step waits to learn whether it overflowed."""
+
+import torch
+from torch import Tensor
+
+from lockstep.recipes import Recipe
+
+
+class LossScale:
+    """The scale of the loss, constant or adapted to overflows.
+
+    Unlike `torch.amp.GradScaler` it can wait for several overflows in a row before it backs off, as Paddle's does, and
+    its state is the canonical one of every engine.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._recipe = recipe
+        self._used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
+        self._dynamic = self._used and recipe.loss_scaling == "dynamic"
+        self.value = torch.tensor(recipe.loss_scale if self._used else 1.0, device=device)
+        self._good = torch.zeros((), dtype=torch.int64, device=device)
+        self._bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._never = torch.zeros((), device=device)
+
+    def step(self, optimizer: torch.optim.SGD) -> None:
+        """Update the weights with the unscaled gradients; with dynamic scaling, only if they are all finite."""
+        if not self._used:
+            optimizer.step()
+            return
+        overflow = self._overflow(optimizer) if self._dynamic else self._never
+        # How GradScaler speaks to fused optimizers: they divide by the scale and skip on overflow themselves.
+        optimizer.grad_scale, optimizer.found_inf = self.value, overflow  # type: ignore[attr-defined]
+        optimizer.step()
+        if self._dynamic:
+            self._adapt(overflow > 0)
+
+    def _overflow(self, optimizer: torch.optim.SGD) -> Tensor:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        largest = torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
+        return (~torch.isfinite(largest)).float()
+
+    def _adapt(self, overflow: Tensor) -> None:
+        good = torch.where(overflow, 0, self._good + 1)
+        bad = torch.where(overflow, self._bad + 1, 0)
+        grows = good >= self._recipe.loss_scale_growth_steps
+        shrinks = bad >= self._recipe.loss_scale_backoff_steps
+        factor = torch.where(grows, self._recipe.loss_scale_growth, 1.0)
+        factor = torch.where(shrinks, self._recipe.loss_scale_backoff, factor)
+        self.value = self.value * factor
+        self._good, self._bad = torch.where(grows, 0, good), torch.where(shrinks, 0, bad)
+
+    def read(self) -> dict[str, float]:
+        """Return the canonical state; empty unless the scale is dynamic."""
+        if not self._dynamic:
+            return {}
+        return {"scale": self.value.item(), "good_steps": self._good.item(), "bad_steps": self._bad.item()}
+
+    def write(self, state: dict[str, float]) -> None:
+        """Take over a state; an empty one leaves the recipe's first scale."""
+        if self._dynamic and state:
+            self.value = torch.full_like(self.value, state["scale"])
+            self._good = torch.full_like(self._good, int(state["good_steps"]))
+            self._bad = torch.full_like(self._bad, int(state["bad_steps"]))

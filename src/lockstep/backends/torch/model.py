@@ -1,0 +1,95 @@
+"""A `ModelSpec` as PyTorch modules, with torchvision's names."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.models import Block, Conv, ModelSpec, blocks, features, stem
+from lockstep.recipes import Recipe
+
+Padding = Literal["symmetric", "same"]
+
+
+class Model(nn.Module):
+    """ResNet or ResNeXt: images [N, 3, H, W], normalised, to logits [N, logits]."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+        super().__init__()
+        self.conv1 = _conv(stem(spec), recipe.padding)
+        self.bn1 = _batch_norm(stem(spec), recipe)
+        self.maxpool = _MaxPool(recipe.padding)
+        stages: dict[str, list[nn.Module]] = {}
+        for block in blocks(spec):
+            stages.setdefault(block.name.split(".")[0], []).append(_Residual(block, recipe))
+        for name, modules in stages.items():
+            self.add_module(name, nn.Sequential(*modules))
+        self._stages = list(stages)
+        self.fc = nn.Linear(features(spec), recipe.logits)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        for name in self._stages:
+            x = self.get_submodule(name)(x)
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, block: Block, recipe: Recipe) -> None:
+        super().__init__()
+        self._depth = len(block.convs)
+        for i, conv in enumerate(block.convs, start=1):
+            self.add_module(f"conv{i}", _conv(conv, recipe.padding))
+            self.add_module(f"bn{i}", _batch_norm(conv, recipe))
+        self.downsample = (
+            nn.Sequential(_conv(block.shortcut, recipe.padding), _batch_norm(block.shortcut, recipe))
+            if block.shortcut is not None
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        for i in range(1, self._depth + 1):
+            x = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x))
+            x = F.relu(x if i < self._depth else x.add_(shortcut), inplace=True)
+        return x
+
+
+class _SameConv(nn.Conv2d):
+    """A convolution with TensorFlow's SAME padding."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0])))
+
+
+class _MaxPool(nn.Module):
+    """3x3, stride 2."""
+
+    def __init__(self, padding: Padding) -> None:
+        super().__init__()
+        self.same = padding == "same"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same:
+            return F.max_pool2d(F.pad(x, same_padding(x, 3, 2), value=float("-inf")), 3, stride=2)
+        return F.max_pool2d(x, 3, stride=2, padding=1)
+
+
+def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
+    """Return left, right, top, bottom padding so that a length n becomes ceil(n / stride), the odd pixel behind."""
+
+    def both(length: int) -> tuple[int, int]:
+        total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+        return total // 2, total - total // 2
+
+    return both(x.shape[3]) + both(x.shape[2])
+
+
+def _conv(conv: Conv, padding: Padding) -> nn.Conv2d:
+    kind, pad = (_SameConv, 0) if padding == "same" and conv.stride > 1 else (nn.Conv2d, conv.kernel // 2)
+    return kind(conv.inputs, conv.outputs, conv.kernel, stride=conv.stride, padding=pad, groups=conv.groups, bias=False)
+
+
+def _batch_norm(conv: Conv, recipe: Recipe) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(conv.outputs, eps=recipe.bn_epsilon, momentum=recipe.bn_momentum)

@@ -1,0 +1,100 @@
+"""The process group, and torchrun."""
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lockstep.errors import EXIT_SAVED_AND_STOPPED, BackendError
+from lockstep.recipes import Execution
+
+EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
+"""Environment variable: where a rank that `launch` started leaves its exit code, which torchrun does not pass on."""
+
+
+class TorchWorld:
+    """This process among those of `torchrun`, or alone. The rendezvous is torchrun's own environment."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.torch_device = _device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        self.device = device_name(self.torch_device)
+        self._host_group: dist.ProcessGroup | None = None
+        if self.ranks > 1:
+            on_gpu = self.torch_device.type == "cuda"
+            dist.init_process_group("nccl" if on_gpu else "gloo")
+            # Questions between hosts must not queue behind the device's work.
+            self._host_group = dist.new_group(backend="gloo")
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank."""
+        if self._host_group is None:
+            return flag
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, group=self._host_group)
+        return bool(votes.item())
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.ranks > 1:
+            dist.destroy_process_group()
+
+
+def _device(execution: Execution, local_rank: int) -> torch.device:
+    found = torch.cuda.is_available()
+    if execution.device == "cpu" or (execution.device == "auto" and not found):
+        return torch.device("cpu")
+    if not found:
+        raise BackendError("device is cuda, but PyTorch finds no GPU here; use --set device=cpu or see `lockstep doctor`")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device as a person would name it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Run `lockstep <arguments>` in so many processes on this machine under torchrun; return the exit code.
+
+    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code is that of the first rank that failed, 75 if all saved and
+    stopped.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # torchrun passes on the signals named here, and leaves threads alone only if their number is set.
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // processes, 1)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=str(os.getpid()),
+        max_restarts=0,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[EXIT_CODE_FOLDER] = folder
+        try:
+            elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
+        except (ChildFailedError, SignalException) as error:
+            codes = {int(file.read_text()) for file in Path(folder).iterdir()} - {0}
+            if codes:
+                return EXIT_SAVED_AND_STOPPED if EXIT_SAVED_AND_STOPPED in codes else min(codes)
+            if isinstance(error, SignalException):
+                return 128 + int(signal.Signals(error.sigval))
+            return 1
+        finally:
+            del os.environ[EXIT_CODE_FOLDER]
+    return 0

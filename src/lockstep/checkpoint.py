@@ -1,0 +1,135 @@
+"""The state of a run on disk: whole or not there.
+
+    checkpoints/step-00000100/
+        model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
+        momentum.safetensors   velocities
+        ema.safetensors        moving averages, if the recipe has them
+        state.json             step, loss scaling, digest of the data, SHA-256 of the files above
+
+A checkpoint is written under another name, flushed to the disk and renamed. Reading checks every digest.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from lockstep.backends import State
+from lockstep.errors import CheckpointError
+
+_PARTS = ("model", "momentum", "ema")
+_UNFINISHED = "unfinished-"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step belongs."""
+    return folder / f"step-{step:08d}"
+
+
+def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
+    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON."""
+    target = checkpoint_path(folder, state.step)
+    temporary = folder / f"{_UNFINISHED}{target.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    digests = {}
+    for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
+        if tensors:
+            file = temporary / f"{part}.safetensors"
+            save_file(tensors, file, metadata={"lockstep": json.dumps(about)} if part == "model" else None)
+            _flush(file)
+            digests[file.name] = _digest(file)
+    description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
+    (temporary / "state.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+    _flush(temporary / "state.json")
+    _flush(temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    _flush(folder)
+    return target
+
+
+def load(path: Path) -> tuple[State, str]:
+    """Return a checkpoint's state and the digest of the data it was trained on.
+
+    Raises `CheckpointError` if anything of it is missing or damaged.
+    """
+    try:
+        about = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        for name, digest in about["sha256"].items():
+            if _digest(path / name) != digest:
+                raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in state.json")
+        parts = {
+            part: load_file(path / f"{part}.safetensors") if f"{part}.safetensors" in about["sha256"] else {}
+            for part in _PARTS
+        }
+        state = State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"])
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
+    return state, about["data_digest"]
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of which there are checkpoints, rising."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.is_dir())
+
+
+def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
+    """Return the newest state that can be read, its data's digest, and the reasons why newer ones cannot.
+
+    The state is None if there is no checkpoint at all. Raises `CheckpointError` if there are some and all are damaged: a
+    run never starts afresh over what it had.
+    """
+    damaged: list[str] = []
+    for step in reversed(steps(folder)):
+        try:
+            state, data_digest = load(checkpoint_path(folder, step))
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            return state, data_digest, damaged
+    if damaged:
+        raise CheckpointError("no checkpoint can be read:\n" + "\n".join(damaged) + "\nTrain into another folder.")
+    return None, "", []
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Delete all checkpoints but the newest `keep` and the best step's, and what killed processes left unfinished."""
+    kept = {*steps(folder)[-keep:], best}
+    for step in steps(folder):
+        if step not in kept:
+            shutil.rmtree(checkpoint_path(folder, step))
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
+
+
+def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
+    """Return the tensors of a safetensors file, and what Lockstep noted in it (None if another program wrote it).
+
+    Raises `CheckpointError` if it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        return load_file(path), json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""The command line: thin wrappers over the public functions, one file per command."""
+
+import os
+import sys
+from pathlib import Path
+
+import typer
+
+from lockstep.cli import demo, doctor, evaluate, launch, predict, recipes, train
+from lockstep.errors import EXIT_INTERRUPTED, LockstepError
+
+app = typer.Typer(
+    name="lockstep",
+    help="ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, four frameworks, the same numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.command)
+app.command("train")(train.command)
+app.command("evaluate")(evaluate.command)
+app.command("predict")(predict.command)
+app.add_typer(recipes.app, name="recipes")
+app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
+app.command("doctor")(doctor.command)
+
+
+def run() -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 75 saved and stopped, 130 interrupted."""
+    code = _code()
+    # A launcher learns a rank's exit code from here; see `lockstep.backends.torch.world.launch`.
+    folder = os.environ.get("LOCKSTEP_EXIT_CODE_FOLDER")
+    if folder and "RANK" in os.environ:
+        (Path(folder) / os.environ["RANK"]).write_text(str(code))
+    sys.exit(code)
+
+
+def _code() -> int:
+    try:
+        app()
+    except LockstepError as error:
+        rank = os.environ.get("RANK", "0")
+        print(f"{'' if rank == '0' else f'[rank {rank}] '}lockstep: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, such as `head`
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0

@@ -1,0 +1,22 @@
+"""`lockstep doctor`."""
+
+
+def command() -> None:
+    """Show the frameworks and devices found here, and how to install what is missing."""
+    from lockstep import backends
+    from lockstep.run import environment
+
+    about = environment("torch")
+    print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
+    print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
+    for name, framework in backends.FRAMEWORKS.items():
+        version = framework.version()
+        if version is None:
+            print(f"{name:<10} missing; {framework.install}")
+            continue
+        try:
+            devices = backends.load(name).devices()
+        except (ImportError, OSError) as error:  # installed, but not for this machine
+            print(f"{name:<10} {version} does not load: {error}")
+            continue
+        print(f"{name:<10} {version}: {'; '.join(devices)}")

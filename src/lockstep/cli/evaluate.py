@@ -1,0 +1,38 @@
+"""`lockstep evaluate`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+
+
+def command(
+    source: Annotated[Path, typer.Argument(help="A run's folder, a checkpoint or a .safetensors file.")],
+    data: Annotated[Path, typer.Option(help="Folder with val/<class>/<image>, or with <class>/<image>.")],
+    which: options.Which = "newest",
+    ema: options.Ema = False,
+    batch: Annotated[int, typer.Option(help="Images computed at once on each rank.", min=1)] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    backend: options.Backend = "torch",
+    assignments: options.Set = None,
+) -> None:
+    """Evaluate trained weights on a folder of images; every image counts once."""
+    from lockstep import evaluate
+    from lockstep.cli.console import Reporter
+
+    execution = options.execution_only(assignments, backend)
+    with Reporter() as reporter:
+        listener = None if as_json else reporter
+        result = evaluate(source, data, which=which, ema=ema, batch_images=batch, execution=execution, listener=listener)
+    if as_json:
+        print(json.dumps(result, indent=1, ensure_ascii=False))
+        return
+    print(f"{result['source']} on {result['data']}")
+    print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
+    print(f"  top-5   {result['top5_percent']:.2f} %")
+    print(f"  loss    {result['loss']:.4f}")
+    for bad in result["quarantined"]:
+        print(f"  left out: {bad['file']}: {bad['reason']}")

@@ -1,0 +1,31 @@
+"""Options that several commands share."""
+
+from typing import Annotated, Any
+
+import typer
+
+Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
+]
+Which = Annotated[str, typer.Option("--checkpoint", help="Of a run: newest, best or a step's number.")]
+Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
+
+
+def settings(assignments: list[str] | None, backend: str) -> tuple[dict[str, Any], Any]:
+    """Return the changes of the recipe, and the execution."""
+    from lockstep.recipes import Execution, parse_settings
+
+    recipe, execution = parse_settings(assignments or [])
+    return recipe, Execution.of({"backend": backend} | execution)
+
+
+def execution_only(assignments: list[str] | None, backend: str) -> Any:
+    """Return the execution; fields of a recipe are refused, since the recipe comes with the weights."""
+    from lockstep.errors import RecipeError
+
+    recipe, execution = settings(assignments, backend)
+    if recipe:
+        raise RecipeError(f"{', '.join(recipe)}: the recipe comes with the weights; only fields of the execution can be set")
+    return execution

@@ -1,0 +1,37 @@
+"""`lockstep predict`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+
+
+def command(
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    source: Annotated[Path, typer.Option("--run", help="A run's folder, a checkpoint or a .safetensors file.")],
+    top: Annotated[int, typer.Option(help="Classes shown of each image.", min=1)] = 5,
+    which: options.Which = "newest",
+    ema: options.Ema = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object an image.")] = False,
+    backend: options.Backend = "torch",
+    assignments: options.Set = None,
+) -> None:
+    """Show the likeliest classes of images, with their probabilities."""
+    from lockstep import predict
+
+    execution = options.execution_only(assignments, backend)
+    found = predict(source, images, top=top, which=which, ema=ema, execution=execution)
+    if as_json:
+        rows = [
+            {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}
+            for p in found
+        ]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for prediction in found:
+        print(prediction.path)
+        for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
+            print(f"  {100 * probability:6.2f} %  {name}")

@@ -1,0 +1,53 @@
+"""`lockstep recipes`: list, show and compare."""
+
+import inspect
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
+
+
+@app.callback()
+def listing(context: typer.Context) -> None:
+    """List the published recipes; `show` prints one, `diff` compares two."""
+    from lockstep.published import RECIPES
+
+    if context.invoked_subcommand is None:
+        width = max(map(len, RECIPES))
+        for name, build in RECIPES.items():
+            print(f"{name:<{width}}  {inspect.getdoc(build).splitlines()[0]}")  # type: ignore[union-attr]
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
+    """Print every field of a recipe as YAML, with its source in front."""
+    from lockstep.published import RECIPES
+    from lockstep.recipes import load_recipe
+
+    recipe = load_recipe(name)
+    if name in RECIPES:
+        for line in (inspect.getdoc(RECIPES[name]) or "").splitlines():
+            print(f"# {line}".rstrip())
+    print(recipe.to_yaml(), end="")
+
+
+@app.command("diff")
+def diff(
+    a: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+) -> None:
+    """Show the fields in which two recipes differ."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from lockstep.recipes import difference, load_recipe
+
+    changed = difference(load_recipe(a), load_recipe(b))
+    if not changed:
+        print("no field differs")
+        return
+    table = Table("field", a, b, box=None)
+    for name, values in changed.items():
+        table.add_row(name, *(str(value) for value in values))
+    Console(highlight=False).print(table, markup=False)

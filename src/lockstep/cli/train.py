@@ -1,0 +1,25 @@
+"""`lockstep train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+
+
+def command(
+    recipe: Annotated[str, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")],
+    data: Annotated[Path, typer.Option(help="Folder with train/<class>/<image> and val/<class>/<image>.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there goes on.")],
+    backend: options.Backend = "torch",
+    assignments: options.Set = None,
+) -> None:
+    """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
+    from lockstep import load_recipe, train
+    from lockstep.cli.console import Reporter
+
+    changes, execution = options.settings(assignments, backend)
+    with Reporter() as reporter:
+        train(load_recipe(recipe).replace(**changes), data, out, execution=execution, listener=reporter)
+        reporter.say(f"run: {out}")

@@ -1,0 +1,84 @@
+"""The host loader: threads that read, decode, cut and resize images exactly as a plan says, some batches ahead."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from types import TracebackType
+
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.data.decode import decode, transform
+from lockstep.data.index import Index
+from lockstep.errors import DataError
+from lockstep.order import BatchPlan
+
+
+class HostLoader:
+    """Turns plans into batches; a context manager.
+
+    What it holds is bounded by `ahead` batches being decoded and the one handed out.
+    """
+
+    def __init__(self, index: Index, *, size: int, antialias: bool, threads: int = 0, ahead: int = 2) -> None:
+        self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
+        self._pool = ThreadPoolExecutor(threads or cores(), thread_name_prefix="lockstep-loader")
+
+    def __enter__(self) -> "HostLoader":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
+        """Yield the batch of every plan, in order, decoding ahead.
+
+        Raises `DataError` naming the file that cannot be read.
+        """
+        plans = iter(plans)
+        started = deque(self._start(plan) for plan in islice(plans, self._ahead))
+        try:
+            while started:
+                batch, work = started.popleft()
+                for image in work:
+                    image.result()
+                plan = next(plans, None)
+                if plan is not None:
+                    started.append(self._start(plan))
+                yield batch
+        finally:
+            for _, work in started:
+                for image in work:
+                    image.cancel()
+
+    def _start(self, plan: BatchPlan) -> tuple[Batch, list[Future[None]]]:
+        images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
+        padded = plan.samples < 0
+        labels = np.where(padded, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
+        work = [self._pool.submit(self._load, plan, i, images[i]) for i in np.flatnonzero(~padded).tolist()]
+        return Batch(images, labels, plan.coefficients, plan.partners), work
+
+    def _load(self, plan: BatchPlan, i: int, out: np.ndarray) -> None:
+        sample = int(plan.samples[i])
+        try:
+            image = decode(self._index.read(sample))
+        except ValueError as error:
+            raise DataError(f"{self._index.path(sample)} was whole when indexed, now it is not: {error}") from None
+        top, left, height, width = plan.windows[i].tolist()
+        rows, columns = plan.resized[i].tolist()
+        transform(
+            image,
+            (top, left, height, width),
+            (rows, columns),
+            (int(plan.offsets[i, 0]), int(plan.offsets[i, 1])),
+            flip=bool(plan.flips[i]),
+            antialias=self._antialias,
+            out=out,
+        )
+
+
+def cores() -> int:
+    """Return the cores this process may use."""
+    return len(os.sched_getaffinity(0))

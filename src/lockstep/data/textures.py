@@ -1,0 +1,137 @@
+"""A small data set drawn from nothing: ten kinds of texture as JPEGs in an image folder, for the demo and the tests.
+
+Every image is a function of (seed, split, number): a pattern with random angle, period, phase, two colours, shading and
+noise, 96 pixels on its shorter side and up to 144 on the other.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+
+from lockstep.counter import Purpose, draw, uniform
+
+Plane = np.ndarray
+Pattern = Callable[[Plane, Plane, np.ndarray], Plane]
+SHORTER_PIXELS = 96
+
+
+def _stripes(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sin(x)
+
+
+def _checks(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sign(np.sin(x) * np.sin(y))
+
+
+def _dots(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.where(np.cos(x) + np.cos(y) > 0.9, 1.0, -1.0)
+
+
+def _grid(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.where(np.maximum(np.cos(x), np.cos(y)) > 0.85, 1.0, -1.0)
+
+
+def _zigzag(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sign(np.sin(x + 2 * np.arcsin(np.sin(y))))
+
+
+def _bricks(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    row = np.floor(y / np.pi)
+    mortar = (np.abs(np.sin(y)) < 0.3) | (np.abs(np.sin(x / 2 + row * np.pi / 2)) < 0.15)
+    return np.where(mortar, 1.0, -1.0)
+
+
+def _rings(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sin(np.hypot(x, y))
+
+
+def _rays(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sign(np.sin(np.arctan2(y, x) * (6 + np.floor(6 * chance[0]))))
+
+
+def _spiral(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    return np.sin(np.hypot(x, y) + np.arctan2(y, x) * (2 + np.floor(3 * chance[0])))
+
+
+def _blobs(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
+    angles = 2 * np.pi * chance[:6]
+    waves = (np.sin(0.8 * (x * np.cos(a) + y * np.sin(a)) + 9 * b) for a, b in zip(angles, chance[6:], strict=True))
+    return np.tanh(2 * sum(waves, start=np.zeros_like(x)))
+
+
+PATTERNS: dict[str, Pattern] = {
+    "blobs": _blobs,
+    "bricks": _bricks,
+    "checks": _checks,
+    "dots": _dots,
+    "grid": _grid,
+    "rays": _rays,
+    "rings": _rings,
+    "spiral": _spiral,
+    "stripes": _stripes,
+    "zigzag": _zigzag,
+}
+
+
+def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:
+    """Return an image of a kind: uint8 RGB [height, width, 3]. Different numbers are different images."""
+    stream = sorted(PATTERNS).index(kind)
+    chance = uniform(draw(seed, Purpose.TEXTURE, 0, 8, epoch=number, attempt=stream)).reshape(-1)
+    longer = SHORTER_PIXELS + int(chance[0] * 49)
+    height, width = (SHORTER_PIXELS, longer) if chance[1] < 0.5 else (longer, SHORTER_PIXELS)
+    rows, columns = np.mgrid[:height, :width] - np.array([height, width]).reshape(2, 1, 1) * (0.3 + 0.4 * chance[2])
+    angle, period = 2 * np.pi * chance[3], 10 + 14 * chance[4]
+    x = (columns * np.cos(angle) + rows * np.sin(angle)) * (2 * np.pi / period)
+    y = (rows * np.cos(angle) - columns * np.sin(angle)) * (2 * np.pi / period)
+    centred = kind in ("rings", "rays", "spiral")
+    shift = 0.0 if centred else 2 * np.pi * chance[5]
+    share = (1 + PATTERNS[kind](x + shift, y + shift, chance[16:28])) / 2
+    dark, bright = 90 * chance[6:9], 140 + 115 * chance[9:12]
+    if chance[12] < 0.5:
+        dark, bright = bright, dark
+    shade = 1 - 0.4 * chance[13] * columns / width
+    noise = uniform(draw(seed, Purpose.TEXTURE, 8, -(-height * width * 3 // 4), epoch=number, attempt=stream))
+    noise = (noise.reshape(-1)[: height * width * 3].reshape(height, width, 3) - 0.5) * (20 + 60 * chance[14])
+    pixels = (dark + (bright - dark) * share[..., None]) * shade[..., None] + noise
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def draw_data_set(
+    root: Path,
+    *,
+    train_images: int = 2000,
+    val_images: int = 400,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, evenly over the kinds; files that are there stay.
+
+    The numbers of validation images follow those of the training images, so no image is in both.
+    """
+    jobs = list(_jobs(root, train_images, val_images))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, _ in enumerate(pool.map(lambda job: _write(seed, *job), jobs), start=1):
+            if progress is not None:
+                progress(done, len(jobs))
+
+
+def _jobs(root: Path, train_images: int, val_images: int) -> Iterator[tuple[Path, str, int]]:
+    each = {"train": train_images // len(PATTERNS), "val": val_images // len(PATTERNS)}
+    for split, first, count in (("train", 0, each["train"]), ("val", each["train"], each["val"])):
+        for kind in PATTERNS:
+            folder = root / split / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(first, first + count):
+                yield folder / f"{number:05d}.jpg", kind, number
+
+
+def _write(seed: int, path: Path, kind: str, number: int) -> None:
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(simplejpeg.encode_jpeg(draw_texture(kind, number, seed), quality=90, colorspace="RGB"))
+    temporary.replace(path)

@@ -1,0 +1,74 @@
+"""What can go wrong, by whose fault, and the exit code the command line gives it.
+
+    LockstepError
+    ├── UserError                 exit 2: something given is wrong; the message says what to change
+    │   ├── RecipeError           a recipe, a field or a value
+    │   ├── DataError             images, folders, the index
+    │   ├── CheckpointError       a run directory, a checkpoint, a weights file
+    │   └── BackendError          a framework or a device that is not there
+    ├── DivergedError             exit 1: the loss is not a finite number
+    └── Interrupted               exit 75 or 130: stopped on request, everything saved
+
+A message says what was expected, what came and what to do. `assert` is for our own mistakes only.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL: start the same command again
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+
+
+class LockstepError(Exception):
+    """Any error Lockstep raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(LockstepError):
+    """Something the user gave is wrong."""
+
+    exit_code = 2
+
+
+class RecipeError(UserError):
+    """A recipe, one of its fields or a value is wrong."""
+
+
+class DataError(UserError):
+    """Images, a folder of images or an index cannot be used."""
+
+
+class CheckpointError(UserError):
+    """A run directory, a checkpoint or a weights file cannot be used."""
+
+
+class BackendError(UserError):
+    """A framework or a device is not there."""
+
+
+class DivergedError(LockstepError):
+    """The loss became NaN or infinite."""
+
+
+class Interrupted(LockstepError):
+    """The run was asked to stop, saved its state and stopped."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that names the known names nearest to `name`, or all of them.
+
+    >>> nearest("epoch", ["epochs", "seed"])
+    'Did you mean epochs?'
+    >>> nearest("zzz", ["epochs", "seed"])
+    'Known: epochs, seed.'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Known: {', '.join(known)}."

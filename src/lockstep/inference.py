@@ -1,0 +1,145 @@
+"""Using trained weights: evaluate them on a folder of images, predict images, load them as a module."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine, State
+from lockstep.data.decode import decode, transform
+from lockstep.data.host import HostLoader
+from lockstep.data.index import open_index
+from lockstep.errors import DataError
+from lockstep.models import model_spec, tensors
+from lockstep.order import centre_plan, evaluation_plans
+from lockstep.recipes import Execution
+from lockstep.recorder import Listener, Recorder
+from lockstep.weights import Weights, open_weights
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The classes a model finds most likely for one image, the likeliest first."""
+
+    path: Path
+    classes: tuple[str, ...]
+    """Names, or numbers as text where the names are unknown."""
+    probabilities: tuple[float, ...]
+
+
+def load(source: str | Path, *, backend: str = "torch", which: str = "newest", ema: bool = False) -> Any:
+    """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
+
+    For PyTorch an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode, from normalised float32 images
+    [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` takes the moving average.
+    """
+    weights = open_weights(source, which=which, ema=ema)
+    return backends.load(backend).load_module(weights.recipe, weights.tensors)
+
+
+def predict(
+    source: str | Path,
+    images: Sequence[str | Path],
+    *,
+    top: int = 5,
+    which: str = "newest",
+    ema: bool = False,
+    execution: Execution | None = None,
+) -> list[Prediction]:
+    """Return the `top` likeliest classes of every image file, preprocessed as in the recipe's evaluation.
+
+    Raises `DataError` naming the first file that is not an image.
+    """
+    weights = open_weights(source, which=which, ema=ema)
+    execution = execution or Execution()
+    paths = [Path(image) for image in images]
+    world = backends.load(execution.backend).world(execution)
+    try:
+        with _engine(weights, world, execution) as engine:
+            return [found for path in paths for found in _predicted(weights, engine, path, top)]
+    finally:
+        world.close()
+
+
+def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
+    logits = engine.predict(_prepared(weights, path)[None])[0].astype(np.float64)
+    likelihoods = np.exp(logits - logits.max())
+    likelihoods /= likelihoods.sum()
+    best = np.argsort(-likelihoods, kind="stable")[:top]
+    names = dict(enumerate(weights.classes))
+    yield Prediction(path, tuple(names.get(int(i), str(i)) for i in best), tuple(likelihoods[best].tolist()))
+
+
+def _prepared(weights: Weights, path: Path) -> np.ndarray:
+    try:
+        image = decode(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not an image that can be read: {error}") from None
+    recipe = weights.recipe
+    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([image.shape[:2]]))
+    out = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
+    transform(image, window, resized, offset, flip=False, antialias=recipe.antialias, out=out)
+    return out
+
+
+def _engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:
+    recipe = weights.recipe.replace(ema_decay=0.0)
+    engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
+    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
+    engine.write(State(0, weights.tensors, {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}))
+    return engine
+
+
+def evaluate(
+    source: str | Path,
+    data: str | Path,
+    *,
+    which: str = "newest",
+    ema: bool = False,
+    batch_images: int = 32,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Return accuracy, loss and per-class counts on the images of `data/val` (or of `data` itself, if it has no `val`).
+
+    Every image counts once. Works in several processes too (torchrun); every process calls this and gets the result.
+    """
+    weights = open_weights(source, which=which, ema=ema)
+    execution, recipe = execution or Execution(), weights.recipe
+    root = Path(data) / "val" if (Path(data) / "val").is_dir() else Path(data)
+    world = backends.load(execution.backend).world(execution)
+    recorder = Recorder(listener if world.rank == 0 else None)
+    try:
+        index = open_index(root, classes=weights.classes or None, progress=recorder.progress("indexing"))
+        if len(index.classes) > recipe.logits:
+            raise DataError(f"{root} has {len(index.classes)} classes, the model only {recipe.logits} logits")
+        total = math.ceil(len(index) / (batch_images * world.ranks))
+        plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
+        with (
+            _engine(weights, world, execution) as engine,
+            HostLoader(
+                index,
+                size=recipe.eval_crop,
+                antialias=recipe.antialias,
+                threads=execution.loader_threads,
+                ahead=execution.loader_batches,
+            ) as loader,
+        ):
+            scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
+    finally:
+        world.close()
+    return {
+        "source": str(weights.source),
+        "data": str(root),
+        **scores.counts().summary(),
+        "quarantined": [{"file": bad.file, "reason": bad.reason} for bad in index.quarantined],
+        "classes": index.classes,
+        "per_class": scores.per_class(len(index.classes)),
+    }

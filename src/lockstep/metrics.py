@@ -1,0 +1,94 @@
+"""Sums and counts. A mean is made where it is printed, never before, so that any number of ranks and batches add up."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over images."""
+
+    loss_sum: float = 0.0
+    top1: int = 0
+    top5: int = 0
+    images: int = 0
+
+    def __add__(self, other: Self) -> "Counts":
+        return Counts(
+            self.loss_sum + other.loss_sum, self.top1 + other.top1, self.top5 + other.top5, self.images + other.images
+        )
+
+    def summary(self) -> dict[str, float]:
+        """Return mean loss, top-1 and top-5 in percent, and the number of images.
+
+        >>> Counts(loss_sum=3.0, top1=1, top5=2, images=2).summary()
+        {'loss': 1.5, 'top1_percent': 50.0, 'top5_percent': 100.0, 'images': 2}
+        """
+        return {
+            "loss": self.loss_sum / self.images,
+            "top1_percent": 100 * self.top1 / self.images,
+            "top5_percent": 100 * self.top5 / self.images,
+            "images": self.images,
+        }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found for each image; arrays of [images]."""
+
+    losses: np.ndarray
+    """float32: cross-entropy against the label alone, without smoothing."""
+    ranks: np.ndarray
+    """int32: how many classes the model prefers to the right one (0: right)."""
+    predictions: np.ndarray
+    """int32: the class it prefers."""
+    labels: np.ndarray
+    """int32."""
+
+    def counts(self) -> Counts:
+        """Return the sums over all images; the order of the images does not change them."""
+        return Counts(
+            loss_sum=float(np.sort(self.losses.astype(np.float64)).sum()),
+            top1=int((self.ranks < 1).sum()),
+            top5=int((self.ranks < 5).sum()),
+            images=len(self.ranks),
+        )
+
+    def per_class(self, classes: int) -> dict[str, list[int]]:
+        """Return images, top-1 and top-5 hits of every class."""
+        return {
+            "images": np.bincount(self.labels, minlength=classes).tolist(),
+            "top1": np.bincount(self.labels[self.ranks < 1], minlength=classes).tolist(),
+            "top5": np.bincount(self.labels[self.ranks < 5], minlength=classes).tolist(),
+        }
+
+
+class Throughput:
+    """Images per second of training, its first steps excluded: they compile, allocate and fill caches."""
+
+    def __init__(self, warmup_steps: int) -> None:
+        self._warmup_left = warmup_steps
+        self._images = 0
+        self._seconds = 0.0
+        self._waited = 0.0
+
+    def add(self, steps: int, images: int, seconds: float, waited: float) -> None:
+        """Add an interval: its wall time, and the part of it spent waiting for data."""
+        if self._warmup_left > 0:
+            self._warmup_left -= steps
+            return
+        self._images += images
+        self._seconds += seconds
+        self._waited += waited
+
+    @property
+    def images_per_sec(self) -> float | None:
+        """Images over wall time; None if the run was all warm-up."""
+        return self._images / self._seconds if self._images else None
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """Share of the wall time spent waiting for data; None if the run was all warm-up."""
+        return self._waited / self._seconds if self._images else None

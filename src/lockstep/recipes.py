@@ -1,0 +1,256 @@
+"""Recipe: every choice that decides the result of a run. Execution: how it is run.
+
+Both are frozen pydantic models: a variant is `recipe.replace(epochs=50)`, a wrong value is a `RecipeError`. The published
+recipes are in `lockstep.published`; what each field means is said once, here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lockstep.errors import RecipeError, nearest
+from lockstep.models import ModelSpec, Role, model_spec
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Colour = tuple[Positive, Positive, Positive]
+
+
+class _Settings(BaseModel):
+    """A frozen set of fields with clear errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Build from plain values; `RecipeError` names every unknown field and wrong value."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise RecipeError("\n".join(_explain(cls, problem) for problem in error.errors())) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated again."""
+        return self.of(self.fields() | changes)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as plain values (numbers, strings, lists), in order."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """Return the fields as YAML, in order."""
+        return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
+
+
+def _explain(cls: type[BaseModel], problem: Any) -> str:
+    field = str(problem["loc"][0]) if problem["loc"] else ""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"there is no field {where!r}. {nearest(field, cls.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}, not {problem['input']!r}" if where else message
+
+
+class Recipe(_Settings):
+    """Everything that decides the numbers of a run, apart from the images themselves."""
+
+    # The model.
+    model: str | ModelSpec = "resnet50"
+    """A name from `lockstep.models.MODELS`, or the fields of a `ModelSpec`."""
+    logits: Annotated[int, Field(ge=1)] = 1000
+    """Outputs of the classifier. At least the number of classes; NVIDIA's TensorFlow model has 1001, the last unused."""
+    padding: Literal["symmetric", "same"] = "symmetric"
+    """"same": TensorFlow's SAME, which pads one more row behind than before where the stride is 2."""
+    bn_momentum: Fraction = 0.1
+    """Weight of the new batch in the running statistics (PyTorch's sense; other frameworks call 0.9 the same)."""
+    bn_epsilon: Positive = 1e-5
+    batch_norm: Literal["local", "synchronised"] = "local"
+    """Statistics over one rank's share of a step (as in the originals) or over the global batch of all ranks."""
+    conv_init: Literal["normal", "truncated_normal"] = "normal"
+    """He initialisation, variance 2 / fan; the truncated normal (at two deviations) is widened to that variance."""
+    conv_init_fan: Literal["in", "out"] = "in"
+    fc_init: Literal["uniform", "as_conv"] = "uniform"
+    """Classifier weight: uniform in ±1/sqrt(fan in), or drawn as the convolutions are."""
+    fc_bias_init: Literal["zero", "uniform"] = "zero"
+    """Classifier bias: 0, or uniform in ±1/sqrt(fan in) (PyTorch's default)."""
+    zero_init_last_bn: bool = False
+    """Whether the last batch norm of every block starts with scale 0, so that a block starts as the identity."""
+
+    # How long, how much, how fast.
+    epochs: Annotated[int, Field(ge=1)] = 90
+    global_batch_images: Annotated[int, Field(ge=1)] = 256
+    """Images of one optimizer step, over all ranks and accumulation."""
+    lr: Positive = 0.256
+    """Peak learning rate; at `lr_batch_images` images a step if `lr_scaling` is "linear"."""
+    lr_scaling: Literal["linear", "none"] = "linear"
+    """"linear": the peak is lr * global_batch_images / lr_batch_images. "none": lr is taken as it stands."""
+    lr_batch_images: Annotated[int, Field(ge=1)] = 256
+    lr_unit: Literal["step", "epoch"] = "step"
+    """Whether the rate changes every step or stays through an epoch."""
+    warmup_epochs: NotNegative = 5.0
+    warmup_start_lr: NotNegative = 0.0
+    warmup_counts_from: Literal[0, 1] = 0
+    """Position of the first unit on the warm-up line: 0 starts at `warmup_start_lr`, 1 one increment above it."""
+    warmup_from_batch_images: Annotated[int, Field(ge=0)] = 0
+    """Warm up only if a step has at least so many images ("512 and up" on NVIDIA's pages)."""
+    lr_decay: Literal["cosine", "linear", "step"] = "cosine"
+    lr_decay_from: Literal["warmup_end", "start"] = "warmup_end"
+    """Where the cosine or line begins; from "start" the rate jumps down where the warm-up ends."""
+    lr_end: NotNegative = 0.0
+    lr_step_epochs: tuple[NotNegative, ...] = ()
+    """Epochs after which "step" multiplies the rate by `lr_step_factor`."""
+    lr_step_factor: Positive = 0.1
+
+    # The optimizer: SGD with momentum, the learning rate outside the velocity (v = m*v + g; w -= lr*v).
+    momentum: Fraction = 0.875
+    weight_decay: NotNegative = 1 / 32768
+    """Coupled: added to the gradient as weight_decay * w, for tensors of `weight_decay_roles` alone."""
+    weight_decay_roles: tuple[Role, ...] = ("conv_weight", "fc_weight", "fc_bias")
+    label_smoothing: Fraction = 0.1
+    """Target = (1 - s) * one-hot + s / logits."""
+    mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
+    """MixUp (arXiv:1710.09412) with coefficients from Beta(alpha, alpha); 0: no MixUp."""
+    mixup_coefficient: Literal["batch", "sample"] = "batch"
+    mixup_pairing: Literal["permutation", "reverse"] = "permutation"
+    """An image's partner in the batch: by a random permutation, or by reversing the batch."""
+    ema_decay: Fraction = 0.0
+    """Moving average of weights and statistics, mu_t = min(ema_decay, (1 + t) / (10 + t)); 0: none."""
+
+    # Precision.
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"
+    """Of convolutions and products; weights, statistics and updates are float32 always. "tf32" is float32 with
+    TensorFloat-32 products where a GPU has them."""
+    loss_scaling: Literal["none", "static", "dynamic"] = "none"
+    """Applied in fp16 only. "dynamic" skips a step with a gradient that is not finite, and adapts the scale."""
+    loss_scale: Positive = 128.0
+    loss_scale_growth: Annotated[float, Field(gt=1)] = 2.0
+    loss_scale_growth_steps: Annotated[int, Field(ge=1)] = 1000
+    loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    loss_scale_backoff_steps: Annotated[int, Field(ge=1)] = 1
+    """Consecutive overflowing steps after which the scale is multiplied by `loss_scale_backoff`."""
+
+    # The images.
+    image_size: Annotated[int, Field(ge=32)] = 224
+    """Height and width of a training image in pixels."""
+    crop_area: tuple[Positive, Positive] = (0.08, 1.0)
+    """Range of the random crop's share of the image's area."""
+    crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Range of the random crop's width over height, drawn evenly in its logarithm."""
+    crop_attempts: Annotated[int, Field(ge=1)] = 100
+    """Draws of area and aspect until one fits into the image; then the largest centred crop is taken."""
+    flip_probability: Fraction = 0.5
+    mean: Colour = (123.675, 116.28, 103.53)
+    """Of red, green, blue on the scale 0 to 255."""
+    std: Colour = (58.395, 57.12, 57.375)
+    antialias: bool = False
+    """Whether the bilinear resize filters when it shrinks (Pillow's way) or samples four pixels (OpenCV's)."""
+    eval_resize: Annotated[int, Field(ge=32)] = 256
+    """Evaluation: the shorter side is resized to so many pixels, the other in proportion (rounded down) ..."""
+    eval_crop: Annotated[int, Field(ge=32)] = 224
+    """... and the centre so large is cut out."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides initial weights, order, crops, flips and MixUp; nothing else is random."""
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> Self:
+        model_spec(self.model)
+        if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
+            raise ValueError(f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}")
+        if self.crop_aspect[0] > self.crop_aspect[1]:
+            raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
+        if self.eval_crop > self.eval_resize:
+            raise ValueError(f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})")
+        if self.lr_decay == "step" and not self.lr_step_epochs:
+            raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
+        return self
+
+
+class Execution(_Settings):
+    """How a run is carried out. Of these, ranks, accumulation, device and compiler change rounding, nothing more (ranks
+    and accumulation also change what a local batch norm sees)."""
+
+    backend: str = "torch"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto": a GPU if there is one."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether the framework's compiler is used. "auto": where it pays, on GPUs."""
+    deterministic: bool = True
+    """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    """Parts a rank's share of a step is computed in, one after the other."""
+    loader_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads that decode images; 0: one per core."""
+    loader_batches: Annotated[int, Field(ge=1)] = 2
+    """Batches decoded ahead."""
+    log_every_steps: Annotated[int, Field(ge=1)] = 10
+    save_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Besides the end of every epoch; 0: only there."""
+    evaluate_every_epochs: Annotated[int, Field(ge=1)] = 1
+    """The last epoch is always evaluated."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """The newest so many are kept, and the best."""
+
+
+def load_recipe(source: str | Path | Recipe) -> Recipe:
+    """Return a recipe from a published name, a YAML file or a recipe itself.
+
+    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from. Raises `RecipeError`.
+    """
+    from lockstep.published import RECIPES
+
+    if isinstance(source, Recipe):
+        return source
+    if str(source) in RECIPES:
+        return RECIPES[str(source)]()
+    path = Path(source)
+    if path.is_dir() and (path / "recipe.yaml").is_file():
+        path = path / "recipe.yaml"
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe and no file {str(source)!r}. {nearest(str(source), RECIPES)}")
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not a YAML file: {error}") from None
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{path}: expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
+    base = fields.pop("base", None)
+    try:
+        return load_recipe(base).replace(**fields) if base is not None else Recipe.of(fields)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split `field=value` texts into changes of a recipe and changes of an execution. Values are YAML.
+
+    >>> parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1"])
+    ({'epochs': 2, 'mean': [1, 2, 3]}, {'log_every_steps': 1})
+    """
+    recipe: dict[str, Any] = {}
+    execution: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"expected field=value, found {setting!r}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise RecipeError(f"{name}: {text!r} is not a value: {error}") from None
+        if name in Recipe.model_fields:
+            recipe[name] = value
+        elif name in Execution.model_fields:
+            execution[name] = value
+        else:
+            known = [*Recipe.model_fields, *Execution.model_fields]
+            raise RecipeError(f"there is no field {name!r}. {nearest(name, known)}")
+    return recipe, execution
+
+
+def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two recipes differ, with both values, in the order of the fields."""
+    left, right = a.fields(), b.fields()
+    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}

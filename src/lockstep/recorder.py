@@ -1,0 +1,108 @@
+"""Where the events of a run go: `log.jsonl`, TensorBoard and whoever listens."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from lockstep.run import read_log, write_text
+
+T = TypeVar("T")
+Listener = Callable[[dict[str, Any]], None]
+"""Told of every event, logged or not; `kind` says what it is."""
+
+
+class Recorder:
+    """Passes events on; a context manager. Without a folder opened (on ranks other than 0) it only tells its listener."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+        self._log: _Log | None = None
+        self._events: SummaryWriter | None = None
+        self._rates = np.zeros(0)
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._log is not None:
+            self._log.close()
+        if self._events is not None:
+            self._events.close()
+
+    def open(self, folder: Path, step: int, rates: np.ndarray) -> None:
+        """Begin or continue the log and events of a run that stands at `step`; only rank 0 does."""
+        self._log = _Log(folder / "log.jsonl", step)
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._rates = rates
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """What the log holds."""
+        return self._log.entries if self._log is not None else []
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Tell the listener of something that is not logged."""
+        if self._listener is not None:
+            self._listener(event)
+
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """Return a function to be called with what is done and the total."""
+        return lambda done, total: self.tell({"kind": "progress", "what": what, "done": done, "total": total})
+
+    def watched(self, what: str, items: Iterator[T], total: int) -> Iterator[T]:
+        """Yield all items, telling how many of the total were taken."""
+        progress = self.progress(what)
+        for done, item in enumerate(items, start=1):
+            yield item
+            progress(done, total)
+
+    def log(self, event: dict[str, Any]) -> None:
+        """Log an event that has a `step`, chart its figures and tell the listener."""
+        if event["kind"] == "train" and len(self._rates):
+            event = event | {"lr": float(self._rates[event["step"] - 1])}
+        event = event | {"elapsed_sec": time.perf_counter() - self._began}
+        if self._log is not None:
+            self._log.append(event)
+        if self._events is not None:
+            self._chart(event)
+        self.tell(event)
+
+    def _chart(self, event: dict[str, Any]) -> None:
+        assert self._events is not None
+        folder = {"train": "train", "evaluate": f"val_{event.get('weights')}"}.get(event["kind"])
+        if folder is None:
+            return
+        for name, value in event.items():
+            if isinstance(value, float | int) and name not in ("step", "first_step", "images", "elapsed_sec"):
+                self._events.add_scalar(f"{folder}/{name}", value, event["step"])
+
+    def train_sec(self) -> float:
+        """Return the seconds spent training, over all processes of the run, evaluation and saving left out."""
+        return float(sum(e["images"] / e["images_per_sec"] for e in self.entries if e["kind"] == "train"))
+
+
+class _Log:
+    """Entries are appended whole; those after a checkpoint's step are made again when a run goes on from there."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.entries = [entry for entry in read_log(path) if entry["step"] <= step]
+        write_text(path, "".join(_line(entry) for entry in self.entries))
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, entry: dict[str, Any]) -> None:
+        self.entries.append(entry)
+        self._file.write(_line(entry))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False) + "\n"

@@ -1,0 +1,125 @@
+"""The folder of a run.
+
+recipe.yaml        every field, resolved           log.jsonl     what happened, one JSON object a line
+environment.json   machine, versions, data         report.json   the result, once the run is finished
+checkpoints/       see `lockstep.checkpoint`       tensorboard/  the same figures as events
+"""
+
+import fcntl
+import json
+import os
+import platform
+from importlib.metadata import version
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, Self
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.data.host import cores
+from lockstep.errors import CheckpointError, RecipeError
+from lockstep.recipes import Recipe, difference, load_recipe
+
+
+class RunFolder:
+    """A run's folder, opened for writing by one process; a context manager."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._recipe = recipe
+        self._lock: TextIOWrapper | None = None
+
+    def __enter__(self) -> Self:
+        """Create or reopen the folder.
+
+        Raises `RecipeError` if it holds a run of another recipe, `CheckpointError` if another process trains in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is training in {self.path}; wait for it or use another --out") from None
+        self._check_recipe()
+        self.checkpoints.mkdir(exist_ok=True)
+        write_text(self.path / "recipe.yaml", self._recipe.to_yaml())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def _check_recipe(self) -> None:
+        if not (self.path / "recipe.yaml").is_file():
+            others = sorted(entry.name for entry in self.path.iterdir() if entry.name != ".lock")
+            if others:
+                raise CheckpointError(
+                    f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out"
+                )
+            return
+        changed = difference(load_recipe(self.path), self._recipe)
+        if changed:
+            lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
+            raise RecipeError(
+                f"{self.path} holds a run of another recipe:\n" + "\n".join(lines) + "\nUse another --out, or its recipe."
+            )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is never seen half-written."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, never half."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Return the report of a finished run; None if it is not finished."""
+    try:
+        report: dict[str, Any] = json.loads((path / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return report
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a log; empty if there is none. A last line that a killed process cut off is left out."""
+    if not path.is_file():
+        return []
+    entries = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            if number == len(lines) - 1:
+                break
+            raise CheckpointError(f"{path}, line {number} is not JSON; restore the file or use another --out") from None
+    return entries
+
+
+def environment(backend: str) -> dict[str, Any]:
+    """Return what numbers and speed depend on outside the recipe: versions, processor, cores."""
+    framework = FRAMEWORKS[backend]
+    return {
+        "lockstep": version("lockstep-vision"),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        backend: framework.version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

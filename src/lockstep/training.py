@@ -1,0 +1,356 @@
+"""The driver: intervals of steps, evaluation, saving, stopping. It knows recipes and runs, and no framework.
+
+An interval is a run of steps with nothing in between that the host must see. Interval k+1 is enqueued before interval k is
+fetched, so that a device never waits for the host to read a loss.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends, checkpoint
+from lockstep.backends import Engine, Handle, Interval, State, World
+from lockstep.data import Batch
+from lockstep.data.host import HostLoader
+from lockstep.data.index import Index, open_index
+from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
+from lockstep.initial import initial_tensors
+from lockstep.metrics import Scores, Throughput
+from lockstep.models import model_spec, tensors
+from lockstep.order import evaluation_plans, steps_per_epoch, training_plans
+from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.recorder import Listener, Recorder
+from lockstep.run import RunFolder, environment, read_report, write_json
+from lockstep.schedule import learning_rates
+from lockstep.signals import StopRequests
+from lockstep.weights import best_step
+
+WARMUP_STEPS = 10
+"""Steps at the start of a process that throughput leaves out."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive steps first to stop - 1, and what follows them."""
+
+    first: int
+    stop: int
+    saves: bool
+    evaluates: bool
+
+
+def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
+    """Yield the intervals of a run from step `first` on; their borders do not depend on `first`.
+
+    >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
+    [5, 8, 10, 15, 16, 20]
+    """
+    while first < total:
+        epoch = first // per_epoch + 1
+        borders = [epoch * per_epoch, _next_multiple(first, execution.log_every_steps), total]
+        if execution.save_every_steps:
+            borders.append(_next_multiple(first, execution.save_every_steps))
+        stop = min(borders)
+        epoch_ends = stop == epoch * per_epoch
+        asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
+        evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
+        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates)
+        first = stop
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def train(
+    recipe: str | Path | Recipe,
+    data: str | Path,
+    out: str | Path,
+    *,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a recipe on `data/train`, evaluate it on `data/val`, and return the report (`out/report.json`).
+
+    Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
+    never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
+
+    Raises `UserError` for wrong arguments, `DivergedError` if the loss is not finite, `Interrupted` when a signal asked to
+    stop and everything was saved.
+
+    Returns an empty report on ranks other than 0.
+    """
+    recipe, execution = load_recipe(recipe), execution or Execution()
+    backend, out = backends.load(execution.backend), Path(out)
+    with StopRequests() as stop:
+        world = backend.world(execution)
+        try:
+            leads = world.rank == 0
+            with RunFolder(out, recipe) if leads else nullcontext(), Recorder(listener if leads else None) as recorder:
+                sets = open_sets(Path(data), recipe, recorder)
+                rates = learning_rates(recipe, steps_per_epoch(recipe, len(sets[0])))
+                with backend.engine(recipe, rates, world, execution) as engine:
+                    return _Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
+        finally:
+            world.close()
+
+
+def open_sets(data: Path, recipe: Recipe, recorder: Recorder) -> tuple[Index, Index]:
+    """Return the indexes of `data/train` and `data/val`. Raises `DataError` if the recipe has too few logits for them."""
+    training = open_index(data / "train", progress=recorder.progress("indexing train"))
+    validation = open_index(data / "val", classes=training.classes, progress=recorder.progress("indexing val"))
+    if len(training.classes) > recipe.logits:
+        count = len(training.classes)
+        raise DataError(f"{data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
+    return training, validation
+
+
+class _Training:
+    """One rank's part of a run. What is logged and saved, rank 0 does alone."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        execution: Execution,
+        world: World,
+        engine: Engine,
+        sets: tuple[Index, Index],
+        out: Path,
+        stop: StopRequests,
+        recorder: Recorder,
+    ) -> None:
+        self.recipe, self.execution, self.world, self.engine = recipe, execution, world, engine
+        self.training, self.validation = sets
+        self.out, self.stop, self.recorder = out, stop, recorder
+        self.stopping = False
+        self.per_epoch = steps_per_epoch(recipe, len(self.training))
+        self.total = recipe.epochs * self.per_epoch
+        self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
+        self.interval_began = self.waited_sec = 0.0
+        self.throughput = Throughput(WARMUP_STEPS)
+        self.scores: dict[str, Scores] = {}
+
+    def carry_out(self, rates: np.ndarray) -> dict[str, Any]:
+        """Train to the end and return the report."""
+        state, damaged = self.start_state()
+        report = read_report(self.out)
+        if report is not None and state.step == self.total:
+            self.recorder.tell({"kind": "already_finished", "step": state.step, "report": report})
+            return report
+        self.engine.write(state)
+        self.begin(state.step, damaged, rates)
+        if self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step)):
+            self.evaluate(state.step)
+        plans = training_plans(
+            self.recipe,
+            self.training.sizes,
+            state.step,
+            rank=self.world.rank,
+            ranks=self.world.ranks,
+            parts=self.execution.accumulation_steps,
+        )
+        with self.loader(self.training, self.recipe.image_size) as loader:
+            self.loop(loader.batches(plans), state.step)
+        return self.finish()
+
+    def start_state(self) -> tuple[State, list[str]]:
+        """Return the newest checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
+        state, digest, damaged = checkpoint.newest_intact(self.out / "checkpoints")
+        if state is None:
+            return initial_state(self.recipe), damaged
+        if digest != self.training.digest:
+            raise CheckpointError(
+                f"{self.out} was trained on other images than are in {self.training.root} now. "
+                "Restore them, or train into another --out."
+            )
+        return state, damaged
+
+    def begin(self, step: int, damaged: list[str], rates: np.ndarray) -> None:
+        """Open the log and note where training starts."""
+        about = environment(self.execution.backend) | {
+            "device": self.world.device,
+            "ranks": self.world.ranks,
+            "execution": self.execution.fields(),
+            "data": str(self.training.root.parent.resolve()),
+            "train": {"images": len(self.training), "quarantined": _listed(self.training)},
+            "val": {"images": len(self.validation), "quarantined": _listed(self.validation)},
+        }
+        self.recorder.open(self.out, step, rates)
+        if self.world.rank == 0:
+            write_json(self.out / "environment.json", about)
+        self.recorder.log({"kind": "start", "step": step, "total": self.total, "damaged": damaged, "environment": about})
+
+    def lacks_evaluation(self, step: int) -> bool:
+        """Return whether an evaluation is due at this step and not in the log (the run was stopped before or in it)."""
+        span = next((span for span in spans(max(step - 1, 0), self.total, self.per_epoch, self.execution)), None)
+        due = step > 0 and span is not None and span.stop == step and span.evaluates
+        return due and not any(e["step"] == step for e in self.recorder.entries if e["kind"] == "evaluate")
+
+    def loader(self, index: Index, size: int) -> HostLoader:
+        """Return a loader of an index, for images of `size` pixels."""
+        threads, ahead = self.execution.loader_threads, self.execution.loader_batches
+        return HostLoader(index, size=size, antialias=self.recipe.antialias, threads=threads, ahead=ahead)
+
+    def loop(self, batches: Iterator[Batch], first: int) -> None:
+        """Train from step `first` to the end, or until a stop is requested."""
+        enqueued: deque[tuple[Handle, float]] = deque()
+        self.interval_began = time.perf_counter()
+        for span in spans(first, self.total, self.per_epoch, self.execution):
+            self.waited_sec = 0.0
+            handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+            if handle.steps:
+                enqueued.append((handle, self.waited_sec))
+            pauses = span.saves or self.stopping
+            while len(enqueued) > (0 if pauses else 1):
+                self.record(*enqueued.popleft())
+            if not pauses:
+                continue
+            self.save()
+            if self.stopping:
+                self.interrupt(handle.first + handle.steps)
+            if span.evaluates:
+                self.evaluate(span.stop)
+            self.interval_began = time.perf_counter()  # saving and evaluating are not training
+
+    def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+        """Yield the next `count` batches; end early once any rank was asked to stop."""
+        for _ in range(count):
+            # Asked before the batch is taken: what is not trained on must not be used up.
+            if self.should_stop():
+                return
+            began = time.perf_counter()
+            batch = next(batches)
+            self.waited_sec += time.perf_counter() - began
+            yield batch
+
+    def should_stop(self) -> bool:
+        """Return whether any rank was asked to stop; every rank asks before every batch."""
+        self.stopping = self.stopping or self.world.any(self.stop.requested)
+        return self.stopping
+
+    def interrupt(self, step: int) -> None:
+        """Raise `Interrupted`; the state is saved."""
+        name = self.stop.received.name if self.stop.received else "a signal to another rank"
+        raise Interrupted(
+            f"stopped by {name} after step {step} of {self.total}, saved in {self.out}; the same command goes on from there",
+            self.stop.exit_code,
+        )
+
+    def record(self, handle: Handle, waited: float) -> None:
+        """Fetch and log what an interval's steps brought. Raises `DivergedError` if a loss is not a finite number."""
+        interval = self.engine.fetch(handle)
+        seconds = interval.finished_at - self.interval_began
+        self.interval_began = interval.finished_at
+        steps = len(interval.losses)
+        self.throughput.add(steps, interval.counts.images, seconds, waited)
+        self.recorder.log(
+            {"kind": "train", "step": interval.first + steps, "first_step": interval.first}
+            | interval.counts.summary()
+            | {
+                "losses": interval.losses.tolist(),
+                "loss_scale": interval.loss_scale,
+                "images_per_sec": interval.counts.images / seconds,
+                "data_wait_share": waited / seconds,
+            }
+        )
+        if not np.isfinite(interval.losses).all():
+            raise DivergedError(self.divergence(interval))
+
+    def divergence(self, interval: Interval) -> str:
+        """Return where the loss stopped being a number, and what can be done."""
+        bad = int(np.flatnonzero(~np.isfinite(interval.losses))[0])
+        found = checkpoint.steps(self.out / "checkpoints")
+        good = checkpoint.checkpoint_path(self.out / "checkpoints", found[-1]) if found else "none was saved yet"
+        return (
+            f"the loss is {interval.losses[bad]} at step {interval.first + bad}, within steps {interval.first} to "
+            f"{interval.first + len(interval.losses) - 1}. Last good checkpoint: {good}. Try a lower lr, a longer warm-up "
+            "or, in fp16, loss_scaling=dynamic."
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint of the last step and delete old ones."""
+        if self.world.rank > 0:
+            return
+        folder = self.out / "checkpoints"
+        state = self.engine.read()
+        about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
+        path = checkpoint.save(folder, state, data_digest=self.training.digest, about=about)
+        checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.entries))
+        self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the trained weights and, if there is one, their moving average. The state is saved already."""
+        for weights in ("trained", "ema") if self.recipe.ema_decay else ("trained",):
+            began = time.perf_counter()
+            scores = self.engine.evaluate(self.evaluation_batches(weights), ema=weights == "ema")
+            if self.stopping:
+                self.interrupt(step)
+            seconds = time.perf_counter() - began
+            self.scores[weights] = scores
+            summary = scores.counts().summary()
+            speed = {"images_per_sec": len(scores.losses) / seconds}
+            self.recorder.log({"kind": "evaluate", "step": step, "weights": weights} | summary | speed)
+
+    def evaluation_batches(self, weights: str) -> Iterator[Batch]:
+        """Yield this rank's share of the validation images; end early once any rank was asked to stop."""
+        plans = evaluation_plans(
+            self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
+        )
+        total = math.ceil(len(self.validation) / (self.part_images * self.world.ranks))
+        with self.loader(self.validation, self.recipe.eval_crop) as loader:
+            for batch in self.recorder.watched(f"evaluating {weights} weights", loader.batches(plans), total):
+                if self.should_stop():
+                    return
+                yield batch
+
+    def finish(self) -> dict[str, Any]:
+        """Write and return the report (on rank 0; other ranks return an empty one)."""
+        if self.world.rank > 0:
+            return {}
+        evaluations = [entry for entry in self.recorder.entries if entry["kind"] == "evaluate"]
+        last = evaluations[-1]["step"]
+        report = {
+            "model": self.recipe.fields()["model"],
+            "epochs": self.recipe.epochs,
+            "steps": self.total,
+            "final": {e["weights"]: _without(e, "kind", "weights") for e in evaluations if e["step"] == last},
+            "best": _without(_entry_of(evaluations, best_step(evaluations)), "kind", "weights"),
+            "images_per_sec": self.throughput.images_per_sec,
+            "data_wait_share": self.throughput.data_wait_share,
+            "train_sec": self.recorder.train_sec(),
+            "quarantined": len(self.training.quarantined) + len(self.validation.quarantined),
+            "classes": self.training.classes,
+            "per_class": {weights: scores.per_class(len(self.training.classes)) for weights, scores in self.scores.items()},
+            "device": self.world.device,
+            "ranks": self.world.ranks,
+        }
+        write_json(self.out / "report.json", report)
+        self.recorder.tell({"kind": "finish", "step": self.total, "report": report})
+        return report
+
+
+def initial_state(recipe: Recipe) -> State:
+    """Return the state before the first step."""
+    values = initial_tensors(recipe)
+    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
+    velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
+    return State(0, values, velocity, dict(values) if recipe.ema_decay else {})
+
+
+def _listed(index: Index) -> list[dict[str, str]]:
+    return [{"file": bad.file, "reason": bad.reason} for bad in index.quarantined]
+
+
+def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:
+    return next(entry for entry in evaluations if entry["step"] == step and entry["weights"] == "trained")
+
+
+def _without(entry: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in names}
