@@ -1,0 +1,41 @@
+"""A model, a recipe and images small enough to train in a second."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.textures import draw_data_set
+from lockstep.models import ModelSpec
+from lockstep.recipes import Recipe
+
+TINY_MODEL = ModelSpec(
+    block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2
+)
+
+TINY = Recipe(
+    model=TINY_MODEL,
+    logits=10,
+    epochs=2,
+    global_batch_images=8,
+    lr=0.05,
+    lr_scaling="none",
+    warmup_epochs=1.0,
+    precision="fp32",
+    image_size=32,
+    eval_resize=36,
+    eval_crop=32,
+)
+
+
+@pytest.fixture
+def tiny_recipe() -> Recipe:
+    """Two epochs of a narrow model at 32 px in float32."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder of 60 training and 20 validation images of ten classes; read only."""
+    root = tmp_path_factory.mktemp("textures")
+    draw_data_set(root, train_images=60, val_images=20)
+    return root
