@@ -7,11 +7,10 @@ what a ResNet looks like. Names are torchvision's, kernels are OIHW, the classif
 Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 v1.5 pages; ResNeXt, arXiv:1611.05431.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from lockstep.errors import RecipeError, nearest
 
@@ -23,9 +22,9 @@ TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_wei
 class ModelSpec:
     """One architecture.
 
-    `widths` are the channels of the four stages before expansion, `group_width` the channels of one group of the grouped
-    3x3 (0: not grouped). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is v1.5,
-    "1x1" is v1 (a basic block always strides in its first 3x3).
+    `widths` are the channels of the four stages before expansion, `groups` the groups of a bottleneck's 3x3 (1: an ordinary
+    convolution). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is v1.5, "1x1" is
+    v1 (a basic block always strides in its first 3x3). Raises `RecipeError` for numbers that make no model.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -37,6 +36,10 @@ class ModelSpec:
     stride_in: Literal["3x3", "1x1"] = "3x3"
 
     def __post_init__(self) -> None:
+        if min(*self.layers, *self.widths, self.stem_width, self.groups, self.expansion) < 1:
+            raise RecipeError("layers, widths, stem_width, groups and expansion of a model must be at least 1")
+        if self.block == "basic" and self.groups > 1:
+            raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}")
         for width in self.widths:
             if width % self.groups:
                 raise RecipeError(f"a width of {width} channels does not divide into {self.groups} groups")
@@ -184,7 +187,7 @@ def parameter_count(spec: ModelSpec, logits: int) -> int:
     >>> parameter_count(MODELS["resnet50"], 1000), parameter_count(MODELS["resnext101-32x4d"], 1000)
     (25557032, 44177704)
     """
-    return sum(int(np.prod(tensor.shape)) for tensor in tensors(spec, logits) if tensor.is_trained)
+    return sum(math.prod(tensor.shape) for tensor in tensors(spec, logits) if tensor.is_trained)
 
 
 def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
@@ -195,7 +198,7 @@ def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     Raises `RecipeError` if no model fits.
     """
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith("num_batches_tracked")}
-    logits = shapes.get("fc.bias", (0,))[0]
+    logits = math.prod(shapes.get("fc.bias", (0,)))
     for name, spec in MODELS.items():
         if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:
             return name, logits

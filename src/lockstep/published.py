@@ -43,10 +43,11 @@ def resnet50_mxnet_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA MXNet (2019), 90 epochs, step decay: 76.49 (fp16), 76.67 (fp32).
 
     Source: the README at commit 0663b67 and its tables. Cost: 3.3 h on 8 V100 (10,263 images/s in fp16), 22.9 h on one.
-    Weight decay falls on `*_weight` and `*_gamma`, not on biases. Crop area from 5 % as the page says; its DALI pipeline
-    used 8 %. Mean and std are those of its MXNet reader; its DALI pipeline used 123.675, 116.28, 103.53 and 58.395. Warm-up
-    counts updates from 1. MXNet keeps the learning rate inside the velocity; here it is outside, as everywhere. The code
-    used no loss scaling (its gradients are sums over the batch).
+    Weight decay falls on `*_weight` and `*_gamma`, not on biases. Crop area from 5 % and aspect to 4/3 as the page says; its
+    DALI pipeline used 8 %, its MXNet reader 1.33. Mean and std are those of its MXNet reader; its DALI pipeline used
+    123.675, 116.28, 103.53 and 58.395. Warm-up counts updates from 1. MXNet keeps the learning rate inside the velocity;
+    here it is outside, as everywhere. The code scaled no loss, but its gradients were sums over the 208 images of a GPU:
+    of a mean, that is a static scale of 208.
     """
     return _SGD_COSINE.replace(
         global_batch_images=1664,
@@ -62,6 +63,8 @@ def resnet50_mxnet_90ep() -> Recipe:
         crop_area=(0.05, 1.0),
         mean=(123.68, 116.779, 103.939),
         std=(58.393, 57.12, 57.375),
+        loss_scaling="static",
+        loss_scale=208.0,
     )
 
 
@@ -104,8 +107,7 @@ def resnet50_tensorflow_90ep() -> Recipe:
     Source: NGC "ResNet-50 v1.5 for TensorFlow" 20.06. Cost: about 2 h on 8 A100 (17,400 images/s with XLA), 18 h on one.
     SAME padding and 1001 logits, labels 0 to 999. Warm-up of 5 epochs from 512 images a step as the page says; its scripts
     use 8. The cosine counts from step 0, so that the rate jumps down where the warm-up ends. Crop area from 8 % as the
-    page says; its code uses 5 %, and an aspect of 0.75 to 1.33. The third std is 57.385 in its code (the other systems:
-    57.375).
+    page says and aspect to 4/3; its code uses 5 % and 1.33. The third std is 57.385 in its code (the other systems: 57.375).
     """
     return _SGD_COSINE.replace(
         logits=1001,
@@ -115,7 +117,6 @@ def resnet50_tensorflow_90ep() -> Recipe:
         global_batch_images=2048,
         warmup_from_batch_images=512,
         lr_decay_from="start",
-        crop_aspect=(0.75, 1.33),
         mean=(123.68, 116.28, 103.53),
         std=(58.395, 57.12, 57.385),
         loss_scaling="static",

@@ -4,11 +4,12 @@ Both are frozen pydantic models: a variant is `recipe.replace(epochs=50)`, a wro
 recipes are in `lockstep.published`; what each field means is said once, here.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep.errors import RecipeError, nearest
 from lockstep.models import ModelSpec, Role, model_spec
@@ -24,15 +25,22 @@ class _Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    def __init__(self, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            problems = [_explain(type(self), problem) for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
+            raise RecipeError("\n".join(problems)) from None
+
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
         """Build from plain values; `RecipeError` names every unknown field and wrong value."""
-        try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise RecipeError("\n".join(_explain(cls, problem) for problem in error.errors())) from None
+        strange = [name for name in fields if not isinstance(name, str)]
+        if strange:
+            raise RecipeError(f"there is no field {strange[0]!r}: names of fields are words")
+        return cls(**fields)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, /, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again."""
         return self.of(self.fields() | changes)
 
@@ -45,11 +53,18 @@ class _Settings(BaseModel):
         return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
 
 
+# A model that is given by its fields is no name; what is wrong with the fields is the complaint that helps.
+_NOT_A_NAME = ("model", "str")
+
+
 def _explain(cls: type[BaseModel], problem: Any) -> str:
-    field = str(problem["loc"][0]) if problem["loc"] else ""
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"there is no field {where!r}. {nearest(field, cls.model_fields)}"
+    place = [str(part) for part in problem["loc"]]
+    if place[:2] == ["model", ModelSpec.__name__]:
+        del place[1]
+    where = ".".join(place)
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
+        return f"there is no field {where!r}. {nearest(place[-1], known)}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{where}: {message}, not {problem['input']!r}" if where else message
 
@@ -164,9 +179,16 @@ class Recipe(_Settings):
             raise ValueError(f"crop_aspect must be a rising range, not {list(self.crop_aspect)}")
         if self.eval_crop > self.eval_resize:
             raise ValueError(f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})")
+        if 0 < self.mixup_alpha < 0.01:
+            raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")
         if self.lr_decay == "step" and not self.lr_step_epochs:
             raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
         return self
+
+
+def _switch(value: object) -> object:
+    """YAML reads the words on and off as true and false."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 class Execution(_Settings):
@@ -176,7 +198,7 @@ class Execution(_Settings):
     backend: str = "torch"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": a GPU if there is one."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether the framework's compiler is used. "auto": where it pays, on GPUs."""
     deterministic: bool = True
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
@@ -196,32 +218,45 @@ class Execution(_Settings):
 
 
 def load_recipe(source: str | Path | Recipe) -> Recipe:
-    """Return a recipe from a published name, a YAML file or a recipe itself.
+    """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
 
-    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from. Raises `RecipeError`.
+    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from: a published one, or a
+    file as seen from this one. Raises `RecipeError`.
     """
+    return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
+
+
+def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
+    """Load a published recipe or a file in `folder`; `seen` are the files whose base it is, directly or not."""
     from lockstep.published import RECIPES
 
-    if isinstance(source, Recipe):
-        return source
-    if str(source) in RECIPES:
-        return RECIPES[str(source)]()
-    path = Path(source)
-    if path.is_dir() and (path / "recipe.yaml").is_file():
+    if source in RECIPES:
+        return RECIPES[source]()
+    path = folder / source
+    if (path / "recipe.yaml").is_file():
         path = path / "recipe.yaml"
     if not path.is_file():
-        raise RecipeError(f"there is no recipe and no file {str(source)!r}. {nearest(str(source), RECIPES)}")
+        raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
+    if path.resolve() in seen:
+        raise RecipeError(f"{path} is its own base")
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not a YAML file: {error}") from None
-    if not isinstance(fields, dict):
-        raise RecipeError(f"{path}: expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
-    base = fields.pop("base", None)
-    try:
-        return load_recipe(base).replace(**fields) if base is not None else Recipe.of(fields)
+        fields = _fields_in(path)
+        base = fields.pop("base", None)
+        if base is None:
+            return Recipe.of(fields)
+        return Recipe.of(_load(str(base), path.parent, (*seen, path.resolve())).fields() | fields)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
+
+
+def _fields_in(path: Path) -> dict[str, Any]:
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise RecipeError(f"cannot be read as YAML: {error}") from None
+    if not isinstance(fields, dict):
+        raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
+    return fields
 
 
 def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,7 +273,7 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
             raise RecipeError(f"expected field=value, found {setting!r}")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise RecipeError(f"{name}: {text!r} is not a value: {error}") from None
         if name in Recipe.model_fields:
             recipe[name] = value
