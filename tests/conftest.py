@@ -27,7 +27,7 @@ TINY = Recipe(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
     """Two epochs of a narrow model at 32 px in float32."""
     return TINY

@@ -142,7 +142,7 @@ class _Training:
         state, damaged = self.start_state()
         report = read_report(self.out)
         if report is not None and state.step == self.total:
-            self.recorder.tell({"kind": "already_finished", "step": state.step, "report": report})
+            self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
         self.engine.write(state)
         self.begin(state.step, damaged, rates)
@@ -182,8 +182,8 @@ class _Training:
             "train": {"images": len(self.training), "quarantined": _listed(self.training)},
             "val": {"images": len(self.validation), "quarantined": _listed(self.validation)},
         }
-        self.recorder.open(self.out, step, rates)
         if self.world.rank == 0:
+            self.recorder.open(self.out, step, rates)
             write_json(self.out / "environment.json", about)
         self.recorder.log({"kind": "start", "step": step, "total": self.total, "damaged": damaged, "environment": about})
 
@@ -332,7 +332,7 @@ class _Training:
             "ranks": self.world.ranks,
         }
         write_json(self.out / "report.json", report)
-        self.recorder.tell({"kind": "finish", "step": self.total, "report": report})
+        self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
 
 

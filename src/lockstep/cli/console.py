@@ -88,13 +88,14 @@ class Reporter:
         )
 
     def _on_already_finished(self, event: dict[str, Any]) -> None:
-        self.say(f"this run was finished at step {event['step']}; nothing is left to do")
-        self._summary(event["report"])
+        self.say(f"this run was finished at step {event['report']['steps']}; nothing is left to do")
+        self._summary(event)
 
     def _on_finish(self, event: dict[str, Any]) -> None:
-        self._summary(event["report"])
+        self._summary(event)
 
-    def _summary(self, report: dict[str, Any]) -> None:
+    def _summary(self, event: dict[str, Any]) -> None:
+        report = event["report"]
         final, best = report["final"]["trained"], report["best"]
         speed = report["images_per_sec"]
         rows = [
@@ -105,6 +106,7 @@ class Reporter:
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),
             ("bad images left out", str(report["quarantined"])),
+            ("run", event["out"]),
         ]
         for name, value in rows:
             self.say(f"  {name:<20} {value}")

@@ -22,4 +22,3 @@ def command(
     changes, execution = options.settings(assignments, backend)
     with Reporter() as reporter:
         train(load_recipe(recipe).replace(**changes), data, out, execution=execution, listener=reporter)
-        reporter.say(f"run: {out}")

@@ -1,5 +1,6 @@
 """The process group, and torchrun."""
 
+import logging
 import os
 import signal
 import sys
@@ -72,8 +73,9 @@ def launch(processes: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # torchrun passes on the signals named here, and leaves threads alone only if their number is set.
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+    # A rank's own message says what went wrong; torchrun's report of its exit code would bury it.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Otherwise torchrun gives every rank one thread.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // processes, 1)))
     config = LaunchConfig(
         min_nodes=1,
@@ -83,6 +85,7 @@ def launch(processes: int, arguments: list[str]) -> int:
         rdzv_endpoint="localhost:0",
         run_id=str(os.getpid()),
         max_restarts=0,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     )
     with tempfile.TemporaryDirectory() as folder:
         os.environ[EXIT_CODE_FOLDER] = folder

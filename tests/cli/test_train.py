@@ -1,0 +1,209 @@
+"""`lockstep train`, `evaluate`, `predict`, `launch` and `demo` as processes: killed, signalled, several at once."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tests.processes import call, finish, running, wait_until
+
+from lockstep import checkpoint
+from lockstep.recipes import Recipe
+from lockstep.run import read_log
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("a recipe") / "tiny recipe.yaml"
+    path.write_text(tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml())
+    return path
+
+
+@pytest.fixture
+def arguments(recipe_file: Path, textures: Path) -> list[object]:
+    return ["train", "--recipe", recipe_file, "--data", textures, "--set", "save_every_steps=2"]
+
+
+def losses(run: Path) -> list[float]:
+    return [loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]
+
+
+def last_step(run: Path) -> int:
+    return max([0, *(entry["step"] for entry in read_log(run / "log.jsonl"))])
+
+
+def newest_weights(run: Path) -> dict[str, np.ndarray]:
+    folder = run / "checkpoints"
+    return load_file(checkpoint.checkpoint_path(folder, checkpoint.steps(folder)[-1]) / "model.safetensors")
+
+
+def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """Return the largest difference of any tensor, relative to the tensor's largest value."""
+    return max(float(np.abs(a[name] - b[name]).max() / np.abs(a[name]).max()) for name in a)
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
+    arguments: list[object], tmp_path: Path
+) -> None:
+    code, _, errors = call(*arguments, "--out", tmp_path / "whole")
+    assert code == 0, errors
+    killed = tmp_path / "killed"
+    for step in (1, 5, 8, 20, 33):
+        with running(*arguments, "--out", killed, "--set", f"loader_threads={1 + step % 3}"):
+            wait_until(lambda step=step: last_step(killed) >= step)  # type: ignore[misc]
+    code, output, errors = call(*arguments, "--out", killed)
+    assert code == 0, errors
+    assert "going on after step" in output
+    assert losses(killed) == losses(tmp_path / "whole")
+    assert len(losses(killed)) == 42
+    a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
+    assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_a_signal_saves_the_next_step_and_tells_by_the_exit_code(
+    number: str, expected: int, arguments: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with running(*arguments, "--out", run, "--set", "epochs=500") as process:
+        wait_until(lambda: last_step(run) > 0)
+        process.send_signal(signal.Signals[number])
+        code, _, errors = finish(process)
+    assert code == expected
+    assert re.fullmatch(rf"lockstep: stopped by {number} after step \d+ of 3500, saved in .*\n", errors)
+
+
+@pytest.mark.slow
+def test_two_processes_in_one_folder_do_not_mix(arguments: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with running(*arguments, "--out", run, "--set", "epochs=500") as first:
+        wait_until((run / "log.jsonl").exists)
+        code, _, errors = call(*arguments, "--out", run, "--set", "epochs=500")
+        first.send_signal(signal.SIGTERM)
+        assert finish(first)[0] == 75
+    assert code == 2
+    assert "another process is training in" in errors
+
+
+@pytest.mark.slow
+def test_a_run_can_be_evaluated_and_asked_for_predictions(arguments: list[object], textures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    code, output, errors = call(*arguments, "--out", run, "--set", "epochs=1")
+    assert (code, errors) == (0, "")
+    assert "\x1b" not in output
+    code, output, errors = call("evaluate", run, "--data", textures, "--json", "--batch", 7)
+    assert (code, errors) == (0, "")
+    evaluated, report = json.loads(output), json.loads((run / "report.json").read_text())
+    assert evaluated["images"] == 20
+    assert evaluated["per_class"] == report["per_class"]["trained"]
+    assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
+    images = sorted((textures / "val").rglob("*.jpg"))[:3]
+    code, output, errors = call("predict", *images, "--run", run, "--json", "--top", 2)
+    assert (code, errors) == (0, "")
+    found = json.loads(output)
+    assert [row["path"] for row in found] == [str(image) for image in images]
+    assert all(len(row["classes"]) == 2 and row["classes"][0] in report["classes"] for row in found)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(arguments: list[object], tmp_path: Path) -> None:
+    # A low rate and one epoch: rounding differences grow with every step, chaotically at a high rate.
+    changes = ["--set", "batch_norm=synchronised", "--set", "epochs=1", "--set", "lr=0.001"]
+    one, two, local = tmp_path / "one", tmp_path / "two", tmp_path / "local"
+    assert call(*arguments, *changes, "--out", one)[0] == 0
+    code, output, errors = call("launch", "-n", 2, "--", *arguments, *changes, "--out", two)
+    assert code == 0, errors
+    assert output.count("throughput") == 1, "rank 0 alone speaks"
+    assert "2 ranks" in output
+    assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
+    assert json.loads((two / "report.json").read_text())["final"]["trained"]["images"] == 20
+    changes[1] = "batch_norm=local"
+    assert call("launch", "-n", 2, "--", *arguments, *changes, "--out", local)[0] == 0
+    assert largest_difference(newest_weights(one), newest_weights(local)) > 2e-4, "the bound above must be able to fail"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_one_signal_to_the_launcher_ends_all_ranks_saved(
+    number: signal.Signals, arguments: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+        wait_until(lambda: last_step(run) > 0)
+        ranks = children(process.pid)
+        process.send_signal(number)
+        code, _, errors = finish(process)
+    assert code == (130 if number == signal.SIGINT else 75), errors
+    assert len(ranks) == 2
+    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), seconds=10)
+    assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_alone_stops_all_at_the_same_step(arguments: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+        wait_until(lambda: last_step(run) > 0)
+        os.kill(children(process.pid)[1], signal.SIGUSR1)
+        code, _, errors = finish(process)
+    assert code == 75, errors
+    stopped = re.findall(r"after step (\d+) of", errors)
+    assert len(stopped) == 2
+    assert stopped[0] == stopped[1]
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_bit_for_bit(arguments: list[object], tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert call("launch", "-n", 2, "--", *arguments, "--out", whole)[0] == 0
+    with running("launch", "-n", 2, "--", *arguments, "--out", parts) as process:
+        wait_until(lambda: last_step(parts) >= 10)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process)[0] == 75
+    assert call("launch", "-n", 2, "--", *arguments, "--out", parts)[0] == 0
+    assert losses(whole) == losses(parts)
+    a, b = newest_weights(whole), newest_weights(parts)
+    assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
+
+
+@pytest.mark.slow
+def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*torchrun, *map(str, arguments), "--out", str(tmp_path / "run"), "--set", "epochs=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_a_user_error_of_launched_ranks_keeps_its_exit_code(arguments: list[object], tmp_path: Path) -> None:
+    code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", tmp_path / "run", "--set", "epoch=1")
+    assert code == 2
+    assert "Did you mean epochs" in errors
+    assert "Traceback" not in errors
+
+
+def children(parent: int) -> list[int]:
+    """Return the processes that are ranks started by a launcher, by rank."""
+    ranks = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [value for value in environment if value.startswith(b"RANK=")]
+        if int(status[1]) == parent and rank:
+            ranks[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
+    return [ranks[rank] for rank in sorted(ranks)]

@@ -1,0 +1,62 @@
+"""Running `lockstep` as a user does: in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *map(str, arguments)]
+
+
+def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command that hears nothing and is heard through pipes."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    """Wait for a command; return its exit code, output and errors."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return process.returncode, output, errors
+
+
+def call(*arguments: object, cwd: Path | None = None) -> tuple[int, str, str]:
+    """Run a command to its end."""
+    return finish(start(*arguments, cwd=cwd))
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a command that is killed at the end of the block, if it still runs then."""
+    process = start(*arguments)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for something another process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)

@@ -1,0 +1,252 @@
+"""Whole runs of a tiny model: what they write, how they stop and go on."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import lockstep
+from lockstep import checkpoint
+from lockstep.data.textures import draw_data_set
+from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
+from lockstep.recipes import Execution, Recipe
+from lockstep.run import read_log
+from lockstep.training import spans
+
+EXECUTION = Execution(log_every_steps=2, save_every_steps=3)
+STEPS = 14  # 60 images, 8 a step, 2 epochs
+
+
+def losses(run: Path) -> list[float]:
+    return [loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]
+
+
+def weights(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
+    folder = checkpoint.checkpoint_path(run / "checkpoints", step)
+    return load_file(folder / "model.safetensors") | {
+        f"momentum.{name}": value for name, value in load_file(folder / "momentum.safetensors").items()
+    }
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert losses(a) == losses(b)
+    assert len(losses(a)) == STEPS
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    assert [name for name in left if left[name].tobytes() != right[name].tobytes()] == []
+
+
+def evaluated_steps(run: Path) -> list[int]:
+    return [entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"]
+
+
+def send(number: signal.Signals, when: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
+    """Return a listener that signals this process at the first event that fits."""
+    sent = []
+
+    def listener(event: dict[str, Any]) -> None:
+        if not sent and when(event):
+            sent.append(event)
+            os.kill(os.getpid(), number)
+
+    return listener
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    lockstep.train(tiny_recipe, textures, out, execution=EXECUTION)
+    return out
+
+
+@pytest.mark.parametrize("first", range(23))
+def test_borders_of_intervals_do_not_depend_on_where_a_run_starts(first: int) -> None:
+    execution = Execution(log_every_steps=4, save_every_steps=5)
+    whole = [span.stop for span in spans(0, 23, 9, execution)]
+    assert whole == [4, 5, 8, 9, 10, 12, 15, 16, 18, 20, 23]
+    assert [span.stop for span in spans(first, 23, 9, execution)] == [stop for stop in whole if stop > first]
+
+
+def test_a_run_saves_at_every_epoch_and_evaluates_as_often_as_asked() -> None:
+    found = list(spans(0, 30, 6, Execution(log_every_steps=100, evaluate_every_epochs=2)))
+    assert [span.stop for span in found if span.saves] == [6, 12, 18, 24, 30]
+    assert [span.stop for span in found if span.evaluates] == [12, 24, 30]
+
+
+def test_a_run_reports_exact_counts(uninterrupted: Path) -> None:
+    report = json.loads((uninterrupted / "report.json").read_text())
+    assert report["final"]["trained"]["images"] == 20
+    assert report["per_class"]["trained"]["images"] == [2] * 10
+    hits = sum(report["per_class"]["trained"]["top1"])
+    assert report["final"]["trained"]["top1_percent"] == 100 * hits / 20
+
+
+def test_the_log_holds_every_step_once_and_its_learning_rate(uninterrupted: Path, tiny_recipe: Recipe) -> None:
+    entries = [entry for entry in read_log(uninterrupted / "log.jsonl") if entry["kind"] == "train"]
+    assert [s for e in entries for s in range(e["first_step"], e["step"])] == list(range(STEPS))
+    assert entries[1]["lr"] == pytest.approx(0.05 * 2 / 7)  # step 2, on the way to 0.05 over the 7 steps of an epoch
+    assert evaluated_steps(uninterrupted) == [7, 14]
+
+
+def test_a_finished_run_started_again_changes_nothing(uninterrupted: Path, textures: Path, tiny_recipe: Recipe) -> None:
+    before = {
+        path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.suffix in (".jsonl", ".safetensors")
+    }
+    kinds: list[str] = []
+    report = lockstep.train(tiny_recipe, textures, uninterrupted, listener=lambda event: kinds.append(event["kind"]))
+    assert report == json.loads((uninterrupted / "report.json").read_text())
+    assert "already_finished" in kinds
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.parametrize("step", [1, 5, 7, 10])
+def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(
+    step: int, uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    every_step = EXECUTION.replace(log_every_steps=1)
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "train" and event["step"] >= step)
+    with pytest.raises(Interrupted) as stopped:
+        lockstep.train(tiny_recipe, textures, run, execution=every_step, listener=listener)
+    assert stopped.value.exit_code == 75
+    assert step <= checkpoint.steps(run / "checkpoints")[-1] <= step + 2
+    lockstep.train(tiny_recipe, textures, run, execution=EXECUTION.replace(loader_threads=5, loader_batches=1))
+    assert_same_run(run, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_during_evaluation_stops_it_and_it_is_made_up_for(
+    number: signal.Signals, uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    listener = send(number, lambda event: event["kind"] == "progress" and event["what"].startswith("evaluating"))
+    with pytest.raises(Interrupted) as stopped:
+        lockstep.train(tiny_recipe, textures, run, execution=EXECUTION, listener=listener)
+    assert stopped.value.exit_code == 75
+    assert evaluated_steps(run) == []
+    assert checkpoint.steps(run / "checkpoints")[-1] == 7
+    lockstep.train(tiny_recipe, textures, run, execution=EXECUTION)
+    assert evaluated_steps(run) == [7, 14]
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_stop_in_the_last_evaluation_leaves_a_run_that_can_be_finished(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = tiny_recipe.replace(epochs=1)
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "progress" and event["what"].startswith("evaluating"))
+    with pytest.raises(Interrupted):
+        lockstep.train(recipe, textures, run, listener=listener)
+    report = lockstep.train(recipe, textures, run)
+    assert report["final"]["trained"]["images"] == 20
+
+
+def test_ctrl_c_saves_and_exits_with_130(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    listener = send(signal.SIGINT, lambda event: event["kind"] == "train")
+    with pytest.raises(Interrupted) as stopped:
+        lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=EXECUTION, listener=listener)
+    assert stopped.value.exit_code == 130
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
+    uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "save" and event["step"] == 9)
+    with pytest.raises(Interrupted):
+        lockstep.train(tiny_recipe, textures, run, execution=EXECUTION, listener=listener)
+    newest = checkpoint.checkpoint_path(run / "checkpoints", checkpoint.steps(run / "checkpoints")[-1])
+    weights_file = newest / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-1] + b"\xff")
+    events: list[dict[str, Any]] = []
+    lockstep.train(tiny_recipe, textures, run, execution=EXECUTION, listener=events.append)
+    start = next(event for event in events if event["kind"] == "start")
+    assert newest.name in start["damaged"][0]
+    assert_same_run(run, uninterrupted)
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = tiny_recipe.replace(epochs=4, lr=0.02)
+    report = lockstep.train(recipe, textures, run, execution=Execution(keep_checkpoints=1))
+    assert checkpoint.steps(run / "checkpoints") == sorted({report["best"]["step"], 28})
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_window_and_the_last_good_checkpoint(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(lr=1e30, warmup_epochs=1.5, warmup_start_lr=1e-3, epochs=3)
+    with pytest.raises(DivergedError, match=r"within steps \d+ to \d+.*Last good checkpoint") as error:
+        lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
+    assert error.value.exit_code == 1
+    for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
+        assert all(np.isfinite(value).all() for value in weights(tmp_path / "run", step).values())
+
+
+def test_a_moving_average_is_evaluated_too(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    report = lockstep.train(tiny_recipe.replace(ema_decay=0.9, epochs=1), textures, tmp_path / "run")
+    assert set(report["final"]) == {"trained", "ema"}
+    assert report["final"]["trained"]["loss"] != report["final"]["ema"]["loss"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixup_alpha": 0.2},
+        {"mixup_alpha": 0.2, "mixup_coefficient": "sample", "mixup_pairing": "reverse"},
+        {"padding": "same", "logits": 11},
+        {"precision": "bf16"},
+        {"precision": "fp16", "loss_scaling": "dynamic"},
+        {"antialias": True, "ema_decay": 0.99},
+    ],
+    ids=str,
+)
+def test_every_kind_of_recipe_resumes_bit_for_bit(
+    changes: dict[str, Any], textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    lockstep.train(recipe, textures, tmp_path / "whole", execution=EXECUTION)
+    listener = send(signal.SIGUSR1, lambda event: event["kind"] == "train" and event["step"] == 4)
+    with pytest.raises(Interrupted):
+        lockstep.train(recipe, textures, tmp_path / "parts", execution=EXECUTION, listener=listener)
+    lockstep.train(recipe, textures, tmp_path / "parts", execution=EXECUTION)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_accumulation_resumes_bit_for_bit(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    execution = EXECUTION.replace(accumulation_steps=2)
+    lockstep.train(tiny_recipe, textures, tmp_path / "whole", execution=execution)
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "train" and event["step"] == 4)
+    with pytest.raises(Interrupted):
+        lockstep.train(tiny_recipe, textures, tmp_path / "parts", execution=execution, listener=listener)
+    lockstep.train(tiny_recipe, textures, tmp_path / "parts", execution=execution)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_does_not_go_on_with_other_images(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    draw_data_set(data, train_images=20, val_images=10)
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "train")
+    with pytest.raises(Interrupted):
+        lockstep.train(tiny_recipe, data, tmp_path / "run", listener=listener)
+    next((data / "train" / "dots").glob("*.jpg")).unlink()
+    with pytest.raises(CheckpointError, match="other images"):
+        lockstep.train(tiny_recipe, data, tmp_path / "run")
+
+
+def test_more_classes_than_logits_are_refused(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="logits=10"):
+        lockstep.train(tiny_recipe.replace(logits=9), textures, tmp_path / "run")
+
+
+def test_a_step_of_more_images_than_there_are_is_refused(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="only 60 training images"):
+        lockstep.train(tiny_recipe.replace(global_batch_images=64), textures, tmp_path / "run")
