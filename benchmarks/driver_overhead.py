@@ -1,0 +1,56 @@
+"""The driver's loop, with its log, TensorBoard and stop requests, against the same compiled step in a bare loop."""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+from lockstep.data.index import open_index
+from lockstep.data.textures import draw_data_set
+from lockstep.recipes import Execution
+from lockstep.recorder import Recorder
+from lockstep.signals import StopRequests
+from lockstep.training import _Training
+
+STEPS = 6
+ROUNDS = 12
+
+
+def main() -> None:
+    settings, execution = recipe(), Execution(log_every_steps=2)
+    built, world = engine(settings, execution)
+    batch = held_batch()
+    built.fetch(built.train([batch] * 4, 0))
+    with tempfile.TemporaryDirectory() as folder, Recorder(lambda event: None) as recorder, StopRequests() as stop:
+        out = Path(folder)
+        draw_data_set(out / "data", train_images=8000, val_images=10)
+        sets = open_index(out / "data" / "train"), open_index(out / "data" / "val")
+        recorder.open(out, 0, np.full(100_000, 0.001))
+        run = _Training(settings, execution, world, built, sets, out, stop, recorder)
+        done = 0
+
+        def through_the_driver() -> float:
+            nonlocal done
+            done += STEPS
+            run.total = done
+            return seconds(lambda: run.loop(itertools.repeat(batch), done - STEPS)) / STEPS
+
+        def bare() -> float:
+            return seconds(lambda: built.fetch(built.train([batch] * STEPS, 0))) / STEPS
+
+        driver, loop = in_turns(through_the_driver, bare, ROUNDS)
+    record(
+        "driver_overhead",
+        {
+            "what": f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS} steps",
+            "driver_sec": rounded(driver),
+            "bare_loop_sec": rounded(loop),
+            "driver_over_bare_loop": round(median(a / b for a, b in zip(driver, loop, strict=True)), 4),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Training from JPEGs through the loader against training on one held batch, on the same engine."""
+
+import argparse
+import itertools
+from pathlib import Path
+
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+from lockstep.data.host import HostLoader
+from lockstep.data.index import open_index
+from lockstep.order import training_plans
+
+STEPS = 6
+ROUNDS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of <class>/<image>")
+    index = open_index(parser.parse_args().data)
+    settings = recipe(epochs=1000)
+    built, _ = engine(settings)
+    held = held_batch()
+    with HostLoader(index, size=224, antialias=settings.antialias) as loader:
+        batches = loader.batches(training_plans(settings, index.sizes, 0))
+
+        def from_jpegs() -> float:
+            return seconds(lambda: built.fetch(built.train(itertools.islice(batches, STEPS), 0))) / STEPS
+
+        def from_memory() -> float:
+            return seconds(lambda: built.fetch(built.train([held] * STEPS, 0))) / STEPS
+
+        from_jpegs()
+        jpegs, memory = in_turns(from_jpegs, from_memory, ROUNDS)
+    record(
+        "jpeg_training",
+        {
+            "what": f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS} steps",
+            "images": len(index),
+            "from_jpegs_sec": rounded(jpegs),
+            "held_batch_sec": rounded(memory),
+            "speed_from_jpegs_over_held": round(median(b / a for a, b in zip(jpegs, memory, strict=True)), 4),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What every benchmark needs: a held batch, an engine at 224 px, medians, and a place for the result."""
+
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine, World
+from lockstep.data import Batch
+from lockstep.published import RECIPES
+from lockstep.recipes import Execution, Recipe
+from lockstep.run import environment
+from lockstep.training import initial_state
+
+RESULTS = Path(__file__).parent / "results"
+BATCH = 16
+
+
+def recipe(**changes: Any) -> Recipe:
+    """Return the Paddle recipe in bf16 with steps of 16 images at a harmless rate."""
+    base = RECIPES["resnet50-paddle-90ep"]()
+    return base.replace(**{"precision": "bf16", "global_batch_images": BATCH, "lr": 0.01, "lr_scaling": "none"} | changes)
+
+
+def engine(recipe: Recipe, execution: Execution | None = None) -> tuple[Engine, World]:
+    """Return an engine that stands at the recipe's initial weights."""
+    execution = execution or Execution()
+    backend = backends.load(execution.backend)
+    world = backend.world(execution)
+    built = backend.engine(recipe, np.full(100_000, 0.001), world, execution)
+    built.write(initial_state(recipe))
+    return built, world
+
+
+def held_batch(size: int = 224) -> Batch:
+    """Return a batch of random pixels and labels."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (BATCH, size, size, 3), dtype=np.uint8)
+    return Batch(images, random.integers(0, 1000, BATCH))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long something takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_turns(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
+    """Return the values of two measurements taken one after the other, so many times."""
+    pairs = [(first(), second()) for _ in range(rounds)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def record(name: str, result: dict[str, Any]) -> None:
+    """Print a result and write it to `results/<name>.json`."""
+    for key, value in result.items():
+        print(f"{key:<32} {value}")
+    about = {"command": shlex.join(["python", *sys.argv]), "environment": environment("torch")}
+    (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
+
+
+def rounded(values: list[float]) -> list[float]:
+    """Return values as they are worth printing."""
+    return [round(value, 4) for value in values]
+
+
+median = statistics.median

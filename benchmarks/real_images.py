@@ -1,0 +1,53 @@
+"""Some epochs of `resnet50-paddle-90ep` on a folder of real images at 64 px; loss and accuracy of every epoch."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from measuring import record
+
+import lockstep
+from lockstep.cli.console import Reporter
+from lockstep.run import read_log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with train/ and val/, ten classes")
+    parser.add_argument("--epochs", type=int, default=12)
+    arguments = parser.parse_args()
+    changes = {
+        "logits": 10,
+        "epochs": arguments.epochs,
+        "global_batch_images": 32,
+        "lr": 0.05,
+        "lr_scaling": "none",
+        "warmup_epochs": 1,
+        "zero_init_last_bn": True,
+        "precision": "bf16",
+        "image_size": 64,
+        "crop_area": [0.35, 1.0],
+        "eval_resize": 72,
+        "eval_crop": 64,
+    }
+    recipe = lockstep.load_recipe("resnet50-paddle-90ep").replace(**changes)
+    with tempfile.TemporaryDirectory() as folder, Reporter() as reporter:
+        report = lockstep.train(recipe, arguments.data, Path(folder) / "run", listener=reporter)
+        entries = read_log(Path(folder) / "run" / "log.jsonl")
+    record(
+        "real_images",
+        {
+            "changes": changes,
+            "evaluations": [
+                {key: entry[key] for key in ("step", "loss", "top1_percent", "images")}
+                for entry in entries
+                if entry["kind"] == "evaluate"
+            ],
+            "training_loss_of_last_interval": [entry["loss"] for entry in entries if entry["kind"] == "train"][-1],
+            "images_per_sec": round(report["images_per_sec"], 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

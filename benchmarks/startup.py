@@ -1,0 +1,27 @@
+"""Time until `lockstep --help` has answered and until `import lockstep` is done, against an interpreter that does nothing."""
+
+import subprocess
+import sys
+
+from measuring import median, record, seconds
+
+ROUNDS = 15
+
+
+def run(*arguments: str) -> float:
+    """Return the seconds a Python process takes."""
+    return seconds(lambda: subprocess.run([sys.executable, *arguments], capture_output=True, check=True))
+
+
+def main() -> None:
+    commands = {
+        "help_sec": ["-m", "lockstep", "--help"],
+        "import_sec": ["-c", "import lockstep"],
+        "nothing_sec": ["-c", "pass"],
+    }
+    rounds = [{name: run(*command) for name, command in commands.items()} for _ in range(ROUNDS)]
+    record("startup", {name: round(median(times[name] for times in rounds), 4) for name in commands})
+
+
+if __name__ == "__main__":
+    main()

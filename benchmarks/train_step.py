@@ -1,0 +1,83 @@
+"""The engine's bf16 step against the loop most people write: eager, float32, NCHW. Each turn is a fresh process."""
+
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+from lockstep.backends.torch.model import Model
+from lockstep.models import MODELS
+
+ROUNDS = 5
+WARMUP, TIMED = 2, 6
+
+
+def lockstep_step() -> float:
+    """Return images per second of the engine."""
+    built, _ = engine(recipe())
+    batch = held_batch()
+    built.fetch(built.train([batch] * WARMUP, 0))
+    times = [seconds(lambda: built.fetch(built.train([batch], 0))) for _ in range(TIMED)]
+    return BATCH / median(times)
+
+
+def usual_step() -> float:
+    """Return images per second of the usual loop, on the same architecture and a batch that is already normalised."""
+    model = Model(MODELS["resnet50"], recipe())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+    images, labels = torch.randn(BATCH, 3, 224, 224), torch.randint(0, 1000, (BATCH,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    for _ in range(WARMUP):
+        step()
+    return BATCH / median(seconds(step) for _ in range(TIMED))
+
+
+def product_gflops(dtype: torch.dtype) -> float:
+    """Return the rate of a large matrix product, the ceiling of a step."""
+    a = torch.randn(2048, 2048).to(dtype)
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - began)
+    return 2 * 2048**3 / median(times) / 1e9
+
+
+def in_a_process(what: str) -> float:
+    """Run one of the above in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def main() -> None:
+    single = {"lockstep": lockstep_step, "usual": usual_step}
+    single |= {"fp32": lambda: product_gflops(torch.float32), "bf16": lambda: product_gflops(torch.bfloat16)}
+    if len(sys.argv) > 1:
+        print(single[sys.argv[1]]())
+        return
+    ours, usual = in_turns(lambda: in_a_process("lockstep"), lambda: in_a_process("usual"), ROUNDS)
+    record(
+        "train_step",
+        {
+            "what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "lockstep_bf16": rounded(ours),
+            "eager_fp32_nchw": rounded(usual),
+            "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
+            "matrix_product_gflops": {name: round(in_a_process(name), 1) for name in ("fp32", "bf16")},
+            "step_gflop_per_image": 24.6,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
