@@ -13,54 +13,72 @@ from PIL import Image, UnidentifiedImageError
 # One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
 cv2.setNumThreads(1)
 
-# libjpeg's complaint about bytes between segments; the picture is whole (a few of ImageNet's files have them).
-_HARMLESS = "extraneous bytes"
+# Complaints of libjpeg that cost no pixel: bytes before a marker (a few of ImageNet's files have them), and zeros where a
+# baseline file should name all its coefficients.
+_HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
+# Pillow knows dozens of formats, some of which (EPS) it hands to another program.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Pillow's own limit, for JPEG too: more is an attack or a mistake. Half a gigabyte as RGB.
+_MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 
 
 def decode(data: bytes) -> np.ndarray:
-    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted.
+    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted, transparency is left out.
 
-    Raises `ValueError` with the reason if the bytes are no image.
+    Raises `ValueError` with the reason if the bytes are no image. A JPEG cut short or damaged is decoded as far as it
+    goes; `check` is there to find it.
     """
-    if data[:2] == b"\xff\xd8":
-        colours = simplejpeg.decode_jpeg_header(data, strict=False)[2]
-        if colours in ("RGB", "YCbCr", "Gray"):
-            return np.asarray(simplejpeg.decode_jpeg(data, strict=False))
-    return np.asarray(_pillow(data).convert("RGB"))
+    if _jpeg_size(data) is not None:
+        return np.asarray(simplejpeg.decode_jpeg(data, strict=False))
+    return _pillow(data)
 
 
 def check(data: bytes) -> tuple[int, int]:
     """Return height and width of an image after decoding all of it.
 
-    Raises `ValueError` with the reason if it is empty, cut short, damaged or no image.
+    Raises `ValueError` with the reason if it is empty, cut short, damaged or no image. JPEG has no checksums: damage that
+    leaves its codes readable is not found.
     """
     if not data:
         raise ValueError("empty file")
-    if data[:2] != b"\xff\xd8":
-        image = _pillow(data)
-        return image.height, image.width
-    height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    if colours not in ("RGB", "YCbCr", "Gray"):
-        _pillow(data)
+    size = _jpeg_size(data)
+    if size is None:
+        height, width, _ = _pillow(data).shape
         return height, width
     try:
         # An eighth of the size: all of the file is read and entropy-decoded, at two thirds of the cost.
         simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
     except ValueError as error:
-        if _HARMLESS not in str(error):
+        if not any(words in str(error) for words in _HARMLESS):
             raise
-    return height, width
+    return size
 
 
-def _pillow(data: bytes) -> Image.Image:
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None leaves them to Pillow."""
+    if data[:2] != b"\xff\xd8":
+        return None
     try:
-        image = Image.open(io.BytesIO(data))
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:  # damaged, or rare but sound: TurboJPEG's interface does not name every ratio of chroma sampling
+        return None
+    if height * width > _MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are too many")
+    return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
+
+
+def _pillow(data: bytes) -> np.ndarray:
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         image.load()
+        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+            image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+        image.info.pop("transparency", None)  # Pillow would warn that it goes
+        return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
-        raise ValueError("not an image") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's words for damaged files
-        raise ValueError(str(error)) from None
-    return image
+        raise ValueError("not an image in a known format") from None
+    except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
+        raise ValueError(str(error) or type(error).__name__) from None
 
 
 def transform(

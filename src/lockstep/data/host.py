@@ -1,6 +1,5 @@
 """The host loader: threads that read, decode, cut and resize images exactly as a plan says, some batches ahead."""
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +11,7 @@ import numpy as np
 from lockstep.data import Batch
 from lockstep.data.decode import decode, transform
 from lockstep.data.index import Index
-from lockstep.errors import DataError
+from lockstep.machine import cores
 from lockstep.order import BatchPlan
 
 
@@ -23,6 +22,7 @@ class HostLoader:
     """
 
     def __init__(self, index: Index, *, size: int, antialias: bool, threads: int = 0, ahead: int = 2) -> None:
+        assert ahead >= 1
         self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
         self._pool = ThreadPoolExecutor(threads or cores(), thread_name_prefix="lockstep-loader")
 
@@ -62,10 +62,13 @@ class HostLoader:
 
     def _load(self, plan: BatchPlan, i: int, out: np.ndarray) -> None:
         sample = int(plan.samples[i])
+        row = self._index.rows[sample]
         try:
             image = decode(self._index.read(sample))
         except ValueError as error:
-            raise DataError(f"{self._index.path(sample)} was whole when indexed, now it is not: {error}") from None
+            raise self._index.changed(sample, str(error)) from None
+        if image.shape[:2] != (row["height"], row["width"]):
+            raise self._index.changed(sample, f"it has {image.shape[1]} x {image.shape[0]} pixels")
         top, left, height, width = plan.windows[i].tolist()
         rows, columns = plan.resized[i].tolist()
         transform(
@@ -78,7 +81,3 @@ class HostLoader:
             out=out,
         )
 
-
-def cores() -> int:
-    """Return the cores this process may use."""
-    return len(os.sched_getaffinity(0))

@@ -18,11 +18,14 @@ import numpy as np
 
 from lockstep.data.decode import check
 from lockstep.errors import DataError
+from lockstep.machine import cores
 
 VERSION = 1
 ROW = np.dtype(
     [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
 )
+_ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<i8")}
+"""The files of an index, one array each."""
 Progress = Callable[[int, int], None]
 """Called with the images done and the images in all."""
 
@@ -43,7 +46,7 @@ class Index:
     rows: np.ndarray
     """[images] of `ROW`: byte offset and length in the file, file number, label, height and width in pixels."""
     names: np.ndarray
-    """uint8: the files' paths relative to `root`, UTF-8, one after the other."""
+    """uint8: the files' paths relative to `root`, one after the other, as the file system spells them."""
     name_ends: np.ndarray
     """int64 [files]: where each path ends in `names`."""
     classes: tuple[str, ...]
@@ -63,26 +66,30 @@ class Index:
         """Return the file that holds a sample."""
         file = int(self.rows["file"][sample])
         start = int(self.name_ends[file - 1]) if file else 0
-        return self.root / self.names[start : int(self.name_ends[file])].tobytes().decode()
+        return self.root / os.fsdecode(self.names[start : int(self.name_ends[file])].tobytes())
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
         Raises `DataError` if the file is gone or no longer as long as it was.
         """
-        row, path = self.rows[sample], self.path(sample)
+        row = self.rows[sample]
         try:
-            with path.open("rb") as file:
+            with self.path(sample).open("rb") as file:
                 file.seek(int(row["offset"]))
                 data = file.read()
         except OSError as error:
-            raise DataError(f"{path} was indexed but cannot be read: {error.strerror}") from None
+            raise self.changed(sample, str(error.strerror)) from None
         if len(data) != row["length"]:
-            raise DataError(
-                f"{path} has {len(data)} bytes, {row['length']} when it was indexed. "
-                f"Delete {self.root / CACHE} to index the images again."
-            )
+            raise self.changed(sample, f"it has {len(data)} bytes instead of {row['length']}")
         return data
+
+    def changed(self, sample: int, how: str) -> DataError:
+        """Return the error that says how a file differs from what was indexed, and what to do."""
+        return DataError(
+            f"{self.path(sample)} is not the image that was indexed: {how}. "
+            f"Put it back, or delete {_cache_folder(self.root)} to index the images again."
+        )
 
 
 CACHE = ".lockstep"
@@ -91,8 +98,9 @@ CACHE = ".lockstep"
 def open_index(root: str | Path, *, classes: tuple[str, ...] | None = None, progress: Progress | None = None) -> Index:
     """Return the index of an image folder `root/<class>/<image>`, building it if there is none or the folder changed.
 
-    Labels are the positions of the class folders in `classes`, or in their own sorted list. Several processes may call
-    this at once; one builds, the others wait. Raises `DataError` if the folder is not laid out so, or holds no image.
+    An image written over in place does not change its folder; `Index.read` and the loader refuse one of another length or
+    size. Labels are the positions of the class folders in `classes`, or in their own sorted list. Several processes may call
+    this at once; one builds, the others wait. Raises `DataError` if the folder is not laid out so, or a class holds no file.
     """
     root = Path(root)
     found = class_folders(root)
@@ -152,7 +160,13 @@ def _cache_folder(root: Path) -> Path:
         pass
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "lockstep" / hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the index of {root} can be written neither to {beside} nor to {folder}: {error.strerror}. "
+            "Set XDG_CACHE_HOME to a folder for it."
+        ) from None
     return folder
 
 
@@ -170,53 +184,73 @@ def _build(root: Path, found: list[str], classes: tuple[str, ...], progress: Pro
         for file in _files(root / name):
             files.append(f"{name}/{file}")
             labels.append(label_of[name])
-    rows = np.zeros(len(files), ROW)
-    bad: dict[int, str] = {}
-
-    def inspect(i: int) -> None:
-        try:
-            data = (root / files[i]).read_bytes()
-            height, width = check(data)
-            if max(height, width) > np.iinfo(np.uint16).max:
-                raise ValueError(f"{width} x {height} pixels are too many")
-        except (ValueError, OSError) as error:
-            bad[i] = str(error)
-        else:
-            rows[i] = (0, 0, len(data), labels[i], height, width)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, _ in enumerate(pool.map(inspect, range(len(files))), start=1):
-            if progress is not None:
-                progress(done, len(files))
+    rows, bad = _inspected(root, files, progress)
+    rows["label"] = labels
     good = np.array([i for i in range(len(files)) if i not in bad], np.int64)
     if not len(good):
         raise DataError(f"{root}: none of {len(files)} files is an image that can be read")
     rows = rows[good]
     rows["file"] = np.arange(len(good))
-    encoded = [files[i].encode() for i in good]
+    encoded = [os.fsencode(files[i]) for i in good]
     quarantined = tuple(Quarantined(files[i], bad[i]) for i in sorted(bad))
     names = np.frombuffer(b"".join(encoded), np.uint8)
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    return Index(root, rows, names, ends, classes, quarantined, _digest(rows, names, classes))
+    return Index(root, rows, names, ends, classes, quarantined, _digest(rows, names, ends, classes))
+
+
+def _inspected(root: Path, files: list[str], progress: Progress | None) -> tuple[np.ndarray, dict[int, str]]:
+    """Decode all files; return rows of `ROW` with length, height and width, and why bad files are bad."""
+    rows = np.zeros(len(files), ROW)
+    bad: dict[int, str] = {}
+
+    def inspect(some: range) -> int:
+        for i in some:
+            try:
+                data = (root / files[i]).read_bytes()
+                height, width = check(data)
+                if max(height, width) > np.iinfo(np.uint16).max:
+                    raise ValueError(f"{width} x {height} pixels are too many")
+            except OSError as error:
+                bad[i] = str(error.strerror)
+            except ValueError as error:
+                bad[i] = str(error)
+            else:
+                rows[["length", "height", "width"]][i] = (len(data), height, width)
+        return some.stop
+
+    # A task for each image would take 2 GB for ImageNet.
+    tasks = [range(first, min(first + 64, len(files))) for first in range(0, len(files), 64)]
+    with ThreadPoolExecutor(cores()) as pool:
+        for done in pool.map(inspect, tasks):
+            if progress is not None:
+                progress(done, len(files))
+    return rows, bad
 
 
 def _files(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file())
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    if folders:
+        raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
+    if not visible:
+        raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
+    return sorted(entry.name for entry in visible)
 
 
-def _digest(rows: np.ndarray, names: np.ndarray, classes: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(rows.tobytes())
-    digest.update(names.tobytes())
+def _digest(rows: np.ndarray, names: np.ndarray, ends: np.ndarray, classes: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for array in (rows, names, ends):
+        digest.update(array.data)
     digest.update(json.dumps(classes).encode())
     return digest.hexdigest()
 
 
 def _store(index: Index, cache: Path, stamp: str) -> None:
-    for name in ("rows", "names", "name_ends"):
-        temporary = cache / f"{name}.tmp.npy"
-        np.save(temporary, getattr(index, name))
-        temporary.replace(cache / f"{name}.npy")
+    for name, dtype in _ARRAYS.items():
+        temporary = cache / f"{name}.tmp"
+        getattr(index, name).astype(dtype).tofile(temporary)
+        temporary.replace(cache / name)
     about = {
         "stamp": stamp,
         "digest": index.digest,
@@ -225,7 +259,7 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
     }
     temporary = cache / "index.json.tmp"
     temporary.write_text(json.dumps(about, indent=1), encoding="utf-8")
-    temporary.replace(cache / "index.json")  # last: an index without it is not looked at
+    temporary.replace(cache / "index.json")
 
 
 def _load(root: Path, cache: Path, stamp: str) -> Index | None:
@@ -233,8 +267,12 @@ def _load(root: Path, cache: Path, stamp: str) -> Index | None:
         about = json.loads((cache / "index.json").read_text(encoding="utf-8"))
         if about["stamp"] != stamp:
             return None
-        rows, names, ends = (np.load(cache / f"{name}.npy", mmap_mode="r") for name in ("rows", "names", "name_ends"))
-    except (OSError, ValueError, KeyError):  # none yet, or one that a killed process left behind
+        rows, names, ends = (np.memmap(cache / name, dtype, "r") for name, dtype in _ARRAYS.items())
+        classes = tuple(about["classes"])
+        # Files that a killed process or a full disk left behind do not fit together.
+        if _digest(rows, names, ends, classes) != about["digest"]:
+            return None
+    except (OSError, ValueError, KeyError):
         return None
     quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
-    return Index(root, rows, names, ends, tuple(about["classes"]), quarantined, about["digest"])
+    return Index(root, rows, names, ends, classes, quarantined, about["digest"])

@@ -4,7 +4,6 @@ Every image is a function of (seed, split, number): a pattern with random angle,
 noise, 96 pixels on its shorter side and up to 144 on the other.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.counter import Purpose, draw, uniform
+from lockstep.machine import cores
 
 Plane = np.ndarray
 Pattern = Callable[[Plane, Plane, np.ndarray], Plane]
@@ -113,7 +113,7 @@ def draw_data_set(
     The numbers of validation images follow those of the training images, so no image is in both.
     """
     jobs = list(_jobs(root, train_images, val_images))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for done, _ in enumerate(pool.map(lambda job: _write(seed, *job), jobs), start=1):
             if progress is not None:
                 progress(done, len(jobs))

@@ -1,0 +1,135 @@
+"""The drawn data set: the same pixels everywhere, ten even classes, nothing in both splits."""
+
+import hashlib
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.textures import PATTERNS, draw_data_set, draw_texture
+
+GOLDEN = {
+    "blobs": "0603941ac65b399e",
+    "bricks": "b5fc542fef749cbe",
+    "checks": "0bfa09542c588dfe",
+    "dots": "6f398270b2075d08",
+    "grid": "db545f18aa48d632",
+    "rays": "4bc625425e1bccc1",
+    "rings": "df683a38d2244ecf",
+    "spiral": "1207e84012fae3a9",
+    "stripes": "de4e908956277740",
+    "zigzag": "7339a8d5965b5ca7",
+}
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_texture_has_the_pixels_it_always_had(kind: str) -> None:
+    image = draw_texture(kind, 3)
+    assert hashlib.sha256(image.tobytes()).hexdigest()[:16] == GOLDEN[kind]
+
+
+def test_there_are_ten_kinds() -> None:
+    assert len(PATTERNS) == 10
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_texture_depends_on_its_number_and_on_the_seed(kind: str) -> None:
+    first = draw_texture(kind, 0)
+    for other in (draw_texture(kind, 1), draw_texture(kind, 0, seed=1)):
+        assert not np.array_equal(first, other)
+
+
+def test_the_kinds_differ_under_one_number() -> None:
+    assert len({draw_texture(kind, 5).tobytes() for kind in PATTERNS}) == 10
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_a_texture_has_contrast_and_colour(kind: str) -> None:
+    image = draw_texture(kind, 2).astype(float)
+    assert image.std() > 15
+    assert np.abs(image[..., 0] - image[..., 2]).max() > 15
+
+
+def sizes(folder: Path) -> list[tuple[int, int]]:
+    return [Image.open(io.BytesIO(path.read_bytes())).size for path in folder.rglob("*.jpg")]
+
+
+def test_the_shorter_side_is_96_pixels_and_the_longer_at_most_144(textures: Path) -> None:
+    found = sizes(textures)
+    assert {min(size) for size in found} == {96}
+    assert 130 < max(max(size) for size in found) <= 144
+
+
+def test_some_images_are_upright_and_some_lie(textures: Path) -> None:
+    upright = sum(width < height for width, height in sizes(textures))
+    assert 0.25 < upright / 80 < 0.75
+
+
+@pytest.mark.parametrize(("split", "each"), [("train", 6), ("val", 2)])
+def test_every_class_has_its_share_of_the_images(split: str, each: int, textures: Path) -> None:
+    counts = {
+        folder.name: len(list(folder.glob("*.jpg"))) for folder in (textures / split).iterdir() if folder.name[0] != "."
+    }
+    assert counts == dict.fromkeys(PATTERNS, each)
+
+
+def test_no_image_is_both_in_training_and_in_validation(textures: Path) -> None:
+    train, val = ({path.read_bytes() for path in (textures / split).rglob("*.jpg")} for split in ("train", "val"))
+    assert (len(train), len(val)) == (60, 20)
+    assert not train & val
+
+
+def test_an_image_in_its_file_is_the_texture_of_its_number(textures: Path) -> None:
+    stored = np.asarray(Image.open(textures / "val" / "rings" / "00007.jpg")).astype(float)
+    drawn = draw_texture("rings", 7)
+    assert stored.shape == drawn.shape
+    assert np.abs(stored - drawn).mean() < 10
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def draw(root: Path, **settings: object) -> dict[str, bytes]:
+    draw_data_set(root, train_images=20, val_images=10, **settings)
+    return contents(root)
+
+
+def test_drawing_twice_gives_the_same_files(tmp_path: Path) -> None:
+    assert draw(tmp_path / "one") == draw(tmp_path / "two")
+
+
+def test_another_seed_gives_other_files_of_the_same_names(tmp_path: Path) -> None:
+    one, two = draw(tmp_path / "one"), draw(tmp_path / "two", seed=1)
+    assert one.keys() == two.keys()
+    assert not set(one.values()) & set(two.values())
+
+
+def test_files_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
+    draw(tmp_path)
+    for path in tmp_path.rglob("*.jpg"):
+        os.utime(path, (1, 1))
+    kept = tmp_path / "train" / "dots" / "00000.jpg"
+    kept.write_bytes(b"mine")
+    os.utime(kept, (1, 1))
+    draw(tmp_path)
+    assert kept.read_bytes() == b"mine"
+    assert {path.stat().st_mtime for path in tmp_path.rglob("*.jpg")} == {1}
+
+
+def test_a_drawing_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    complete = draw(tmp_path)
+    for path in list(tmp_path.rglob("*.jpg"))[::3]:
+        path.unlink()
+    (tmp_path / "train" / "dots" / ".00000.jpg.tmp").write_bytes(b"half an image")
+    (tmp_path / "train" / "dots" / "00000.jpg").unlink(missing_ok=True)
+    assert draw(tmp_path) == complete
+
+
+def test_progress_counts_every_image(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    draw(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 30) for done in range(1, 31)]
