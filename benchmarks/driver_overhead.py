@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 from lockstep.data.index import open_index
 from lockstep.data.textures import draw_data_set
@@ -13,6 +12,7 @@ from lockstep.recipes import Execution
 from lockstep.recorder import Recorder
 from lockstep.signals import StopRequests
 from lockstep.training import _Training
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 STEPS = 6
 ROUNDS = 12

@@ -4,11 +4,10 @@ import argparse
 import itertools
 from pathlib import Path
 
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
-
 from lockstep.data.host import HostLoader
 from lockstep.data.index import open_index
 from lockstep.order import training_plans
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 STEPS = 6
 ROUNDS = 10

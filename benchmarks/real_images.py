@@ -4,11 +4,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from measuring import record
-
 import lockstep
 from lockstep.cli.console import Reporter
 from lockstep.run import read_log
+from measuring import record
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Time until `lockstep --help` has answered and until `import lockstep` is done, against an interpreter that does nothing."""
+"""Time until `lockstep --help` has answered and `import lockstep` is done, against an interpreter that does nothing."""
 
 import subprocess
 import sys

@@ -6,10 +6,10 @@ import time
 
 import torch
 import torch.nn.functional as F
-from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 from lockstep.backends.torch.model import Model
 from lockstep.models import MODELS
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5
 WARMUP, TIMED = 2, 6

@@ -8,9 +8,7 @@ from lockstep.data.textures import draw_data_set
 from lockstep.models import ModelSpec
 from lockstep.recipes import Recipe
 
-TINY_MODEL = ModelSpec(
-    block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2
-)
+TINY_MODEL = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2)
 
 TINY = Recipe(
     model=TINY_MODEL,

@@ -1,28 +1,24 @@
 """Running `lockstep` as a user does: in a process of its own."""
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "lockstep", *map(str, arguments)]
 
 
-def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+def start(*arguments: object) -> subprocess.Popen[str]:
     """Start a command that hears nothing and is heard through pipes."""
     return subprocess.Popen(
         command(*arguments),
-        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
@@ -37,9 +33,9 @@ def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, s
     return process.returncode, output, errors
 
 
-def call(*arguments: object, cwd: Path | None = None) -> tuple[int, str, str]:
+def call(*arguments: object, seconds: float = 120) -> tuple[int, str, str]:
     """Run a command to its end."""
-    return finish(start(*arguments, cwd=cwd))
+    return finish(start(*arguments), seconds)
 
 
 @contextmanager

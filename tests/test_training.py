@@ -187,6 +187,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_window_and_the_las
     with pytest.raises(DivergedError, match=r"within steps \d+ to \d+.*Last good checkpoint") as error:
         lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
     assert error.value.exit_code == 1
+    last = read_log(tmp_path / "run" / "log.jsonl")[-1]
+    assert (last["kind"], last["message"]) == ("diverged", str(error.value))
     for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
         assert all(np.isfinite(value).all() for value in weights(tmp_path / "run", step).values())
 

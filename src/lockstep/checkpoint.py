@@ -4,7 +4,7 @@
         model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
         momentum.safetensors   velocities
         ema.safetensors        moving averages, if the recipe has them
-        state.json             step, loss scaling, digest of the data, SHA-256 of the files above
+        state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
 
 A checkpoint is written under another name, flushed to the disk and renamed. Reading checks every digest.
 """
@@ -12,6 +12,7 @@ A checkpoint is written under another name, flushed to the disk and renamed. Rea
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lockstep.errors import CheckpointError
 
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"
+_OWN_DIGEST = "own_sha256"
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -33,9 +35,27 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
-    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON."""
+    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON.
+
+    An intact checkpoint of the same step stays as it is: a run has one state at a step, and a folder cannot be replaced in
+    one move. Those of later steps are deleted: a run goes on from its newest intact one, so they are damaged.
+
+    Raises `CheckpointError` if it cannot be written.
+    """
     target = checkpoint_path(folder, state.step)
-    temporary = folder / f"{_UNFINISHED}{target.name}"
+    try:
+        if not _is_intact(target):
+            _write(target, state, data_digest, about)
+        for step in steps(folder):
+            if step > state.step:
+                shutil.rmtree(checkpoint_path(folder, step))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} cannot be saved: {error}. Earlier checkpoints are as they were.") from error
+    return target
+
+
+def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) -> None:
+    temporary = target.with_name(f"{_UNFINISHED}{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     digests = {}
@@ -46,13 +66,13 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
             _flush(file)
             digests[file.name] = _digest(file)
     description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
+    description[_OWN_DIGEST] = _digest_of(description)
     (temporary / "state.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
     _flush(temporary / "state.json")
     _flush(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    _flush(folder)
-    return target
+    _flush(target.parent)
 
 
 def load(path: Path) -> tuple[State, str]:
@@ -60,24 +80,46 @@ def load(path: Path) -> tuple[State, str]:
 
     Raises `CheckpointError` if anything of it is missing or damaged.
     """
+    about = _verified(path)
+    parts = {
+        part: load_file(path / f"{part}.safetensors") if f"{part}.safetensors" in about["sha256"] else {} for part in _PARTS
+    }
+    return State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"]), about["data_digest"]
+
+
+def _verified(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        about = _description(path / "state.json")
         for name, digest in about["sha256"].items():
             if _digest(path / name) != digest:
                 raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in state.json")
-        parts = {
-            part: load_file(path / f"{part}.safetensors") if f"{part}.safetensors" in about["sha256"] else {}
-            for part in _PARTS
-        }
-        state = State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
-    return state, about["data_digest"]
+    return about
+
+
+def _description(file: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        about = None
+    if not isinstance(about, dict) or about.pop(_OWN_DIGEST, None) != _digest_of(about):
+        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it names")
+    return about
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        _verified(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def steps(folder: Path) -> list[int]:
     """Return the steps of which there are checkpoints, rising."""
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.is_dir())
+    found = [path.name for path in folder.glob("step-*") if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)]
+    return sorted(int(name.removeprefix("step-")) for name in found)
 
 
 def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
@@ -120,11 +162,17 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | No
         return load_file(path), json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+    except (TypeError, AttributeError) as error:  # how safetensors meets a type that NumPy has not, such as bfloat16
+        raise CheckpointError(f"{path}: convert its tensors to float32 first: {error}") from None
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, State
-from lockstep.data.decode import decode, transform
+from lockstep.data.decode import check, decode, transform
 from lockstep.data.host import HostLoader
 from lockstep.data.index import open_index
 from lockstep.errors import DataError
@@ -36,6 +36,11 @@ def load(source: str | Path, *, backend: str = "torch", which: str = "newest", e
 
     For PyTorch an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode, from normalised float32 images
     [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` takes the moving average.
+
+    >>> import lockstep, torch
+    >>> module = lockstep.load("run")
+    >>> module(torch.zeros(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
     """
     weights = open_weights(source, which=which, ema=ema)
     return backends.load(backend).load_module(weights.recipe, weights.tensors)
@@ -51,6 +56,11 @@ def predict(
     execution: Execution | None = None,
 ) -> list[Prediction]:
     """Return the `top` likeliest classes of every image file, preprocessed as in the recipe's evaluation.
+
+    >>> import lockstep
+    >>> [found] = lockstep.predict("run", ["data/val/dots/00006.jpg"], top=3)
+    >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
+    (3, True)
 
     Raises `DataError` naming the first file that is not an image.
     """
@@ -76,7 +86,9 @@ def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterat
 
 def _prepared(weights: Weights, path: Path) -> np.ndarray:
     try:
-        image = decode(path.read_bytes())
+        data = path.read_bytes()
+        check(data)  # `decode` alone fills what a truncated file lacks with grey
+        image = decode(data)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValueError as error:
@@ -110,6 +122,11 @@ def evaluate(
     """Return accuracy, loss and per-class counts on the images of `data/val` (or of `data` itself, if it has no `val`).
 
     Every image counts once. Works in several processes too (torchrun); every process calls this and gets the result.
+
+    >>> import lockstep
+    >>> result = lockstep.evaluate("run", "data", which="best")
+    >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
+    (20, True)
     """
     weights = open_weights(source, which=which, ema=ema)
     execution, recipe = execution or Execution(), weights.recipe

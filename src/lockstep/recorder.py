@@ -1,15 +1,18 @@
 """Where the events of a run go: `log.jsonl`, TensorBoard and whoever listens."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from lockstep.run import read_log, write_text
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
@@ -38,7 +41,7 @@ class Recorder:
     def open(self, folder: Path, step: int, rates: np.ndarray) -> None:
         """Begin or continue the log and events of a run that stands at `step`; only rank 0 does."""
         self._log = _Log(folder / "log.jsonl", step)
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._events = _summary_writer(folder / "tensorboard", step)
         self._rates = rates
 
     @property
@@ -102,6 +105,20 @@ class _Log:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _summary_writer(folder: Path, step: int) -> "SummaryWriter":
+    # tensorboardX imports PyTorch wherever it is installed and works without it; a process loads its own framework only.
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if absent:
+            del sys.modules["torch"]
+    # The suffix: files are named by the second they are opened in, and another of that second would be overwritten.
+    return SummaryWriter(str(folder), purge_step=step + 1, flush_secs=10, filename_suffix=f".{step:08d}")
 
 
 def _line(entry: dict[str, Any]) -> str:

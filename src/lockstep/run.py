@@ -7,16 +7,15 @@ checkpoints/       see `lockstep.checkpoint`       tensorboard/  the same figure
 
 import fcntl
 import json
-import os
 import platform
+from contextlib import ExitStack
 from importlib.metadata import version
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.data.host import cores
 from lockstep.errors import CheckpointError, RecipeError
+from lockstep.machine import cores, memory_bytes, processor
 from lockstep.recipes import Recipe, difference, load_recipe
 
 
@@ -27,37 +26,53 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._recipe = recipe
-        self._lock: TextIOWrapper | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
         """Create or reopen the folder.
 
-        Raises `RecipeError` if it holds a run of another recipe, `CheckpointError` if another process trains in it.
+        Raises `RecipeError` if it holds a run of another recipe, `CheckpointError` if another process trains in it, it
+        holds something else or cannot be written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"another process is training in {self.path}; wait for it or use another --out") from None
-        self._check_recipe()
-        self.checkpoints.mkdir(exist_ok=True)
-        write_text(self.path / "recipe.yaml", self._recipe.to_yaml())
+            self._refuse_other_things()
+            self.path.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as held:
+                self._take(held.enter_context((self.path / ".lock").open("w")))
+                self._held = held.pop_all()
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}; use another --out") from None
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._held.close()
+
+    def _take(self, lock: TextIO) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process is training in {self.path}; wait for it or use another --out") from None
+        self._check_recipe()
+        # First of all files: without it a folder is not a run's, and a killed run could not be started again.
+        write_text(self.path / "recipe.yaml", self._recipe.to_yaml())
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def _refuse_other_things(self) -> None:
+        if not self.path.is_dir() or (self.path / "recipe.yaml").is_file():
+            return
+        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        if others:
+            raise CheckpointError(f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out")
+
+    def _is_fresh(self) -> bool:
+        """Return whether a command made the folder and then refused to train: the corrected one may take it."""
+        logged = (self.path / "log.jsonl").exists()
+        return self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()) and not logged
 
     def _check_recipe(self) -> None:
-        if not (self.path / "recipe.yaml").is_file():
-            others = sorted(entry.name for entry in self.path.iterdir() if entry.name != ".lock")
-            if others:
-                raise CheckpointError(
-                    f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out"
-                )
+        if not (self.path / "recipe.yaml").is_file() or self._is_fresh():
             return
-        changed = difference(load_recipe(self.path), self._recipe)
+        changed = difference(load_recipe(self.path / "recipe.yaml"), self._recipe)
         if changed:
             lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
             raise RecipeError(
@@ -111,15 +126,7 @@ def environment(backend: str) -> dict[str, Any]:
         "numpy": version("numpy"),
         backend: framework.version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

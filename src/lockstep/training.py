@@ -86,6 +86,11 @@ def train(
     stop and everything was saved.
 
     Returns an empty report on ranks other than 0.
+
+    >>> import lockstep
+    >>> report = lockstep.train("tiny.yaml", "data", "new-run")
+    >>> report["final"]["trained"]["images"]
+    20
     """
     recipe, execution = load_recipe(recipe), execution or Execution()
     backend, out = backends.load(execution.backend), Path(out)
@@ -249,6 +254,10 @@ class _Training:
         seconds = interval.finished_at - self.interval_began
         self.interval_began = interval.finished_at
         steps = len(interval.losses)
+        if not np.isfinite(interval.losses).all():
+            message = self.divergence(interval)
+            self.recorder.log({"kind": "diverged", "step": interval.first + steps, "message": message})
+            raise DivergedError(message)
         self.throughput.add(steps, interval.counts.images, seconds, waited)
         self.recorder.log(
             {"kind": "train", "step": interval.first + steps, "first_step": interval.first}
@@ -260,8 +269,6 @@ class _Training:
                 "data_wait_share": waited / seconds,
             }
         )
-        if not np.isfinite(interval.losses).all():
-            raise DivergedError(self.divergence(interval))
 
     def divergence(self, interval: Interval) -> str:
         """Return where the loss stopped being a number, and what can be done."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import checkpoint
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, RecipeError
 from lockstep.models import recognise
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
@@ -41,7 +41,7 @@ def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) 
         raise CheckpointError(f"{path / 'model.safetensors'} has no note of its recipe")
     if ema and not state.ema:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
-    return Weights(Recipe.of(about["recipe"]), state.ema if ema else state.tensors, tuple(about["classes"]), path)
+    return _noted(about, state.ema if ema else state.tensors, path)
 
 
 def _of_run(run: Path, which: str) -> Path:
@@ -78,7 +78,18 @@ def _of_file(path: Path) -> Weights:
         raise CheckpointError(f"{path}: expected a run's folder or a .safetensors file")
     tensors, about = checkpoint.read_weights(path)
     if about is not None:
-        return Weights(Recipe.of(about["recipe"]), tensors, tuple(about["classes"]), path)
+        return _noted(about, tensors, path)
     tensors = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
-    model, logits = recognise({name: value.shape for name, value in tensors.items()})
+    try:
+        model, logits = recognise({name: value.shape for name, value in tensors.items()})
+    except RecipeError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     return Weights(Recipe(model=model, logits=logits, precision="fp32"), tensors, (), path)
+
+
+def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) -> Weights:
+    try:
+        recipe = Recipe.of(about["recipe"])
+    except RecipeError as error:
+        raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
+    return Weights(recipe, tensors, tuple(about["classes"]), path)

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.processes import call, finish, running, wait_until
 
 from lockstep import checkpoint
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
+from tests.processes import call, finish, running, wait_until
 
 
 @pytest.fixture(scope="session")

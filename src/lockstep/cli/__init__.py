@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from lockstep.cli import demo, doctor, evaluate, launch, predict, recipes, train
-from lockstep.errors import EXIT_INTERRUPTED, LockstepError
+from lockstep.errors import EXIT_INTERRUPTED, LockstepError, UserError
 
 app = typer.Typer(
     name="lockstep",
@@ -40,8 +40,7 @@ def _code() -> int:
     try:
         app()
     except LockstepError as error:
-        rank = os.environ.get("RANK", "0")
-        print(f"{'' if rank == '0' else f'[rank {rank}] '}lockstep: {error}", file=sys.stderr)
+        _complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("lockstep: interrupted", file=sys.stderr)
@@ -49,6 +48,14 @@ def _code() -> int:
     except BrokenPipeError:  # the reader of our output has gone, such as `head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
         return 1
+    except OSError as error:  # a full disk, a folder without permission: the system's words name the file and the reason
+        _complain(error)
+        return UserError.exit_code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def _complain(error: Exception) -> None:
+    rank = os.environ.get("RANK", "0")
+    print(f"{'' if rank == '0' else f'[rank {rank}] '}lockstep: {error}", file=sys.stderr)

@@ -80,4 +80,3 @@ class HostLoader:
             antialias=self._antialias,
             out=out,
         )
-

@@ -1,0 +1,45 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep import checkpoint, cli
+from lockstep.backends import State
+from lockstep.initial import initial_tensors
+from lockstep.recipes import Recipe
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the tester's own decides on colours, width or rank."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """A function that runs a command line in this process and returns exit code, output and errors."""
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.run()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def run_folder(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
+    """A run that stands at step 7, its classes those of the textures."""
+    folder = tmp_path / "run"
+    about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "train").glob("[!.]*"))}
+    checkpoint.save(folder / "checkpoints", State(7, initial_tensors(tiny_recipe), {}), data_digest="", about=about)
+    entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
+    (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
+    return folder

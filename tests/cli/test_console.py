@@ -1,0 +1,194 @@
+"""What a person sees of a run: plain lines without a terminal, a bar and lines on one, no colours if they ask for none."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from lockstep.cli.console import Reporter
+from tests.processes import call
+
+ABOUT = {
+    "device": "CPU, 2 threads",
+    "ranks": 1,
+    "train": {"images": 60, "quarantined": []},
+    "val": {"images": 20, "quarantined": []},
+}
+START = {"kind": "start", "step": 0, "total": 40, "damaged": [], "environment": ABOUT}
+REPORT = {
+    "steps": 40,
+    "final": {"trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}},
+    "best": {"top1_percent": 92.0, "step": 32},
+    "images_per_sec": 123.45,
+    "train_sec": 59.96,
+    "quarantined": 3,
+}
+SUMMARY = [
+    "  top-1                91.25 % of 400 images",
+    "  top-5                99.50 %",
+    "  loss                 0.3457",
+    "  best top-1           92.00 % at step 32",
+    "  training time        60.0 s",
+    "  throughput           123.5 images/s (first steps left out)",
+    "  bad images left out  3",
+    "  run                  runs/[a]",
+]
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind} | fields
+
+
+def begun(**changes: Any) -> dict[str, Any]:
+    return START | {"environment": ABOUT | changes}
+
+
+def bad(count: int) -> dict[str, Any]:
+    return {"images": 60, "quarantined": [{"file": f"dots/{i}.jpg", "reason": "empty file"} for i in range(count)]}
+
+
+FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
+LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "a start": ([START], [FIRST_LINE]),
+    "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
+    "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "going on after step 16 of 40"]),
+    "a start after damage": (
+        [START | {"step": 16, "damaged": ["step-00000024/model.safetensors is damaged [x]"]}],
+        [
+            "skipped a damaged checkpoint: step-00000024/model.safetensors is damaged [x]",
+            FIRST_LINE,
+            "going on after step 16 of 40",
+        ],
+    ),
+    "a start with bad images": (
+        [begun(train=bad(2), val={"images": 20, "quarantined": [{"file": "a/[b].jpg", "reason": "not an image"}]})],
+        [
+            FIRST_LINE,
+            "3 bad images are left out:",
+            "  train/dots/0.jpg: empty file",
+            "  train/dots/1.jpg: empty file",
+            "  val/a/[b].jpg: not an image",
+        ],
+    ),
+    "a start with many bad images": (
+        [begun(train=bad(13))],
+        [
+            FIRST_LINE,
+            "13 bad images are left out:",
+            *(f"  train/dots/{i}.jpg: empty file" for i in range(10)),
+            "  ... and 3 more, all in environment.json",
+        ],
+    ),
+    "an interval": (
+        [START, event("train", step=10, loss=2.30259, images_per_sec=21.04, lr=0.0123456)],
+        [FIRST_LINE, "step 10 of 40: loss 2.303, 21.0 images/s, lr 0.01235"],
+    ),
+    "an evaluation": (
+        [event("evaluate", step=8, weights="trained", top1_percent=91.254, top5_percent=100.0, loss=0.34567, images=400)],
+        ["step 8: top-1 91.25 %, top-5 100.00 %, loss 0.3457 on 400 images"],
+    ),
+    "an evaluation of averages": (
+        [event("evaluate", step=8, weights="ema", top1_percent=5.0, top5_percent=50.0, loss=1.0, images=1)],
+        ["step 8 (moving average): top-1 5.00 %, top-5 50.00 %, loss 1.0000 on 1 images"],
+    ),
+    "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
+    "a finish of few steps": (
+        [event("finish", report=REPORT | {"images_per_sec": None}, out="runs/[a]")],
+        [*SUMMARY[:5], "  throughput           too few steps to measure", *SUMMARY[6:]],
+    ),
+    "a run that was finished": (
+        [event("already_finished", report=REPORT, out="runs/[a]")],
+        ["this run was finished at step 40; nothing is left to do", *SUMMARY],
+    ),
+    "short progress": ([event("progress", what="evaluating", done=done, total=3) for done in (1, 2, 3)], []),
+    "long progress": (
+        [event("progress", what="drawing", done=done, total=2400) for done in range(1, 2401)],
+        [f"drawing: {done} of 2400" for done in range(240, 2401, 240)],
+    ),
+    "a saved checkpoint": ([event("save", step=8, path="a/b")], []),
+    "an event of another version": ([event("something new", step=8)], []),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_without_a_terminal_events_are_plain_lines(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    events, lines = LINES[name]
+    with Reporter() as reporter:
+        for each in events:
+            reporter(each)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_long_line_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter() as reporter:
+        reporter.say("word " * 100)
+    assert capsys.readouterr().out == "word " * 100 + "\n"
+
+
+SHOW = f"""
+from lockstep.cli.console import Reporter
+with Reporter() as reporter:
+    reporter({START!r})
+    for done in (1, 2, 3):
+        reporter({{"kind": "progress", "what": "evaluating", "done": done, "total": 4}})
+    reporter({{"kind": "train", "step": 20, "loss": 1.5, "images_per_sec": 9.0, "lr": 0.1}})
+"""
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
+
+
+def on_a_terminal(*command: str, **environment: str) -> str:
+    """Return what a command of Python writes to a terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    surroundings = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"} | environment
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=surroundings
+    ) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not part:
+                break
+            written += part
+        assert process.wait() == 0
+    os.close(ours)
+    return written.decode()
+
+
+def test_a_terminal_shows_a_bar_and_no_line_for_every_interval() -> None:
+    shown = on_a_terminal("-c", SHOW)
+    assert FIRST_LINE in shown
+    assert "20/40" in shown
+    assert "loss 1.500, 9.0 images/s" in shown
+    assert "step 20 of 40" not in shown
+    assert COLOUR.search(shown)
+
+
+def test_a_terminal_shows_no_colours_if_none_are_wanted() -> None:
+    shown = on_a_terminal("-c", SHOW, NO_COLOR="1")
+    assert "20/40" in shown
+    assert not COLOUR.search(shown)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"], ["doctor"]]
+)
+def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> None:
+    code, output, errors = call(*arguments)
+    assert (code, errors) == (0, "")
+    assert output
+    assert "\x1b" not in output
+
+
+@pytest.mark.parametrize("arguments", [["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["train", "--help"]])
+def test_commands_on_a_terminal_show_no_colours_if_none_are_wanted(arguments: list[str]) -> None:
+    shown = on_a_terminal("-m", "lockstep", *arguments, NO_COLOR="1")
+    assert shown
+    assert not COLOUR.search(shown)

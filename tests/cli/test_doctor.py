@@ -1,0 +1,47 @@
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+
+import pytest
+
+from lockstep import backends
+from lockstep.backends import Framework
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
+    code, output, errors = answer("doctor")
+    lines = output.splitlines()
+    assert (code, errors) == (0, "")
+    versions = [importlib.metadata.version(name) for name in ("lockstep-vision", "numpy", "torch")]
+    assert lines[0] == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
+    assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
+    assert lines[1].endswith(" GiB")
+    assert lines[2].startswith(f"torch      {versions[2]}: ")
+    assert "CPU, " in lines[2]
+
+
+def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = "pip install 'lockstep-vision[torch]'"
+    assert backends.FRAMEWORKS["torch"].install == hint
+    monkeypatch.setitem(backends.FRAMEWORKS, "torch", Framework(("no-such-distribution",), hint))
+    code, output, _ = answer("doctor")
+    assert code == 0
+    assert f"torch      missing; {hint}\n" in output
+
+
+def test_a_framework_that_does_not_load_is_shown_with_the_reason(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libfast.so: cannot open shared object file")
+
+    monkeypatch.setattr(backends, "load", fail)
+    code, output, _ = answer("doctor")
+    assert code == 0
+    assert " does not load: libfast.so: cannot open shared object file\n" in output
+
+
+def test_any_of_a_frameworks_distributions_will_do() -> None:
+    found = Framework(("no-such-distribution", "numpy"), "").version()
+    assert found == importlib.metadata.version("numpy")

@@ -1,0 +1,192 @@
+"""Whatever a user gets wrong is one clear message on stderr, exit code 2 and no traceback."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep import cli
+from lockstep.data.textures import draw_data_set
+from lockstep.errors import DivergedError, Interrupted
+from tests.processes import call
+
+Run = Callable[..., tuple[int, str, str]]
+TRAIN = "train --recipe demo --data DATA --out OUT"
+
+WRONG = [
+    ("train --recipe resnet50-padle-90ep --data DATA --out OUT", "Did you mean resnet50-paddle-90ep or"),
+    ("train --recipe GARBAGE --data DATA --out OUT", "garbage.yaml: cannot be read as YAML"),
+    ("train --recipe LIST --data DATA --out OUT", "list.yaml: expected fields of a recipe .*, found"),
+    ("train --recipe FIELDS --data DATA --out OUT", "fields.yaml: there is no field 'epoch'. Did you mean epochs"),
+    (f"{TRAIN} --set epoch=3", "there is no field 'epoch'. Did you mean epochs?"),
+    (f"{TRAIN} --set sed=3", "Did you mean seed"),
+    (f"{TRAIN} --set log_every_step=3", "Did you mean log_every_steps"),
+    (f"{TRAIN} --set epochs", "expected field=value, found 'epochs'"),
+    (f"{TRAIN} --set epochs=-3", "epochs: .*, not -3"),
+    (f"{TRAIN} --set epochs=many", "epochs: .*, not 'many'"),
+    (f"{TRAIN} --set epochs=[1", "epochs: '\\[1' is not a value"),
+    (f"{TRAIN} --set model=resnet5", "there is no model 'resnet5'. Did you mean resnet50"),
+    (f"{TRAIN} --set padding=sme", "padding: .*'symmetric' or 'same'.*, not 'sme'"),
+    (f"{TRAIN} --set loader_threads=-1", "loader_threads: .*, not -1"),
+    (f"{TRAIN} --backend trch", "there is no backend 'trch'. Did you mean torch?"),
+    ("train --recipe demo --data MISSING --out OUT", "there is no folder .*missing/train; expected images in"),
+    ("train --recipe demo --data FLAT --out OUT", "flat/val holds 2 files and no folders; .* first be sorted"),
+    ("train --recipe demo --data DATA/train --out OUT", "there is no folder .*/train/train"),
+    ("train --recipe demo --data DATA --out FILE", "cannot write to .*file.txt: File exists; use another --out"),
+    ("train --recipe demo --data DATA --out DATA", "holds other things .*train, val.* and no run"),
+    ("demo --out FILE", "file.txt"),
+    ("demo --set epoch=1", "Did you mean epochs"),
+    ("evaluate MISSING --data DATA", "there is no run and no file .*missing"),
+    ("evaluate GARBAGE --data DATA", "garbage.yaml: expected a run's folder or a .safetensors file"),
+    ("evaluate EMPTY --data DATA", "empty is damaged or not a checkpoint"),
+    ("evaluate MISSING --data DATA --set epochs=3", "epochs: the recipe comes with the weights"),
+    ("predict IMAGE --run MISSING", "there is no run and no file .*missing"),
+    ("recipes show dmo", "there is no recipe and no file 'dmo'. Did you mean demo?"),
+    ("recipes diff demo dmo", "Did you mean demo?"),
+    ("launch -n 2", "nothing to launch; expected a command behind --"),
+    ("launch -n 2 --backend trch -- train", "Did you mean torch?"),
+]
+
+
+@pytest.fixture(scope="session")
+def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the words in capitals stand for."""
+    root = tmp_path_factory.mktemp("wrong")
+    contents = {"garbage.yaml": "epochs: {", "list.yaml": "[1, 2]", "fields.yaml": "epoch: 3", "file.txt": "text"}
+    for name, content in contents.items():
+        (root / name).write_text(content)
+    draw_data_set(root / "flat", train_images=10, val_images=0)
+    for folder in (root / "flat" / "val").iterdir():
+        folder.rmdir()
+    for name in ("a.jpg", "b.jpg"):
+        (root / "flat" / "val" / name).write_text("")
+    (root / "empty").mkdir()
+    return {
+        "DATA": str(textures),
+        "OUT": str(root / "out"),
+        "MISSING": str(root / "missing"),
+        "FLAT": str(root / "flat"),
+        "FILE": str(root / "file.txt"),
+        "EMPTY": str(root / "empty"),
+        "GARBAGE": str(root / "garbage.yaml"),
+        "LIST": str(root / "list.yaml"),
+        "FIELDS": str(root / "fields.yaml"),
+        "IMAGE": str(root / "a.jpg"),
+    }
+
+
+def filled(line: str, places: dict[str, str]) -> list[str]:
+    return [re.sub("[A-Z]{2,}", lambda word: places[word[0]], argument) for argument in line.split()]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_command_is_answered_with_what_is_wrong(
+    line: str, message: str, answer: Run, places: dict[str, str]
+) -> None:
+    code, output, errors = answer(*filled(line, places))
+    assert code == 2
+    assert output == ""
+    assert errors.startswith("lockstep: ")
+    assert errors.count("lockstep: ") == 1
+    assert re.search(message, errors)
+
+
+def test_a_device_that_is_not_there_is_told_with_where_to_look(
+    answer: Run, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, errors = answer(*filled(TRAIN, places), "--set", "device=cuda")
+    assert code == 2
+    assert errors.startswith("lockstep: device is cuda, but PyTorch finds no GPU here")
+    assert "`lockstep doctor`" in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian", "No such command 'trian'. Did you mean 'train'?"),
+        ("zzz", "No such command 'zzz'."),
+        ("recipes shwo", "No such command 'shwo'. Did you mean 'show'?"),
+        ("train", "Missing option '--recipe'."),
+        ("train --recipe demo", "Missing option '--data'."),
+        ("train --recip demo", "No such option: --recip (Possible options: --help, --recipe)"),
+        ("recipes diff demo", "Missing argument 'b'."),
+        ("predict --run x", "Missing argument 'images'."),
+        ("predict a.jpg --run x --top 0", "Invalid value for '--top': Input should be greater than or equal to 1"),
+        ("predict a.jpg --run x --top many", "Invalid value for '--top': Input should be a valid integer"),
+        ("launch -n 0 -- train", "Invalid value for '-n'"),
+    ],
+)
+def test_wrong_grammar_is_answered_with_the_usage(line: str, message: str, answer: Run) -> None:
+    code, output, errors = answer(*line.split())
+    assert code == 2
+    assert output == ""
+    assert errors.startswith("Usage: ")
+    assert f"\nError: {message}" in errors
+
+
+def test_without_a_command_the_help_is_shown(answer: Run) -> None:
+    code, output, errors = answer()
+    assert code == 2
+    assert "train" in output + errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (DivergedError("the loss is nan"), 1, "lockstep: the loss is nan\n"),
+        (Interrupted("stopped by SIGTERM", 75), 75, "lockstep: stopped by SIGTERM\n"),
+        (KeyboardInterrupt(), 130, "lockstep: interrupted\n"),
+        (OSError(28, "No space left on device", "a/b"), 2, "lockstep: [Errno 28] No space left on device: 'a/b'\n"),
+    ],
+    ids=repr,
+)
+def test_how_a_command_ends_is_told_by_its_exit_code(
+    error: BaseException, code: int, message: str, answer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "app", raising(error))
+    assert answer("train") == (code, "", message)
+
+
+def test_an_error_of_our_own_keeps_its_traceback(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", raising(ZeroDivisionError("a mistake")))
+    with pytest.raises(ZeroDivisionError):
+        cli.run()
+
+
+def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
+    answer: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCKSTEP_EXIT_CODE_FOLDER", str(tmp_path))
+    code, _, errors = answer("recipes", "show", "dmo")
+    assert code == 2
+    assert errors.startswith("[rank 3] lockstep: there is no recipe")
+    assert (tmp_path / "3").read_text() == "2"
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def app() -> None:
+        raise error
+
+    return app
+
+
+def test_a_process_says_it_on_stderr_alone() -> None:
+    code, output, errors = call("recipes", "show", "dmo")
+    assert (code, output) == (2, "")
+    assert errors == "lockstep: there is no recipe and no file 'dmo'. Did you mean demo?\n"
+
+
+def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+    command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -1,0 +1,45 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_accuracy_and_loss_are_shown_with_the_number_of_images(answer: Run, run_folder: Path, textures: Path) -> None:
+    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
+    expected = lockstep.evaluate(run_folder, textures)
+    assert (code, errors) == (0, "")
+    assert output.splitlines() == [
+        f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",
+        f"  top-1   {expected['top1_percent']:.2f} % of 20 images",
+        f"  top-5   {expected['top5_percent']:.2f} %",
+        f"  loss    {expected['loss']:.4f}",
+    ]
+
+
+def test_bad_images_are_listed(answer: Run, run_folder: Path, textures: Path, tmp_path: Path) -> None:
+    shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
+    (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"")
+    output = answer("evaluate", run_folder, "--data", tmp_path)[1]
+    assert output.splitlines()[-1] == "  left out: dots/broken.jpg: empty file"
+
+
+def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path) -> None:
+    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--json", "--set", "loader_threads=1")
+    assert (code, errors) == (0, "")
+    expected = lockstep.evaluate(run_folder, textures)
+    assert json.loads(output) == json.loads(json.dumps(expected)) | {"loss": pytest.approx(expected["loss"], rel=1e-6)}
+
+
+@pytest.mark.parametrize("which", ["8", "latest"])
+def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
+    which: str, answer: Run, run_folder: Path, textures: Path
+) -> None:
+    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--checkpoint", which)
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps [7]\n"

@@ -1,0 +1,49 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def images(textures: Path) -> list[Path]:
+    return sorted((textures / "val").rglob("*.jpg"))[:2]
+
+
+def test_a_table_shows_the_likeliest_classes_of_every_image(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    code, output, errors = answer("predict", *images, "--run", run_folder, "--top", 3)
+    lines = output.splitlines()
+    assert (code, errors) == (0, "")
+    assert [lines[0], lines[4]] == [str(image) for image in images]
+    for found, rows in zip(lockstep.predict(run_folder, images, top=3), (lines[1:4], lines[5:8]), strict=True):
+        expected = [(f"{100 * p:.2f}", "%", name) for p, name in zip(found.probabilities, found.classes, strict=True)]
+        assert [tuple(row.split()) for row in rows] == expected
+
+
+def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    code, output, errors = answer("predict", *images, "--run", run_folder, "--json", "--checkpoint", "best")
+    assert (code, errors) == (0, "")
+    for row, found in zip(json.loads(output), lockstep.predict(run_folder, images), strict=True):
+        assert row["path"] == str(found.path)
+        assert row["classes"] == list(found.classes)
+        assert row["probabilities"] == pytest.approx(found.probabilities, abs=1e-6)
+
+
+def test_five_classes_are_shown_if_no_number_is_asked_for(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    assert answer("predict", images[0], "--run", run_folder)[1].count("%") == 5
+
+
+def test_an_image_that_is_missing_is_named(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:
+    code, output, errors = answer("predict", images[0], tmp_path / "no.jpg", "--run", run_folder)
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: {tmp_path / 'no.jpg'}: No such file or directory\n"
+
+
+def test_a_moving_average_that_is_missing_is_told(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    code, _, errors = answer("predict", images[0], "--run", run_folder, "--ema")
+    assert code == 2
+    assert "has no moving average; the recipe's ema_decay is 0" in errors

@@ -1,0 +1,80 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.published import RECIPES
+from lockstep.recipes import Recipe
+
+Run = Callable[..., tuple[int, str, str]]
+
+NAMES = [
+    "resnet50-paddle-50ep",
+    "resnet50-paddle-90ep",
+    "resnet50-mxnet-90ep",
+    "resnext101-32x4d-pytorch-90ep",
+    "resnext101-32x4d-pytorch-250ep",
+    "resnet50-tensorflow-90ep",
+    "resnet50-tensorflow-250ep",
+    "demo",
+]
+
+
+def test_the_list_names_every_recipe_and_what_it_reaches(answer: Run) -> None:
+    code, output, errors = answer("recipes")
+    lines = output.splitlines()
+    assert (code, errors) == (0, "")
+    assert [line.split()[0] for line in lines] == NAMES
+    assert len({line.index("ResNe") for line in lines}) == 1
+    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shown_recipe_is_yaml_with_its_source_in_front(name: str, answer: Run) -> None:
+    code, output, _ = answer("recipes", "show", name)
+    comments = [line for line in output.splitlines() if line.startswith("#")]
+    assert code == 0
+    assert output.startswith("# ResNe")
+    assert any("Source" in line for line in comments)
+    assert list(yaml.safe_load(output)) == list(Recipe.model_fields)
+    assert Recipe.of(yaml.safe_load(output)) == RECIPES[name]()
+
+
+def test_what_is_shown_can_be_saved_and_trained_from(answer: Run, tmp_path: Path) -> None:
+    _, output, _ = answer("recipes", "show", "resnet50-mxnet-90ep")
+    (tmp_path / "mine.yaml").write_text(output)
+    assert answer("recipes", "diff", tmp_path / "mine.yaml", "resnet50-mxnet-90ep") == (0, "no field differs\n", "")
+
+
+def test_a_file_is_shown_with_all_its_fields(answer: Run, tmp_path: Path) -> None:
+    (tmp_path / "short.yaml").write_text("base: demo\nepochs: 3\n")
+    code, output, _ = answer("recipes", "show", tmp_path / "short.yaml")
+    assert code == 0
+    assert yaml.safe_load(output) == RECIPES["demo"]().replace(epochs=3).fields()
+
+
+def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other(answer: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: demo\nepochs: 3\nlr: 0.5\nlr_decay: linear\n")
+    code, output, errors = answer("recipes", "diff", tmp_path / "a.yaml", "demo")
+    assert (code, errors) == (0, "")
+    rows = [line.split() for line in output.splitlines()]
+    assert rows[0][0] == "field"
+    assert rows[-3:] == [["epochs", "3", "8"], ["lr", "0.5", "0.08"], ["lr_decay", "linear", "cosine"]]
+
+
+def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:
+    published = answer("recipes", "diff", "resnet50-mxnet-90ep", "resnet50-tensorflow-250ep")[1]
+    a, b = RECIPES["resnet50-mxnet-90ep"]().fields(), RECIPES["resnet50-tensorflow-250ep"]().fields()
+    assert [line.split()[0] for line in published.splitlines()[1:] if line[1] != " "] == [n for n in a if a[n] != b[n]]
+
+
+def test_a_model_of_ones_own_is_shown_by_its_fields(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
+    shown = yaml.safe_load(answer("recipes", "show", tmp_path / "tiny.yaml")[1])
+    assert not isinstance(tiny_recipe.model, str)
+    assert shown["model"] == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(tiny_recipe.model).items()
+    }

@@ -1,0 +1,124 @@
+"""What users may rely on: the names, what importing costs, and the examples in the docstrings."""
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep import checkpoint
+from lockstep.backends import State
+from lockstep.initial import initial_tensors
+from lockstep.recipes import Recipe
+
+SOURCE = Path(lockstep.__file__).parent
+FRAMEWORKS = {"torch", "tensorflow", "paddle", "mxnet"}
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert lockstep.__all__ == [
+        "Execution",
+        "LockstepError",
+        "Prediction",
+        "Recipe",
+        "UserError",
+        "evaluate",
+        "load",
+        "load_recipe",
+        "predict",
+        "train",
+    ]
+    assert dir(lockstep) == lockstep.__all__
+
+
+@pytest.mark.parametrize("name", lockstep.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    assert getattr(lockstep, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'lockstep' has no attribute 'trian'"):
+        lockstep.trian  # noqa: B018
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the top-level modules that a new process has imported after some code."""
+    code += "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_lockstep_loads_no_framework_and_nothing_heavy() -> None:
+    loaded = modules_after("import lockstep")
+    assert "lockstep" in loaded
+    assert not loaded & (FRAMEWORKS | {"numpy", "cv2", "pydantic", "PIL", "rich", "tensorboardX"})
+
+
+def test_the_core_loads_no_framework() -> None:
+    names = [f"lockstep.{path.stem}" for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "__main__")]
+    loaded = modules_after(f"import {', '.join(names)}, lockstep.backends, lockstep.data.host, lockstep.cli")
+    assert "numpy" in loaded
+    assert not loaded & FRAMEWORKS
+
+
+def test_writing_events_loads_no_framework(tmp_path: Path) -> None:
+    loaded = modules_after(
+        "import sys, pathlib, numpy\n"
+        "from lockstep.recorder import Recorder\n"
+        f"with Recorder(None) as recorder: recorder.open(pathlib.Path({str(tmp_path)!r}), 0, numpy.ones(3))\n"
+    )
+    assert "tensorboardX" in loaded
+    assert not loaded & FRAMEWORKS
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = modules_after(
+        "import sys; sys.argv = ['lockstep', '--help']\n"
+        "from lockstep.cli import run\n"
+        "try: run()\n"
+        "except SystemExit as stop: assert stop.code == 0"
+    )
+    assert "typer" in loaded
+    assert not loaded & (FRAMEWORKS | {"numpy", "cv2", "pydantic", "tensorboardX"})
+
+
+def test_help_names_every_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    for command in ("demo", "train", "evaluate", "predict", "recipes", "launch", "doctor"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.fixture
+def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the examples speak of, in the current folder: `data` with images, a trained `run`, and `tiny.yaml`."""
+    (tmp_path / "data").symlink_to(textures)
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
+    about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "val").glob("[!.]*"))}
+    state = State(7, initial_tensors(tiny_recipe), {})
+    checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+    entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
+    (tmp_path / "run" / "log.jsonl").write_text(json.dumps(entry) + "\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def documented() -> list[str]:
+    """Return the modules with examples in their docstrings."""
+    files = sorted(path for path in SOURCE.rglob("*.py") if ">>> " in path.read_text())
+    return [".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in files]
+
+
+def test_there_are_examples_to_run() -> None:
+    assert {"lockstep.errors", "lockstep.inference", "lockstep.order", "lockstep.training"} <= set(documented())
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize("name", documented())
+def test_examples_in_docstrings_do_what_they_say(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
+    assert result.attempted > 0
+    assert result.failed == 0

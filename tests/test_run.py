@@ -1,0 +1,254 @@
+"""A run's folder: one recipe, one writer, and files that are whole."""
+
+import os
+import subprocess
+import sys
+import threading
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep import run
+from lockstep.errors import CheckpointError, RecipeError
+from lockstep.recipes import Recipe, load_recipe
+from lockstep.run import RunFolder, environment, read_log, read_report, write_json, write_text
+
+
+def begin(path: Path, recipe: Recipe) -> None:
+    """Leave a folder as a run does that was stopped after its first entry in the log."""
+    with RunFolder(path, recipe):
+        (path / "log.jsonl").write_text('{"kind": "start", "step": 0}\n')
+
+
+def test_a_new_folder_holds_every_field_of_the_recipe(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a run"
+    with RunFolder(path, tiny_recipe) as folder:
+        assert folder.checkpoints == path / "checkpoints"
+        assert folder.checkpoints.is_dir()
+    assert yaml.safe_load((path / "recipe.yaml").read_text()) == tiny_recipe.fields()
+    assert load_recipe(path) == tiny_recipe
+
+
+def test_a_run_goes_on_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe)
+    with RunFolder(tmp_path / "run", tiny_recipe) as folder:
+        assert (folder.path / "log.jsonl").exists()
+
+
+def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe)
+    other = tiny_recipe.replace(epochs=7, lr=0.5, mean=(1.0, 2.0, 3.0))
+    with pytest.raises(RecipeError) as error, RunFolder(tmp_path / "run", other):
+        pass
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"{tmp_path / 'run'} holds a run of another recipe:"
+    assert lines[1:-1] == [
+        "  epochs: 2 there, 7 now",
+        "  lr: 0.05 there, 0.5 now",
+        "  mean: [123.675, 116.28, 103.53] there, [1.0, 2.0, 3.0] now",
+    ]
+    assert load_recipe(tmp_path / "run") == tiny_recipe
+
+
+def test_another_recipe_is_refused_while_there_is_a_checkpoint(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", tiny_recipe) as folder:
+        (folder.checkpoints / "step-00000001").mkdir()
+    with pytest.raises(RecipeError, match="epochs"), RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)):
+        pass
+
+
+def test_a_corrected_recipe_is_taken_while_nothing_was_trained(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", tiny_recipe.replace(logits=3)):
+        pass
+    with RunFolder(tmp_path / "run", tiny_recipe):
+        assert load_recipe(tmp_path / "run") == tiny_recipe
+
+
+def test_a_folder_named_like_a_published_recipe_is_still_a_folder(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin(Path("demo"), tiny_recipe)
+    with RunFolder(Path("demo"), tiny_recipe) as folder:
+        assert folder.path == Path("demo")
+
+
+def test_a_folder_with_other_things_is_refused_and_left_alone(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("thesis.tex", "photos", "a.txt", "b.txt"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=r"holds other things \(a\.txt, b\.txt, photos\) and no run"):
+        RunFolder(tmp_path, tiny_recipe).__enter__()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "photos", "thesis.tex"]
+
+
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".recipe.yaml.tmp"], [".DS_Store"]], ids=str)
+def test_what_a_killed_start_left_does_not_stop_the_next(left: list[str], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).write_text("half")
+    with RunFolder(tmp_path, tiny_recipe):
+        assert load_recipe(tmp_path) == tiny_recipe
+
+
+def test_a_start_killed_before_any_file_is_written_can_be_repeated(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def die(path: Path, text: str) -> None:
+        written.append(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_text", die)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder(tmp_path / "run", tiny_recipe).__enter__()
+    assert written == [tmp_path / "run" / "recipe.yaml"]
+    with RunFolder(tmp_path / "run", tiny_recipe):
+        assert load_recipe(tmp_path / "run") == tiny_recipe
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "file/deep/below"])
+def test_a_folder_that_cannot_be_made_is_a_clear_error(out: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write to .*file.*: (File exists|Not a directory); use another --out"):
+        RunFolder(tmp_path / out, tiny_recipe).__enter__()
+
+
+def test_a_folder_without_permission_is_a_clear_error(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot write to .*: Permission denied; use another --out"):
+        RunFolder(tmp_path / "run", tiny_recipe).__enter__()
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from lockstep.recipes import load_recipe
+from lockstep.run import RunFolder
+with RunFolder(Path(sys.argv[1]), load_recipe(sys.argv[2])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_in_the_same_folder_is_refused_until_the_first_ends(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(tiny_recipe.to_yaml())
+    path = tmp_path / "run"
+    command = [sys.executable, "-c", HOLDER, str(path), str(recipe)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match="another process is training in"):
+            RunFolder(path, tiny_recipe).__enter__()
+        holder.kill()
+        holder.communicate()
+    with RunFolder(path, tiny_recipe) as folder:
+        assert folder.path == path
+
+
+def test_a_refused_start_does_not_hold_the_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe)
+    with pytest.raises(RecipeError) as kept:
+        RunFolder(tmp_path / "run", tiny_recipe.replace(epochs=7)).__enter__()
+    with RunFolder(tmp_path / "run", tiny_recipe):
+        assert kept.traceback
+
+
+def test_a_small_file_is_never_seen_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    texts = ["a" * 200_000, "b" * 100]
+    write_text(path, texts[0])
+    seen, done = set(), threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        write_text(path, texts[number % 2])
+    done.set()
+    reader.join()
+    assert seen <= set(texts)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new" * 10_000 + "\ud800")
+    assert path.read_text() == "old"
+
+
+def test_json_is_written_as_people_read_it(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"classes": ["café"], "loss": 0.1})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "classes": [\n  "café"\n ],\n "loss": 0.1\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "report"), [('{"steps": 3}', {"steps": 3}), ("", None), ('{"ste', None), (None, None)], ids=repr
+)
+def test_only_a_whole_report_is_one(content: str | None, report: object, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    assert read_report(tmp_path) == report
+
+
+@pytest.mark.parametrize(
+    ("content", "entries"),
+    [
+        ("", []),
+        ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
+        ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
+        ('{"step": 1}\n{"st', [{"step": 1}]),
+        ('{"step": 1}\n{"st\n', [{"step": 1}]),
+        ('{"st', []),
+        ('{"name": "caf\xc3', []),
+        ('{"loss": NaN, "lr": 0.1}\n', "NaN"),
+    ],
+    ids=repr,
+)
+def test_a_log_is_read_up_to_the_line_that_a_killed_process_cut_off(content: str, entries: object, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    if entries == "NaN":
+        assert str(read_log(path)) == "[{'loss': nan, 'lr': 0.1}]"
+    else:
+        assert read_log(path) == entries
+
+
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "log.jsonl") == []
+
+
+def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(CheckpointError, match=r"log\.jsonl, line 2 is not JSON"):
+        read_log(path)
+
+
+def test_the_environment_says_what_numbers_and_speed_depend_on() -> None:
+    about = environment("torch")
+    assert about["lockstep"] == version("lockstep-vision")
+    assert about["numpy"] == version("numpy")
+    assert about["torch"] == version("torch")
+    assert about["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert about["cores"] == len(os.sched_getaffinity(0))
+    assert about["memory_bytes"] == pytest.approx(memory_bytes(), rel=0.01)
+    assert about["system"].startswith("Linux")
+    assert about["processor"]
+
+
+def memory_bytes() -> int:
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    return int(total.split()[1]) * 1024
