@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 
 
@@ -30,9 +29,9 @@ class _SynchronisedBatchNorm(nn.BatchNorm2d):
             return super().forward(input)
         x = input.float()
         count = x.numel() // x.shape[1] * dist.get_world_size()
-        mean = differentiable.all_reduce(x.sum(dim=(0, 2, 3))) / count
+        mean = _over_ranks(x.sum(dim=(0, 2, 3))) / count
         centred = x - mean.view(1, -1, 1, 1)
-        variance = differentiable.all_reduce((centred * centred).sum(dim=(0, 2, 3))) / count
+        variance = _over_ranks((centred * centred).sum(dim=(0, 2, 3))) / count
         self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = self.weight * torch.rsqrt(variance + self.eps)
         return (centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(input.dtype)
@@ -44,3 +43,23 @@ class _SynchronisedBatchNorm(nn.BatchNorm2d):
         assert self.momentum is not None
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance, self.momentum)
+
+
+def _over_ranks(value: Tensor) -> Tensor:
+    return _SumOverRanks.apply(value)  # type: ignore[no-untyped-call]
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """An all-reduce through which gradients flow; PyTorch's own is deprecated, and its successor private."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

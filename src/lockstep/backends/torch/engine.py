@@ -34,12 +34,14 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class TorchHandle:
-    """Steps that were enqueued, and where their sums will appear on the device."""
+    """Steps that were enqueued, and where on the host their sums will be."""
 
     first: int
-    sums: list[Tensor]
-    """Per step float64 [4]: loss sum, top-1, top-5, images of this rank."""
+    sums: Tensor
+    """float64 [steps, 4], there once `done`: loss sum, top-1, top-5 and images of all ranks."""
     loss_scale: Tensor
+    done: torch.cuda.Event | None
+    """None on a CPU, which has computed what is enqueued."""
     enqueued_at: float
 
     @property
@@ -82,10 +84,11 @@ class TorchEngine:
         if self._world.ranks == 1:
             return None
         gpus = [self._device.index] if self._device.type == "cuda" else None
-        # Statistics stay local: only rank 0's count, and are handed on before an evaluation.
-        return DistributedDataParallel(
-            self._loss_module, device_ids=gpus, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        distributed = DistributedDataParallel(self._loss_module, device_ids=gpus, gradient_as_bucket_view=True)
+        # Statistics stay local: only rank 0's count, and are handed on before an evaluation. Set as an attribute, because
+        # what the argument is called depends on PyTorch's version.
+        distributed.broadcast_buffers = False
+        return distributed
 
     def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
         on_gpu = self._device.type == "cuda"
@@ -115,7 +118,16 @@ class TorchEngine:
         for step, batch in enumerate(batches, first):
             sums.append(self._step(batch, step))
             self._done = step + 1
-        return TorchHandle(first, sums, self._scale.value.clone(), time.perf_counter())
+        return self._handle(first, sums)
+
+    def _handle(self, first: int, sums: list[Tensor]) -> TorchHandle:
+        table = torch.stack(sums) if sums else torch.zeros(0, 4, dtype=torch.float64, device=self._device)
+        if self._world.ranks > 1 and sums:
+            dist.all_reduce(table)
+        # Copied right behind these steps: `fetch` is called when more are enqueued, and must not wait for those.
+        sums_on_host, scale = (tensor.to("cpu", non_blocking=True) for tensor in (table, self._scale.value))
+        done = torch.cuda.current_stream().record_event() if self._device.type == "cuda" else None
+        return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
     def _step(self, batch: Batch, step: int) -> Tensor:
         columns = [self._put(batch.images), self._put(batch.labels)]
@@ -151,26 +163,27 @@ class TorchEngine:
 
     def fetch(self, handle: TorchHandle) -> Interval:
         """Wait for the steps and return what they brought over all ranks."""
-        sums = torch.stack(handle.sums)
-        if self._world.ranks > 1:
-            dist.all_reduce(sums)
-        table = sums.cpu().numpy()
+        finished_at = handle.enqueued_at
+        if handle.done is not None:
+            handle.done.synchronize()
+            finished_at = time.perf_counter()
+        table = handle.sums.numpy()
         loss_sum, top1, top5, images = table.sum(axis=0)
         return Interval(
             first=handle.first,
             losses=table[:, 0] / table[:, 3],
             counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
             loss_scale=float(handle.loss_scale),
-            # A CPU has computed what is enqueued; a GPU has now, if the driver fetches as soon as it has enqueued more.
-            finished_at=handle.enqueued_at if self._device.type == "cpu" else time.perf_counter(),
+            finished_at=finished_at,
         )
 
     @torch.inference_mode()
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         if self._world.ranks > 1:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+            averages = [t for name, t in self._ema.items() if name not in self._parameters]
+            for statistic in (*self.model.buffers(), *averages):
+                dist.broadcast(statistic, src=0)
         self.model.eval()
         rows = [torch.zeros(0, 4, dtype=torch.float64, device=self._device)]
         for batch in batches:
@@ -218,8 +231,7 @@ class TorchEngine:
         velocity = {name: self._optimizer.state[p]["momentum_buffer"] for name, p in self._parameters.items()}
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(velocity, state.momentum, "momentum")
-        if self._ema:
-            copy_into(self._ema, state.ema, "moving averages")
+        copy_into(self._ema, state.ema, "moving averages")
         self._scale.write(state.scaler)
         self._done = state.step
 
@@ -297,7 +309,7 @@ def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str)
     for name, tensor in into.items():
         if tuple(tensor.shape) != values[name].shape:
             raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {tuple(tensor.shape)}")
-        tensor.copy_(torch.from_numpy(np.asarray(values[name], np.float32)))
+        tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
 
 
 def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> None:

@@ -56,8 +56,9 @@ class LossScale:
         return {"scale": self.value.item(), "good_steps": self._good.item(), "bad_steps": self._bad.item()}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one leaves the recipe's first scale."""
-        if self._dynamic and state:
+        """Take over a state; an empty one is the recipe's first."""
+        if self._dynamic:
+            state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value = torch.full_like(self.value, state["scale"])
             self._good = torch.full_like(self._good, int(state["good_steps"]))
             self._bad = torch.full_like(self._bad, int(state["bad_steps"]))

@@ -1,0 +1,136 @@
+"""States and batches to test engines with, how results are compared, and how far they may differ."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends import State
+from lockstep.data import Batch
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Recipe
+from tests.backends import oracle
+
+Arrays = dict[str, np.ndarray]
+
+RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
+"""Learning rates that change with every step, so that the rate of another step, or one inside the velocity, shows; and
+small, because rounding that switches a ReLU grows into another trajectory at rates that teach something."""
+
+TOLERANCE = {
+    # float32 against float64, relative to the largest value of a tensor (see `distance`). float32 has 24 bits: 6e-8.
+    "logits": 5e-6,  # a dozen layers, each a sum of up to 600 products
+    "full logits": 1e-4,  # the bound of the design; fifty to a hundred layers of up to 4,608 products
+    "loss": 1e-5,  # the logits' rounding through a logarithm
+    "statistics": 1e-5,  # means over at least 16 values
+    "gradient": 1e-2,  # rounding alone is 1e-5, but where it switches a ReLU or moves a maximum, a gradient jumps by 3e-3
+    "trajectory": 2e-2,  # of the way gone in 8 steps: a few such jumps
+    "update": 5e-7,  # a few operations
+    # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
+    "bf16 logits": 5e-2,
+    "fp16 logits": 6e-3,
+    "bf16 loss": 2e-2,
+    "fp16 loss": 3e-3,
+    "bf16 angle": 0.25,  # 1 - cosine of the whole gradient: the fewer bits, the more ReLUs switch
+    "fp16 angle": 0.03,
+    "scaled gradient": 1e-2,  # a power of two is exact in fp16 but for what is below 6e-8 without it
+    # An engine against itself, with sums in another order:
+    "compiled": 1e-2,  # as "gradient": the compiler fuses and reorders
+    "ranks": 1e-5,  # of weights after 4 small steps
+}
+
+
+def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
+    """Return a state in which no two tensors are alike; velocities are zero."""
+    rng = np.random.default_rng(seed)
+    values = {t.name: _random(rng, t.name, t.shape) for t in tensors(model_spec(recipe.model), recipe.logits)}
+    momentum = {name: np.zeros_like(value) for name, value in values.items() if not oracle.is_statistic(name)}
+    average = {name: value * np.float32(0.9) for name, value in values.items()} if recipe.ema_decay else {}
+    return State(step, values, momentum, average)
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    role = oracle.role(name)
+    if role in ("bn_scale", "bn_var"):
+        return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    deviation = np.sqrt(2 / np.prod(shape[1:])) if role in ("conv_weight", "fc_weight") else 0.3
+    return rng.normal(0, deviation, shape).astype(np.float32)
+
+
+def state_with_logits(recipe: Recipe, logits: list[float]) -> State:
+    """Return a state whose logits are these, whatever the image."""
+    state = random_state(recipe)
+    classifier = {"fc.weight": np.zeros_like(state.tensors["fc.weight"]), "fc.bias": np.array(logits, np.float32)}
+    return State(0, state.tensors | classifier, state.momentum, state.ema)
+
+
+def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
+    """Return images with large patches of colour, so that they differ after pooling too: uint8 [N, size, size, 3]."""
+    rng = np.random.default_rng(seed)
+    patch = -(-size // 5)
+    patches = rng.integers(0, 256, (count, 5, 5, 3)).repeat(patch, axis=1).repeat(patch, axis=2)
+    noise = rng.integers(-30, 31, (count, size, size, 3))
+    return np.clip(patches[:, :size, :size] + noise, 0, 255).astype(np.uint8)
+
+
+def random_batch(recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32) -> Batch:
+    """Return a batch; `mixup` says whether its coefficients are of the "batch" or of each "sample".
+
+    Partners are any indices below half the batch, repeated ones among them: right for one accumulation part and for two.
+    """
+    rng = np.random.default_rng(seed + 1000)
+    images, labels = random_images(count, size, seed), rng.integers(0, recipe.logits, count)
+    if mixup == "none":
+        return Batch(images, labels)
+    drawn = rng.uniform(0.1, 0.9, count).astype(np.float32)
+    coefficients = np.repeat(drawn[:1], count) if mixup == "batch" else drawn
+    return Batch(images, labels, coefficients, rng.integers(0, count // 2, count))
+
+
+def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:
+    return [random_batch(recipe, seed=seed, **kind) for seed in range(steps)]
+
+
+def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> float:
+    """Return the largest difference relative to the largest expected value, the worst over all tensors.
+
+    A tensor of almost zeros is measured against a hundredth of the largest value of all.
+    """
+    if not isinstance(expected, dict) or not isinstance(actual, dict):
+        actual, expected = {"": np.asarray(actual)}, {"": np.asarray(expected)}
+    assert actual.keys() == expected.keys()
+    floor = max(np.abs(value).max() for value in expected.values()) / 100
+    return max(_worst(actual[name] - value, max(np.abs(value).max(), floor)) for name, value in expected.items())
+
+
+def _worst(difference: np.ndarray, scale: float) -> float:
+    # NaN compares false with every bound; infinity does not.
+    return float(np.nan_to_num(np.abs(difference), nan=np.inf).max() / scale)
+
+
+def angle(actual: Arrays, expected: Arrays) -> float:
+    """Return 1 - cosine between two sets of tensors, each taken as one vector."""
+    a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))
+    return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def moved(end: State, start: State) -> Arrays:
+    """Return how far every tensor went."""
+    return {name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in start.tensors}
+
+
+def statistics(state: State) -> Arrays:
+    return {name: value for name, value in state.tensors.items() if oracle.is_statistic(name)}
+
+
+def parameters(state: State) -> Arrays:
+    return {name: value for name, value in state.tensors.items() if not oracle.is_statistic(name)}
+
+
+def bits(values: Arrays) -> dict[str, bytes]:
+    """Return what is equal only if every bit is; -0 differs from 0, and a NaN equals itself."""
+    return {name: value.tobytes() for name, value in values.items()}
+
+
+def all_bits(state: State) -> tuple[object, ...]:
+    """Return what is equal only if two states are equal to the last bit."""
+    return state.step, state.scaler, bits(state.tensors), bits(state.momentum), bits(state.ema)

@@ -1,0 +1,107 @@
+"""Short runs that can be carried out by any number of processes: `torchrun -m tests.backends.ranks FOLDER [NAME...]`.
+
+Every process leaves what it found in FOLDER/<rank>.pickle.
+"""
+
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Backend, World
+from lockstep.data import Batch
+from lockstep.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.recipes import Execution, Recipe
+from tests.backends.cases import RATES, random_images, random_state
+from tests.conftest import TINY
+
+IMAGES = random_images(64)
+LABELS = np.random.default_rng(3).integers(0, 10, 64)
+SIZES = np.full((64, 2), 32)
+TO_EVALUATE = 13
+STEPS = 4
+RECIPE = TINY.replace(global_batch_images=16, mixup_alpha=0.4, mixup_coefficient="sample", mixup_pairing="reverse", seed=1)
+"""Reversing pairs the same images for any number of ranks."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run: `STEPS` steps, with an evaluation in the middle and at the end."""
+
+    recipe: Recipe
+    execution: dict[str, Any] = field(default_factory=dict)
+    poisoned: bool = False
+    """Whether rank 1 finds an infinite MixUp coefficient in step 1."""
+
+
+SCENARIOS = {
+    "local": Scenario(RECIPE.replace(ema_decay=0.9)),
+    "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
+    "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised")),
+    "synchronised bf16": Scenario(RECIPE.replace(batch_norm="synchronised", precision="bf16")),
+    "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
+    "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
+}
+UNCOMPILED = tuple(name for name in SCENARIOS if name != "compiled")
+
+
+def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any) -> dict[str, Any]:
+    """Return the intervals, the state and the scores of a run, this rank's view of them."""
+    execution = Execution.of({"compile": "off"} | scenario.execution | changes)
+    recipe = scenario.recipe
+    share = {"rank": world.rank, "ranks": world.ranks}
+    plans = islice(training_plans(recipe, SIZES, 0, **share, parts=execution.accumulation_steps), STEPS)
+    batches = (_poisoned(batch, scenario, world, step) for step, batch in enumerate(map(_batch, plans)))
+    with backend.engine(recipe, np.asarray(RATES), world, execution) as engine:
+        engine.write(random_state(recipe))
+        first = engine.train(islice(batches, 2), 0)
+        engine.evaluate(images_to_evaluate(recipe, world))
+        second = engine.train(batches, 2)
+        intervals = [engine.fetch(first), engine.fetch(second)]
+        state = engine.read()
+        return {
+            "intervals": intervals,
+            "state": state,
+            "scores": engine.evaluate(images_to_evaluate(recipe, world)),
+            "ema scores": engine.evaluate(images_to_evaluate(recipe, world), ema=True) if recipe.ema_decay else None,
+        }
+
+
+def _batch(plan: BatchPlan) -> Batch:
+    return Batch(
+        IMAGES[plan.samples], np.where(plan.samples < 0, -1, LABELS[plan.samples]), plan.coefficients, plan.partners
+    )
+
+
+def _poisoned(batch: Batch, scenario: Scenario, world: World, step: int) -> Batch:
+    if not scenario.poisoned or step != 1 or world.rank == 0:
+        return batch
+    return replace(batch, coefficients=np.full(len(batch.labels), np.inf, np.float32))
+
+
+def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:
+    return map(_batch, evaluation_plans(recipe, SIZES[:TO_EVALUATE], 4, rank=world.rank, ranks=world.ranks))
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Carry out scenarios, and ask questions of all ranks."""
+    backend = backends.load("torch")
+    world = backend.world(Execution(device="cpu"))
+    found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
+    found["asked"] = {
+        "nobody says yes": world.any(False),
+        "the last says yes": world.any(world.rank == world.ranks - 1),
+        "all say yes": world.any(True),
+    }
+    (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
+    world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

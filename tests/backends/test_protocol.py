@@ -1,0 +1,88 @@
+"""Finding a backend, and that nothing is loaded before one is asked for."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS, Backend, Framework
+from lockstep.errors import BackendError
+from tests.backends.conftest import BACKENDS
+
+FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
+"""Frameworks the core never imports."""
+
+REPORT = f"""
+loaded = [name for name in {FOREIGN} if name in sys.modules]
+assert not loaded, loaded
+"""
+
+IMPORT_THE_CORE = (
+    f"""
+import importlib, sys
+from pathlib import Path
+import lockstep
+root = Path(lockstep.__file__).parent
+for file in root.rglob("*.py"):
+    parts = file.relative_to(root.parent).with_suffix("").parts
+    if parts[-1] != "__main__" and parts[1:3] not in {[("backends", name) for name in FRAMEWORKS]}:
+        importlib.import_module(".".join(part for part in parts if part != "__init__"))
+assert "lockstep.training" in sys.modules and "lockstep.backends.host_memory" in sys.modules
+"""
+    + REPORT
+)
+
+
+def test_every_framework_is_tested() -> None:
+    assert set(BACKENDS) == set(FRAMEWORKS)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_framework_has_a_module(name: str) -> None:
+    assert importlib.util.find_spec(f"lockstep.backends.{name}") is not None
+
+
+def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
+    for name, function in inspect.getmembers(Backend, inspect.isfunction):
+        if not name.startswith("_"):
+            expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+            assert list(inspect.signature(getattr(backend, name)).parameters) == expected
+
+
+@pytest.mark.parametrize(("name", "hint"), [("tortch", "Did you mean torch"), ("caffe", "Known: torch"), ("", "Known")])
+def test_an_unknown_backend_is_refused_with_what_there_is(name: str, hint: str) -> None:
+    with pytest.raises(BackendError, match=hint):
+        backends.load(name)
+
+
+def test_a_missing_framework_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Framework(("no-such-distribution", "nor-this-one"), "pip install it")
+    monkeypatch.setitem(FRAMEWORKS, "other", missing)
+    with pytest.raises(BackendError, match="'other' needs no-such-distribution: pip install it"):
+        backends.load("other")
+
+
+@pytest.mark.parametrize(
+    ("distributions", "found"),
+    [(("numpy",), True), (("no-such-distribution", "numpy"), True), (("no-such-distribution",), False), ((), False)],
+)
+def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], found: bool) -> None:
+    assert (Framework(distributions, "").version() is not None) == found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys, lockstep" + REPORT,
+        "import sys, lockstep.training" + REPORT,
+        "import sys; from lockstep.backends import FRAMEWORKS; FRAMEWORKS['torch'].version()" + REPORT,
+        IMPORT_THE_CORE,
+    ],
+    ids=["lockstep", "training", "version", "every module of the core"],
+)
+def test_no_framework_is_loaded_before_it_is_used(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,138 @@
+"""Two processes against one. What the ranks do is in `ranks`; here is what must come of it."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import Backend, State, World
+from tests.backends.cases import RATES, TOLERANCE, Arrays, bits, distance, moved, parameters, random_state, statistics
+from tests.backends.conftest import Start
+from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
+
+pytestmark = pytest.mark.slow
+
+Found = dict[str, Any]
+every_scenario = pytest.mark.parametrize("name", UNCOMPILED)
+
+
+def run_ranks(root: Path, folder: Path, names: tuple[str, ...]) -> list[Found]:
+    """Carry out scenarios in two processes; return what each found. A warning in either is an error."""
+    command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    done = subprocess.run(
+        [*command, "-m", "tests.backends.ranks", folder, *names],
+        cwd=root,
+        env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="session")
+def ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return run_ranks(pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), UNCOMPILED)
+
+
+def way(found: Found) -> Arrays:
+    """Return how far the parameters went."""
+    start = random_state(RECIPE)
+    return {name: value for name, value in moved(found["state"], start).items() if name in parameters(start)}
+
+
+@every_scenario
+def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Found], name: str) -> None:
+    first, second = (rank[name]["state"] for rank in ranks)
+    assert bits(parameters(first)) == bits(parameters(second))
+    assert bits(first.momentum) == bits(second.momentum)
+
+
+@every_scenario
+def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
+    first, second = (rank[name] for rank in ranks)
+    for a, b in zip(first["intervals"], second["intervals"], strict=True):
+        assert a.losses.tobytes() == b.losses.tobytes()
+        assert (a.counts.top1, a.counts.top5, a.counts.images) == (b.counts.top1, b.counts.top5, b.counts.images)
+    for of in ("scores", "ema scores"):
+        if first[of] is not None:
+            assert first[of].losses.tobytes() == second[of].losses.tobytes()
+
+
+def test_synchronised_ranks_go_where_one_process_goes(ranks: list[Found], backend: Backend, world: World) -> None:
+    one = carry_out(SCENARIOS["synchronised"], backend, world)
+    assert distance(way(ranks[0]["synchronised"]), way(one)) < TOLERANCE["trajectory"]
+
+
+def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found], backend: Backend, world: World) -> None:
+    one = carry_out(SCENARIOS["synchronised"], backend, world)
+    for rank in ranks:
+        assert distance(statistics(rank["synchronised"]["state"]), statistics(one["state"])) < TOLERANCE["ranks"]
+
+
+@pytest.mark.parametrize(("name", "parts"), [("local", 2), ("local in parts", 4)])
+def test_ranks_are_as_many_parts_of_one_process(
+    ranks: list[Found], backend: Backend, world: World, name: str, parts: int
+) -> None:
+    # But for running statistics, which one process moves once for every part.
+    one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
+    assert distance(way(ranks[0][name]), way(one)) < TOLERANCE["trajectory"]
+
+
+def test_an_interval_sums_over_the_ranks(ranks: list[Found], backend: Backend, world: World) -> None:
+    one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
+    for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
+        assert a.losses == pytest.approx(b.losses, rel=TOLERANCE["ranks"])
+        assert a.counts.images == b.counts.images == 32
+        assert (a.counts.top1, a.counts.top5) == (b.counts.top1, b.counts.top5)
+
+
+def test_two_ranks_evaluate_every_image_once(ranks: list[Found]) -> None:
+    scores = ranks[0]["local"]["scores"]
+    assert sorted(scores.labels.tolist()) == sorted(LABELS[:TO_EVALUATE].tolist())
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_all_ranks_evaluate_with_the_statistics_of_the_first(
+    ranks: list[Found], start: Start, world: World, ema: bool
+) -> None:
+    state: State = ranks[0]["local"]["state"]
+    alone = start(SCENARIOS["local"].recipe, state).evaluate(images_to_evaluate(RECIPE, world), ema=ema)
+    both = ranks[0]["local"]["ema scores" if ema else "scores"]
+    assert np.sort(both.losses) == pytest.approx(np.sort(alone.losses), rel=TOLERANCE["ranks"])
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> None:
+    for rank in ranks:
+        found = rank["overflow"]
+        assert np.isfinite(found["intervals"][1].losses).all()
+        assert found["state"].scaler == {"scale": 32.0, "good_steps": 2, "bad_steps": 0}
+        assert all(np.isfinite(value).all() for value in parameters(found["state"]).values())
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"), [("nobody says yes", False), ("the last says yes", True), ("all say yes", True)]
+)
+def test_a_flag_on_any_rank_is_seen_by_all(ranks: list[Found], question: str, answer: bool) -> None:
+    assert [rank["asked"][question] for rank in ranks] == [answer, answer]
+
+
+def test_compiled_ranks_go_where_one_uncompiled_process_goes(
+    pytestconfig: pytest.Config, tmp_path: Path, backend: Backend, world: World
+) -> None:
+    found = run_ranks(pytestconfig.rootpath, tmp_path, ("compiled",))
+    one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
+    assert distance(way(found[0]["compiled"]), way(one)) < TOLERANCE["trajectory"]
+    assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)
+
+
+def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
+    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * TOLERANCE["trajectory"]
+    assert len(RATES) >= 4

@@ -1,0 +1,464 @@
+"""What is PyTorch's own: modules, memory, flags, the compiler and the loss scale on the device."""
+
+import ast
+import copy
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep import backends
+from lockstep.backends import host_memory
+from lockstep.backends import torch as torch_backend
+from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.backends.torch.model import Model
+from lockstep.errors import BackendError, CheckpointError
+from lockstep.models import MODELS, tensors
+from lockstep.recipes import Execution, Recipe
+from tests.backends import oracle
+from tests.backends.cases import (
+    TOLERANCE,
+    bits,
+    distance,
+    parameters,
+    random_batch,
+    random_images,
+    random_state,
+    statistics,
+)
+from tests.backends.conftest import Start
+
+SOURCE = Path(torch_backend.__file__).parent
+CPU = torch.device("cpu")
+
+PARAMETERS = {
+    # https://pytorch.org/vision/stable/models.html; v1 has those of v1.5.
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "resnet50-v1": 25_557_032,
+    "resnet101-v1": 44_549_160,
+    "resnet152-v1": 60_192_808,
+    "resnext101-32x4d": 44_177_704,
+}
+
+
+FLAGS: tuple[tuple[Any, str], ...] = (
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+)
+
+
+@pytest.fixture(autouse=True)
+def flags() -> Iterator[None]:
+    """Put back afterwards what an engine sets for the whole process."""
+    before = [getattr(place, name) for place, name in FLAGS]
+    yield
+    for (place, name), value in zip(FLAGS, before, strict=True):
+        setattr(place, name, value)
+
+
+# The module
+
+
+def on_paper(model: str, recipe: Recipe) -> Model:
+    """Return a model without memory."""
+    with torch.device("meta"):
+        return Model(MODELS[model], recipe)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_module_has_the_tensors_of_the_table(tiny_recipe: Recipe, model: str) -> None:
+    state = on_paper(model, tiny_recipe.replace(logits=1001)).state_dict()
+    found = {name: tuple(tensor.shape) for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
+    assert found == {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1001)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model: str) -> None:
+    module = on_paper(model, tiny_recipe.replace(logits=1000))
+    assert sum(parameter.numel() for parameter in module.parameters()) == PARAMETERS[model]
+
+
+def torchvisions_names(depths: tuple[int, ...], convolutions: int, first_projects: bool) -> list[str]:
+    """Return the keys of torchvision's `resnet*().state_dict()`, in their order."""
+
+    def normalised(conv: str, bn: str) -> list[str]:
+        parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        return [f"{conv}.weight", *(f"{bn}.{part}" for part in parts)]
+
+    names = normalised("conv1", "bn1")
+    for stage, depth in enumerate(depths, start=1):
+        for i in range(depth):
+            block = f"layer{stage}.{i}"
+            for j in range(1, convolutions + 1):
+                names += normalised(f"{block}.conv{j}", f"{block}.bn{j}")
+            if i == 0 and (stage > 1 or first_projects):
+                names += normalised(f"{block}.downsample.0", f"{block}.downsample.1")
+    return [*names, "fc.weight", "fc.bias"]
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("resnet18", torchvisions_names((2, 2, 2, 2), 2, first_projects=False)),
+        ("resnet50", torchvisions_names((3, 4, 6, 3), 3, first_projects=True)),
+        ("resnext101-32x4d", torchvisions_names((3, 4, 23, 3), 3, first_projects=True)),
+    ],
+)
+def test_a_module_has_torchvisions_names_in_their_order(tiny_recipe: Recipe, model: str, names: list[str]) -> None:
+    assert list(on_paper(model, tiny_recipe).state_dict()) == names
+
+
+@pytest.fixture
+def module(tiny_recipe: Recipe) -> torch.nn.Module:
+    return torch_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
+
+
+def test_a_loaded_module_computes_what_the_engine_does(module: torch.nn.Module, start: Start, tiny_recipe: Recipe) -> None:
+    images = random_images(4)
+    with torch.no_grad():
+        logits = module(oracle.normalised(images, tiny_recipe).float()).numpy()
+    assert distance(logits, start(tiny_recipe).predict(images)) < TOLERANCE["logits"]
+
+
+def test_a_loaded_module_is_ready_for_inference(module: torch.nn.Module) -> None:
+    assert not any(each.training for each in module.modules())
+
+
+def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
+    module.train()(oracle.normalised(random_images(4), tiny_recipe).float()).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
+
+
+def test_a_loaded_module_takes_a_state_dict_strictly(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
+    other = {name: torch.tensor(value) for name, value in random_state(tiny_recipe, seed=3).tensors.items()}
+    counts = {name: torch.tensor(7) for name in module.state_dict() if name.endswith("num_batches_tracked")}
+    module.load_state_dict(other | counts, strict=True)
+    assert torch.equal(module.get_parameter("fc.bias"), other["fc.bias"])
+
+
+def test_a_loaded_module_can_be_copied(module: torch.nn.Module) -> None:
+    twin = copy.deepcopy(module)
+    twin.get_parameter("fc.bias").data.zero_()
+    assert module.get_parameter("fc.bias").any()
+
+
+def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
+    values = random_state(tiny_recipe).tensors
+    module = torch_backend.load_module(tiny_recipe, values)
+    values["fc.bias"][:] = 0
+    assert module.get_parameter("fc.bias").all()
+
+
+def test_weights_of_another_model_are_refused(tiny_recipe: Recipe) -> None:
+    with pytest.raises(CheckpointError, match="fc"):
+        torch_backend.load_module(tiny_recipe, random_state(tiny_recipe.replace(logits=11)).tensors)
+
+
+# The step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("model", ["bottleneck", "basic"])
+def test_gradients_and_velocities_lie_in_memory_as_their_weights_do(
+    start: Start, tiny_recipe: Recipe, precision: str, model: str
+) -> None:
+    # Fused SGD walks through all three at once, by address.
+    spec = {"block": model, "expansion": 2 if model == "bottleneck" else 1, "groups": 1}
+    narrow = tiny_recipe.replace(precision=precision, model=tiny_recipe.fields()["model"] | spec)
+    engine: Any = start(narrow)
+    lying = {}
+
+    def note(name: str, weight: torch.Tensor) -> None:
+        lying[name] = (places(weight), places(weight.grad), places(engine._optimizer.state[weight]["momentum_buffer"]))
+
+    for name, parameter in engine.model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(partial(note, name))
+    engine.train([random_batch(narrow, mixup="sample")], 0)
+    assert lying.keys() == engine.read().momentum.keys()
+    for name, (weight, gradient, velocity) in lying.items():
+        assert weight == gradient == velocity, name
+
+
+def places(tensor: torch.Tensor | None) -> list[int]:
+    """Return the strides that matter: those of axes longer than one."""
+    assert tensor is not None
+    return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
+
+
+def test_kernels_and_images_are_channels_last(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe)
+    seen: list[bool] = []
+    for module in engine.model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(lambda conv, inputs, output: seen.extend(map(is_channels_last, (*inputs, output))))
+            assert is_channels_last(module.weight)
+    engine.train([random_batch(tiny_recipe, mixup="sample", size=64)], 0)
+    assert seen
+    assert all(seen)
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("precision", "convolution", "norm"),
+    [
+        ("fp32", torch.float32, torch.float32),
+        ("bf16", torch.bfloat16, torch.bfloat16),
+        ("fp16", torch.float16, torch.float16),
+    ],
+)
+def test_activations_have_the_precision_of_the_recipe(
+    start: Start, tiny_recipe: Recipe, precision: str, convolution: torch.dtype, norm: torch.dtype
+) -> None:
+    engine: Any = start(tiny_recipe.replace(precision=precision))
+    seen: dict[type, set[torch.dtype]] = {torch.nn.Conv2d: set(), torch.nn.BatchNorm2d: set()}
+    for module in engine.model.modules():
+        if type(module) in seen:
+            module.register_forward_hook(lambda module, _, output: seen[type(module)].add(output.dtype))
+    engine.train([random_batch(tiny_recipe)], 0)
+    assert seen == {torch.nn.Conv2d: {convolution}, torch.nn.BatchNorm2d: {norm}}
+
+
+class _Reading(TorchDispatchMode):
+    """Notes the operations through which the host would learn a value or wait for the device."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique", "masked_select", "item")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.seen = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        if function.overloadpacket.__name__ in self.WAITING:
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ema_decay": 0.9}, {"precision": "fp16", "loss_scaling": "dynamic"}, {"precision": "bf16"}],
+    ids=["fp32", "moving average", "dynamic fp16", "bf16"],
+)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int) -> None:
+    engine = start(tiny_recipe.replace(**changes), accumulation_steps=parts)
+    with _Reading() as reading:
+        engine.train([random_batch(tiny_recipe, mixup="sample")] * 2, 0)
+    assert reading.seen > 100
+    assert reading.found == []
+
+
+WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
+MAY_WAIT = {"fetch", "evaluate", "predict", "read", "any", "_to_numpy"}
+"""`any` asks over the hosts' own process group; `_to_numpy` is part of `read`."""
+
+
+def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name of the function around, and that of the function called, for every call."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            yield inside, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        yield from calls(node, node.name if isinstance(node, ast.FunctionDef) else inside)
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.glob("*.py")), ids=lambda file: file.name)
+def test_only_some_functions_wait_for_the_device(file: Path) -> None:
+    found = set(calls(ast.parse(file.read_text(encoding="utf-8"))))
+    assert {(inside, called) for inside, called in found if called in WAITS and inside not in MAY_WAIT} == set()
+    assert {inside for inside, called in found if called == "_to_numpy"} <= {"read"}
+
+
+def test_the_search_for_waits_finds_them() -> None:
+    assert ("step", "item") in set(calls(ast.parse("def step(x):\n    if x:\n        y = float(x.mean().item())")))
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_same(
+    start: Start, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    batch, losses, states = random_batch(tiny_recipe, mixup="sample"), [], []
+    for compile in ("off", "on"):
+        engine = start(tiny_recipe.replace(weight_decay=0.0), compile=compile)
+        losses.append(engine.fetch(engine.train([batch], 0)).losses)
+        states.append(engine.read())
+        engine.evaluate([batch])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            engine.train([random_batch(tiny_recipe, seed=1, mixup="sample")], 1)
+    torch.compiler.reset()
+    assert losses[1] == pytest.approx(losses[0], rel=TOLERANCE["loss"])
+    assert distance(states[1].momentum, states[0].momentum) < TOLERANCE["compiled"]
+    assert distance(statistics(states[1]), statistics(states[0])) < TOLERANCE["statistics"]
+    assert bits(parameters(states[1])) != bits(parameters(states[0])), "nothing was compiled"
+
+
+@pytest.mark.parametrize(("compile", "expected"), [("off", False), ("on", True), ("auto", False)])
+def test_the_compiler_is_used_when_asked_and_left_alone_on_a_cpu(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, compile: Any, expected: bool
+) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    execution = Execution(device="cpu", compile=compile)
+    torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
+    assert bool(compiled) == expected
+
+
+# Loss scaling, on gradients made by hand
+
+
+def scaled(recipe: Recipe, **changes: Any) -> LossScale:
+    return LossScale(recipe.replace(precision="fp16", **changes), CPU)
+
+
+def optimizer_with(*gradients: list[float]) -> tuple[torch.optim.SGD, list[torch.Tensor]]:
+    weights = [torch.ones(len(gradient)) for gradient in gradients]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.requires_grad_().grad = torch.tensor(gradient)
+    return torch.optim.SGD(weights, lr=torch.tensor(0.5), momentum=0.9, fused=True), weights
+
+
+@pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
+def test_gradients_are_divided_by_the_scale(tiny_recipe: Recipe, loss_scaling: str) -> None:
+    optimizer, weights = optimizer_with([128.0, -64.0], [32.0])
+    scaled(tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0).step(optimizer)
+    assert [weight.tolist() for weight in weights] == [[0.5, 1.25], [0.875]]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_one_gradient_that_is_not_finite_skips_all(tiny_recipe: Recipe, bad: float) -> None:
+    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    optimizer, weights = optimizer_with([1.0, 2.0], [3.0, bad], [4.0])
+    scale.step(optimizer)
+    assert [weight.tolist() for weight in weights] == [[1.0, 1.0], [1.0, 1.0], [1.0]]
+    assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
+
+
+def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
+    # Their squares are beyond float32.
+    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    optimizer, weights = optimizer_with([3e38, -3e38])
+    scale.step(optimizer)
+    assert scale.read()["good_steps"] == 1
+    assert weights[0].tolist() != [1.0, 1.0]
+
+
+def test_a_static_scale_updates_whatever_comes(tiny_recipe: Recipe) -> None:
+    scale = scaled(tiny_recipe, loss_scaling="static", loss_scale=128.0)
+    optimizer, weights = optimizer_with([float("inf")])
+    scale.step(optimizer)
+    assert weights[0].tolist() == [float("-inf")]
+    assert scale.value.item() == 128.0
+
+
+# The process
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_tensorfloat_products_are_used_in_tf32_alone(tiny_recipe: Recipe, precision: str) -> None:
+    for before in (False, True):
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = before
+        execution = Execution(device="cpu", compile="off")
+        torch_backend.engine(
+            tiny_recipe.replace(precision=precision), np.zeros(1), torch_backend.world(execution), execution
+        )
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_kernels_are_chosen_for_speed_only_if_they_may_differ(tiny_recipe: Recipe, deterministic: bool) -> None:
+    execution = Execution(device="cpu", compile="off", deterministic=deterministic)
+    torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
+    assert torch.backends.cudnn.deterministic == deterministic
+    assert torch.backends.cudnn.benchmark != deterministic
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(BackendError, match=r"finds no GPU.*device=cpu"):
+        torch_backend.world(Execution(device="cuda"))
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_without_a_gpu_the_cpu_is_used(device: Any) -> None:
+    world = torch_backend.world(Execution(device=device))
+    assert (world.rank, world.ranks, world.torch_device) == (0, 1, CPU)
+    assert world.device == f"CPU, {torch.get_num_threads()} threads"
+    assert torch_backend.devices() == [world.device]
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_one_process_asks_itself(flag: bool) -> None:
+    world = torch_backend.world(Execution(device="cpu"))
+    assert world.any(flag) == flag
+    world.close()
+
+
+def test_the_torch_backend_is_found_by_name() -> None:
+    assert backends.load("torch") is torch_backend
+
+
+# Memory of the process
+
+RESIDENT_AFTER_FREEING = """
+import resource
+import numpy as np
+from lockstep.backends.host_memory import keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+{call}
+np.ones(1)
+before = resident()
+large = np.ones(8_000_000)
+del large
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+@pytest.mark.parametrize(("call", "kept"), [("keep_freed_memory()", True), ("", False)])
+def test_freed_memory_stays_with_the_process_when_asked(call: str, kept: bool) -> None:
+    command = [sys.executable, "-c", RESIDENT_AFTER_FREEING.format(call=call)]
+    environment = os.environ | {"LD_PRELOAD": ""}  # another allocator
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert (int(done.stdout) > 32_000_000) == kept
+
+
+@pytest.mark.parametrize("missing", ["linux", "mallopt"])
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    called: list[Callable[..., Any]] = []
+    library = type("Library", (), {} if missing == "mallopt" else {"mallopt": lambda *_: called.append(print)})
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library())
+    if missing == "linux":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    host_memory.keep_freed_memory()
+    assert not called
