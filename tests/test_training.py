@@ -252,3 +252,23 @@ def test_more_classes_than_logits_are_refused(textures: Path, tiny_recipe: Recip
 def test_a_step_of_more_images_than_there_are_is_refused(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="only 60 training images"):
         lockstep.train(tiny_recipe.replace(global_batch_images=64), textures, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"logits": 11}, []),
+        ({"logits": 12}, ["10 classes, the model 12"]),
+        ({"precision": "fp16"}, ["precision=bf16"]),
+    ],
+    ids=str,
+)
+def test_what_is_allowed_but_seldom_meant_is_noted(
+    changes: dict[str, Any], words: list[str], textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    events: list[dict[str, Any]] = []
+    lockstep.train(tiny_recipe.replace(epochs=1, **changes), textures, tmp_path / "run", listener=events.append)
+    notes = next(event for event in events if event["kind"] == "start")["notes"]
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))

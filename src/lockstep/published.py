@@ -142,9 +142,9 @@ def demo() -> Recipe:
     return _SGD_COSINE.replace(
         logits=10,
         zero_init_last_bn=True,
-        epochs=8,
+        epochs=7,
         global_batch_images=32,
-        lr=0.08,
+        lr=0.1,
         lr_scaling="none",
         warmup_epochs=1.0,
         precision="bf16",

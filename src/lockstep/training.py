@@ -190,7 +190,18 @@ class _Training:
         if self.world.rank == 0:
             self.recorder.open(self.out, step, rates)
             write_json(self.out / "environment.json", about)
-        self.recorder.log({"kind": "start", "step": step, "total": self.total, "damaged": damaged, "environment": about})
+        start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes()}
+        self.recorder.log(start | {"environment": about})
+
+    def notes(self) -> list[str]:
+        """Return what is allowed but seldom meant."""
+        found = []
+        if self.recipe.precision == "fp16" and self.world.device.startswith("CPU"):
+            found.append("fp16 is slow on CPUs; --set precision=bf16 or fp32 is not")
+        classes = len(self.training.classes)
+        if classes < self.recipe.logits and self.recipe.logits - classes > 1:
+            found.append(f"the images have {classes} classes, the model {self.recipe.logits} logits: --set logits={classes}")
+        return found
 
     def lacks_evaluation(self, step: int) -> bool:
         """Return whether an evaluation is due at this step and not in the log (the run was stopped before or in it)."""

@@ -18,7 +18,7 @@ ABOUT = {
     "train": {"images": 60, "quarantined": []},
     "val": {"images": 20, "quarantined": []},
 }
-START = {"kind": "start", "step": 0, "total": 40, "damaged": [], "environment": ABOUT}
+START = {"kind": "start", "step": 0, "total": 40, "damaged": [], "notes": [], "environment": ABOUT}
 REPORT = {
     "steps": 40,
     "final": {"trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}},
@@ -54,6 +54,7 @@ def bad(count: int) -> dict[str, Any]:
 FIRST_LINE = "60 training and 20 validation images on CPU, 2 threads"
 LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
+    "a start with a note": ([START | {"notes": ["[x] is slow"]}], ["note: [x] is slow", FIRST_LINE]),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
     "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "going on after step 16 of 40"]),
     "a start after damage": (

@@ -12,16 +12,16 @@ from PIL import Image
 from lockstep.data.textures import PATTERNS, draw_data_set, draw_texture
 
 GOLDEN = {
-    "blobs": "0603941ac65b399e",
-    "bricks": "b5fc542fef749cbe",
-    "checks": "0bfa09542c588dfe",
-    "dots": "6f398270b2075d08",
-    "grid": "db545f18aa48d632",
-    "rays": "4bc625425e1bccc1",
-    "rings": "df683a38d2244ecf",
-    "spiral": "1207e84012fae3a9",
-    "stripes": "de4e908956277740",
-    "zigzag": "7339a8d5965b5ca7",
+    "blobs": "09d70502852d3e38",
+    "bricks": "e9ed2813143f26a3",
+    "checks": "5205f50d1f8951c0",
+    "dots": "5693f0198edfe8a2",
+    "grid": "453a9b2a95b628d6",
+    "rays": "ff859f7b31922577",
+    "rings": "679e10056bd3ce54",
+    "spiral": "06f497541bfff680",
+    "stripes": "42dec5baf61f38f7",
+    "zigzag": "6adac35137f28760",
 }
 
 

@@ -60,6 +60,8 @@ class Reporter:
         about = event["environment"]
         for message in event["damaged"]:
             self.say(f"skipped a damaged checkpoint: {message}")
+        for note in event["notes"]:
+            self.say(f"note: {note}")
         ranks = f", {about['ranks']} ranks" if about["ranks"] > 1 else ""
         self.say(
             f"{about['train']['images']} training and {about['val']['images']} validation images on {about['device']}{ranks}"

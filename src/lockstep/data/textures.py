@@ -41,7 +41,7 @@ def _zigzag(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
 
 def _bricks(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
     row = np.floor(y / np.pi)
-    mortar = (np.abs(np.sin(y)) < 0.3) | (np.abs(np.sin(x / 2 + row * np.pi / 2)) < 0.15)
+    mortar = (np.abs(np.sin(y)) < 0.35) | (np.abs(np.sin(x / 3 + row * np.pi / 2)) < 0.12)
     return np.where(mortar, 1.0, -1.0)
 
 
@@ -54,7 +54,7 @@ def _rays(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
 
 
 def _spiral(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
-    return np.sin(np.hypot(x, y) + np.arctan2(y, x) * (2 + np.floor(3 * chance[0])))
+    return np.sin(np.hypot(x, y) + np.arctan2(y, x) * (4 + np.floor(4 * chance[0])))
 
 
 def _blobs(x: Plane, y: Plane, chance: np.ndarray) -> Plane:
@@ -95,7 +95,7 @@ def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:
         dark, bright = bright, dark
     shade = 1 - 0.4 * chance[13] * columns / width
     noise = uniform(draw(seed, Purpose.TEXTURE, 8, -(-height * width * 3 // 4), epoch=number, attempt=stream))
-    noise = (noise.reshape(-1)[: height * width * 3].reshape(height, width, 3) - 0.5) * (20 + 60 * chance[14])
+    noise = (noise.reshape(-1)[: height * width * 3].reshape(height, width, 3) - 0.5) * (10 + 40 * chance[14])
     pixels = (dark + (bright - dark) * share[..., None]) * shade[..., None] + noise
     return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
 
