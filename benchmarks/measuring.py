@@ -63,7 +63,10 @@ def record(name: str, result: dict[str, Any]) -> None:
     """Print a result and write it to `results/<name>.json`."""
     for key, value in result.items():
         print(f"{key:<32} {value}")
-    about = {"command": shlex.join(["python", *sys.argv]), "environment": environment("torch")}
+    command = ["python", f"benchmarks/{name}.py", *sys.argv[1:]]
+    if "--data" in command:
+        command[command.index("--data") + 1] = "DIR"  # where it lies says nothing to anybody else
+    about = {"command": shlex.join(command), "environment": environment("torch")}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 
 

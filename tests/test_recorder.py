@@ -52,7 +52,7 @@ def test_entries_keep_the_order_and_the_fields_of_the_events(tmp_path: Path) -> 
         recorder.open(tmp_path, 0, RATES)
         for event in given:
             recorder.log(event)
-        assert recorder.entries == read_log(tmp_path / "log.jsonl")
+        assert recorder.evaluations == read_log(tmp_path / "log.jsonl")[2:]
     entries = read_log(tmp_path / "log.jsonl")
     assert [{name: entry[name] for name in event} for entry, event in zip(entries, given, strict=True)] == given
     times = [entry["elapsed_sec"] for entry in entries]
@@ -81,9 +81,22 @@ def test_reopening_at_a_step_drops_what_came_after_it_and_a_torn_tail(tail: str,
         file.write(tail)
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 4, RATES)
-        assert [entry["step"] for entry in recorder.entries] == [2, 4]
+        assert [entry["step"] for entry in read_log(tmp_path / "log.jsonl")] == [2, 4]
         recorder.log(train_event(5))
     assert [entry["step"] for entry in read_log(tmp_path / "log.jsonl")] == [2, 4, 5]
+
+
+def test_reopening_drops_the_evaluations_of_a_step_that_is_evaluated_again(tmp_path: Path) -> None:
+    with Recorder(None) as recorder:
+        recorder.open(tmp_path, 0, RATES)
+        for step in (2, 4):
+            recorder.log(train_event(step))
+            recorder.log({"kind": "evaluate", "step": step, "weights": "trained"})
+    with Recorder(None) as recorder:
+        recorder.open(tmp_path, 4, RATES, evaluates_again=True)
+        assert [entry["step"] for entry in recorder.evaluations] == [2]
+    logged = [(entry["kind"], entry["step"]) for entry in read_log(tmp_path / "log.jsonl")]
+    assert logged == [("train", 2), ("evaluate", 2), ("train", 4)]
 
 
 def test_tensorboard_shows_the_figures_of_the_log(tmp_path: Path) -> None:
@@ -130,7 +143,7 @@ def test_without_a_folder_nothing_is_written_and_the_listener_still_hears(
     with Recorder(heard.append) as recorder:
         recorder.log(train_event(2, loss=1.0))
         recorder.tell({"kind": "save"})
-        assert recorder.entries == []
+        assert recorder.evaluations == []
     assert [event["kind"] for event in heard] == ["train", "save"]
     assert heard[0]["loss"] == 1.0
     assert list(tmp_path.rglob("*")) == []
@@ -167,4 +180,4 @@ def test_training_time_is_that_of_all_intervals_in_the_log_and_of_nothing_else(t
     with Recorder(None) as recorder:
         recorder.open(tmp_path, 2, RATES)
         recorder.log(train_event(4, images=16, images_per_sec=8.0))
-        assert recorder.train_sec() == 6.0
+        assert recorder.train_sec == 6.0

@@ -148,6 +148,35 @@ def test_a_stop_in_the_last_evaluation_leaves_a_run_that_can_be_finished(
     assert report["final"]["trained"]["images"] == 20
 
 
+@pytest.mark.parametrize("logged", [0, 1, 2])
+def test_a_run_killed_before_its_report_evaluates_its_last_step_once_more(
+    logged: int, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = tiny_recipe.replace(ema_decay=0.9, epochs=1)
+    whole = lockstep.train(recipe, textures, run)
+    (run / "report.json").unlink()
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(lines[: len(lines) - 2 + logged]))
+    again = lockstep.train(recipe, textures, run)
+    assert [entry["weights"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"] == ["trained", "ema"]
+    assert again["per_class"] == whole["per_class"]
+    assert again["final"]["ema"]["loss"] == whole["final"]["ema"]["loss"]
+
+
+def test_a_run_killed_between_two_evaluations_of_a_step_makes_both(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    listener = send(signal.SIGTERM, lambda event: event["kind"] == "evaluate")
+    with pytest.raises(Interrupted):
+        lockstep.train(recipe, textures, run, listener=listener)
+    lockstep.train(recipe, textures, run)
+    found = [(e["step"], e["weights"]) for e in read_log(run / "log.jsonl") if e["kind"] == "evaluate"]
+    assert found == [(7, "trained"), (7, "ema"), (14, "trained"), (14, "ema")]
+
+
 def test_ctrl_c_saves_and_exits_with_130(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     listener = send(signal.SIGINT, lambda event: event["kind"] == "train")
     with pytest.raises(Interrupted) as stopped:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import numpy as np
 
@@ -24,10 +24,14 @@ class Recorder:
 
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
-        self._log: _Log | None = None
+        self._log: TextIO | None = None
         self._events: SummaryWriter | None = None
         self._rates = np.zeros(0)
         self._began = time.perf_counter()
+        self.evaluations: list[dict[str, Any]] = []
+        """The log's entries of evaluations. Those of training are not kept: a long run has many of them."""
+        self.train_sec = 0.0
+        """Seconds spent training, over all processes of the run; evaluation and saving left out."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,16 +42,31 @@ class Recorder:
         if self._events is not None:
             self._events.close()
 
-    def open(self, folder: Path, step: int, rates: np.ndarray) -> None:
-        """Begin or continue the log and events of a run that stands at `step`; only rank 0 does."""
-        self._log = _Log(folder / "log.jsonl", step)
+    def open(self, folder: Path, step: int, rates: np.ndarray, *, evaluates_again: bool = False) -> None:
+        """Begin or continue the log and events of a run that stands at `step`; only rank 0 does.
+
+        What is made again is dropped from the log: entries after the step and a line that was cut off, and with
+        `evaluates_again` the evaluations at the step.
+        """
+        path = folder / "log.jsonl"
+        kept = [
+            entry
+            for entry in read_log(path)
+            if entry["step"] < step
+            or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
+        ]
+        write_text(path, "".join(_line(entry) for entry in kept))
+        for entry in kept:
+            self._note(entry)
+        self._log = path.open("a", encoding="utf-8")
         self._events = _summary_writer(folder / "tensorboard", step)
         self._rates = rates
 
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """What the log holds."""
-        return self._log.entries if self._log is not None else []
+    def _note(self, entry: dict[str, Any]) -> None:
+        if entry["kind"] == "evaluate":
+            self.evaluations.append(entry)
+        if entry["kind"] == "train":
+            self.train_sec += entry["images"] / entry["images_per_sec"]
 
     def tell(self, event: dict[str, Any]) -> None:
         """Tell the listener of something that is not logged."""
@@ -71,7 +90,9 @@ class Recorder:
             event = event | {"lr": float(self._rates[event["step"] - 1])}
         event = event | {"elapsed_sec": time.perf_counter() - self._began}
         if self._log is not None:
-            self._log.append(event)
+            self._note(event)
+            self._log.write(_line(event))
+            self._log.flush()
         if self._events is not None:
             self._chart(event)
         self.tell(event)
@@ -84,27 +105,6 @@ class Recorder:
         for name, value in event.items():
             if isinstance(value, float | int) and name not in ("step", "first_step", "images", "elapsed_sec"):
                 self._events.add_scalar(f"{folder}/{name}", value, event["step"])
-
-    def train_sec(self) -> float:
-        """Return the seconds spent training, over all processes of the run, evaluation and saving left out."""
-        return float(sum(e["images"] / e["images_per_sec"] for e in self.entries if e["kind"] == "train"))
-
-
-class _Log:
-    """Entries are appended whole; those after a checkpoint's step are made again when a run goes on from there."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.entries = [entry for entry in read_log(path) if entry["step"] <= step]
-        write_text(path, "".join(_line(entry) for entry in self.entries))
-        self._file = path.open("a", encoding="utf-8")
-
-    def append(self, entry: dict[str, Any]) -> None:
-        self.entries.append(entry)
-        self._file.write(_line(entry))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _summary_writer(folder: Path, step: int) -> "SummaryWriter":

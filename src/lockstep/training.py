@@ -27,7 +27,7 @@ from lockstep.models import model_spec, tensors
 from lockstep.order import evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
-from lockstep.run import RunFolder, environment, read_report, write_json
+from lockstep.run import RunFolder, environment, read_log, read_report, write_json
 from lockstep.schedule import learning_rates
 from lockstep.signals import StopRequests
 from lockstep.weights import best_step
@@ -140,6 +140,7 @@ class _Training:
         self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
         self.interval_began = self.waited_sec = 0.0
         self.throughput = Throughput(WARMUP_STEPS)
+        self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
         self.scores: dict[str, Scores] = {}
 
     def carry_out(self, rates: np.ndarray) -> dict[str, Any]:
@@ -150,8 +151,9 @@ class _Training:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
         self.engine.write(state)
-        self.begin(state.step, damaged, rates)
-        if self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step)):
+        unevaluated = self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step))
+        self.begin(state.step, damaged, rates, unevaluated)
+        if unevaluated:
             self.evaluate(state.step)
         plans = training_plans(
             self.recipe,
@@ -177,7 +179,7 @@ class _Training:
             )
         return state, damaged
 
-    def begin(self, step: int, damaged: list[str], rates: np.ndarray) -> None:
+    def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
         """Open the log and note where training starts."""
         about = environment(self.execution.backend) | {
             "device": self.world.device,
@@ -188,7 +190,7 @@ class _Training:
             "val": {"images": len(self.validation), "quarantined": _listed(self.validation)},
         }
         if self.world.rank == 0:
-            self.recorder.open(self.out, step, rates)
+            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated)
             write_json(self.out / "environment.json", about)
         start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes()}
         self.recorder.log(start | {"environment": about})
@@ -204,10 +206,14 @@ class _Training:
         return found
 
     def lacks_evaluation(self, step: int) -> bool:
-        """Return whether an evaluation is due at this step and not in the log (the run was stopped before or in it)."""
-        span = next((span for span in spans(max(step - 1, 0), self.total, self.per_epoch, self.execution)), None)
+        """Return whether an evaluation is due at this step and not all of it in the log: the run was stopped before its end.
+
+        The last one is due until there is a report, which needs more of it than the log holds.
+        """
+        span = next(spans(max(step - 1, 0), self.total, self.per_epoch, self.execution), None)
         due = step > 0 and span is not None and span.stop == step and span.evaluates
-        return due and not any(e["step"] == step for e in self.recorder.entries if e["kind"] == "evaluate")
+        logged = [e["weights"] for e in read_log(self.out / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == step]
+        return due and (step == self.total or logged != self.evaluated_weights)
 
     def loader(self, index: Index, size: int) -> HostLoader:
         """Return a loader of an index, for images of `size` pixels."""
@@ -224,7 +230,8 @@ class _Training:
             if handle.steps:
                 enqueued.append((handle, self.waited_sec))
             pauses = span.saves or self.stopping
-            while len(enqueued) > (0 if pauses else 1):
+            # The newest interval is left on the device, so that it has work while the host looks at the one before.
+            while enqueued and (pauses or len(enqueued) > 1 or enqueued[0][0].ready):
                 self.record(*enqueued.popleft())
             if not pauses:
                 continue
@@ -300,12 +307,12 @@ class _Training:
         state = self.engine.read()
         about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
         path = checkpoint.save(folder, state, data_digest=self.training.digest, about=about)
-        checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.entries))
+        checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
 
     def evaluate(self, step: int) -> None:
         """Evaluate the trained weights and, if there is one, their moving average. The state is saved already."""
-        for weights in ("trained", "ema") if self.recipe.ema_decay else ("trained",):
+        for weights in self.evaluated_weights:
             began = time.perf_counter()
             scores = self.engine.evaluate(self.evaluation_batches(weights), ema=weights == "ema")
             if self.stopping:
@@ -332,7 +339,7 @@ class _Training:
         """Write and return the report (on rank 0; other ranks return an empty one)."""
         if self.world.rank > 0:
             return {}
-        evaluations = [entry for entry in self.recorder.entries if entry["kind"] == "evaluate"]
+        evaluations = self.recorder.evaluations
         last = evaluations[-1]["step"]
         report = {
             "model": self.recipe.fields()["model"],
@@ -342,7 +349,7 @@ class _Training:
             "best": _without(_entry_of(evaluations, best_step(evaluations)), "kind", "weights"),
             "images_per_sec": self.throughput.images_per_sec,
             "data_wait_share": self.throughput.data_wait_share,
-            "train_sec": self.recorder.train_sec(),
+            "train_sec": self.recorder.train_sec,
             "quarantined": len(self.training.quarantined) + len(self.validation.quarantined),
             "classes": self.training.classes,
             "per_class": {weights: scores.per_class(len(self.training.classes)) for weights, scores in self.scores.items()},

@@ -54,8 +54,17 @@ class Interval:
 class Handle(Protocol):
     """Steps that were enqueued."""
 
-    first: int
-    steps: int
+    @property
+    def first(self) -> int:
+        """The first step's number."""
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether they are done, so that `fetch` does not wait."""
 
 
 class World(Protocol):
@@ -81,10 +90,10 @@ class Engine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def train(self, batches: Iterable[Batch], first: int) -> Handle:
-        """Enqueue one optimizer step for every batch, numbered from `first`."""
+        """Enqueue one optimizer step for every batch, numbered from `first`. Every rank must ask, with as many batches."""
 
     def fetch(self, handle: Handle) -> Interval:
-        """Wait for the steps and return what they brought. Every rank must ask."""
+        """Wait for the steps and return what they brought over all ranks; asks no other rank."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks. Every rank must ask."""

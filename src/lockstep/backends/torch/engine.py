@@ -45,6 +45,11 @@ class TorchHandle:
     enqueued_at: float
 
     @property
+    def ready(self) -> bool:
+        """Whether the steps are done, so that `fetch` does not wait."""
+        return self.done is None or self.done.query()
+
+    @property
     def steps(self) -> int:
         """Number of steps."""
         return len(self.sums)
