@@ -177,6 +177,34 @@ def test_a_run_killed_between_two_evaluations_of_a_step_makes_both(
     assert found == [(7, "trained"), (7, "ema"), (14, "trained"), (14, "ema")]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_while_images_are_indexed_stops_at_once(
+    number: signal.Signals, code: int, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    draw_data_set(tmp_path / "data", train_images=20, val_images=10)
+    listener = send(number, lambda event: event["kind"] == "progress")
+    with pytest.raises(Interrupted, match="while indexing train") as stopped:
+        lockstep.train(tiny_recipe, tmp_path / "data", tmp_path / "run", listener=listener)
+    assert stopped.value.exit_code == code
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(lr=3e38, warmup_epochs=0, weight_decay=1.0)
+    execution = Execution(save_every_steps=1)
+    with pytest.raises(DivergedError, match="none was saved yet"):
+        lockstep.train(recipe, textures, tmp_path / "run", execution=execution)
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_step_that_does_not_divide_into_parts_is_refused_before_there_is_a_folder(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"global_batch_images \(8\) must divide by .* \(3\)"):
+        lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=Execution(accumulation_steps=3))
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctrl_c_saves_and_exits_with_130(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     listener = send(signal.SIGINT, lambda event: event["kind"] == "train")
     with pytest.raises(Interrupted) as stopped:

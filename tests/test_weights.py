@@ -55,6 +55,23 @@ def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(run: 
         assert (weights.recipe, weights.classes, weights.source) == (tiny_recipe, CLASSES, Path(path))
 
 
+def test_the_file_of_the_moving_average_knows_its_recipe(run: Path, tiny_recipe: Recipe) -> None:
+    weights = open_weights(run / "checkpoints" / "step-00000024" / "ema.safetensors")
+    assert weights.tensors["fc.bias"].tolist() == [-24] * 3
+    assert (weights.recipe, weights.classes) == (tiny_recipe, CLASSES)
+
+
+def test_a_file_has_no_moving_average_beside_it(run: Path) -> None:
+    with pytest.raises(CheckpointError, match="a file of its own"):
+        open_weights(run / "checkpoints" / "step-00000024" / "model.safetensors", ema=True)
+
+
+def test_weights_can_be_used_in_another_precision(run: Path, tiny_recipe: Recipe) -> None:
+    weights = open_weights(run)
+    assert weights.in_precision(None).recipe == tiny_recipe
+    assert weights.in_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
+
+
 def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:
     assert open_weights(run, ema=True).tensors["fc.bias"].tolist() == [-24] * 3
 

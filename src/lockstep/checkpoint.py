@@ -3,7 +3,7 @@
     checkpoints/step-00000100/
         model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
         momentum.safetensors   velocities
-        ema.safetensors        moving averages, if the recipe has them
+        ema.safetensors        moving averages, if the recipe has them; with the same metadata
         state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
 
 A checkpoint is written under another name, flushed to the disk and renamed. Reading checks every digest.
@@ -62,7 +62,7 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
     for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
         if tensors:
             file = temporary / f"{part}.safetensors"
-            save_file(tensors, file, metadata={"lockstep": json.dumps(about)} if part == "model" else None)
+            save_file(tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about)})
             _flush(file)
             digests[file.name] = _digest(file)
     description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
@@ -87,11 +87,12 @@ def load(path: Path) -> tuple[State, str]:
     return State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"]), about["data_digest"]
 
 
-def _verified(path: Path) -> dict[str, Any]:
+def _verified(path: Path, *names: str) -> dict[str, Any]:
+    """Return `state.json` after checking it and the named files, or all, against their digests."""
     try:
         about = _description(path / "state.json")
         for name, digest in about["sha256"].items():
-            if _digest(path / name) != digest:
+            if name in (names or (name,)) and _digest(path / name) != digest:
                 raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in state.json")
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
@@ -114,6 +115,20 @@ def _is_intact(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def load_weights(path: Path, *, ema: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return a checkpoint's weights, or their moving average, and what was noted with them.
+
+    Raises `CheckpointError` if there are none or they are damaged.
+    """
+    name = "ema.safetensors" if ema else "model.safetensors"
+    if name not in _verified(path, name)["sha256"]:
+        raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
+    tensors, about = read_weights(path / name)
+    if about is None:
+        raise CheckpointError(f"{path / name} has no note of its recipe")
+    return tensors, about
 
 
 def steps(folder: Path) -> list[int]:

@@ -14,7 +14,7 @@ from lockstep.data.decode import check, decode, transform
 from lockstep.data.host import HostLoader
 from lockstep.data.index import open_index
 from lockstep.errors import DataError
-from lockstep.models import model_spec, tensors
+from lockstep.initial import zero_momentum
 from lockstep.order import centre_plan, evaluation_plans
 from lockstep.recipes import Execution
 from lockstep.recorder import Listener, Recorder
@@ -53,6 +53,7 @@ def predict(
     top: int = 5,
     which: str = "newest",
     ema: bool = False,
+    precision: str | None = None,
     execution: Execution | None = None,
 ) -> list[Prediction]:
     """Return the `top` likeliest classes of every image file, preprocessed as in the recipe's evaluation.
@@ -62,9 +63,9 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    Raises `DataError` naming the first file that is not an image.
+    `precision` is another than the recipe's, such as "fp32". Raises `DataError` naming the first file that is not an image.
     """
-    weights = open_weights(source, which=which, ema=ema)
+    weights = open_weights(source, which=which, ema=ema).in_precision(precision)
     execution = execution or Execution()
     paths = [Path(image) for image in images]
     world = backends.load(execution.backend).world(execution)
@@ -104,8 +105,7 @@ def _prepared(weights: Weights, path: Path) -> np.ndarray:
 def _engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
-    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
-    engine.write(State(0, weights.tensors, {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}))
+    engine.write(State(0, weights.tensors, zero_momentum(recipe)))
     return engine
 
 
@@ -115,20 +115,22 @@ def evaluate(
     *,
     which: str = "newest",
     ema: bool = False,
+    precision: str | None = None,
     batch_images: int = 32,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Return accuracy, loss and per-class counts on the images of `data/val` (or of `data` itself, if it has no `val`).
 
-    Every image counts once. Works in several processes too (torchrun); every process calls this and gets the result.
+    Every image counts once. `precision` is another than the recipe's, such as "fp32". Works in several processes too
+    (torchrun); every process calls this and gets the result.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", which="best")
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights = open_weights(source, which=which, ema=ema)
+    weights = open_weights(source, which=which, ema=ema).in_precision(precision)
     execution, recipe = execution or Execution(), weights.recipe
     root = Path(data) / "val" if (Path(data) / "val").is_dir() else Path(data)
     world = backends.load(execution.backend).world(execution)
@@ -156,7 +158,7 @@ def evaluate(
         "source": str(weights.source),
         "data": str(root),
         **scores.counts().summary(),
-        "quarantined": [{"file": bad.file, "reason": bad.reason} for bad in index.quarantined],
+        "quarantined": index.listed_quarantine(),
         "classes": index.classes,
         "per_class": scores.per_class(len(index.classes)),
     }

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from lockstep.counter import Purpose, draw, normal, uniform
-from lockstep.models import ModelSpec, Tensor, blocks, model_spec, tensors
+from lockstep.models import Tensor, blocks, features, model_spec, tensors
 from lockstep.recipes import Recipe
 
 # Standard deviation of a standard normal cut off at ±2, by which TensorFlow's VarianceScaling divides.
@@ -22,21 +22,22 @@ def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
     }
 
 
+def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return a velocity of zero for every trained tensor: name -> float32 array."""
+    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
+    return {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
+
+
 def _values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
     if tensor.role in ("bn_scale", "bn_var"):
         return np.ones(tensor.shape, np.float32)
     if tensor.role == "conv_weight" or (tensor.role == "fc_weight" and recipe.fc_init == "as_conv"):
         return _he(recipe, tensor, stream)
     if tensor.role == "fc_weight":
-        return _uniform(recipe, tensor, _features(recipe), stream)
+        return _uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
     if tensor.role == "fc_bias" and recipe.fc_bias_init == "uniform":
-        return _uniform(recipe, tensor, _features(recipe), stream)
+        return _uniform(recipe, tensor, features(model_spec(recipe.model)), stream)
     return np.zeros(tensor.shape, np.float32)
-
-
-def _features(recipe: Recipe) -> int:
-    spec: ModelSpec = model_spec(recipe.model)
-    return spec.widths[-1] * spec.expansion
 
 
 def _he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:

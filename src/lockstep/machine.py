@@ -10,6 +10,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def share_of_cores() -> int:
+    """Return the cores for this process, where a launcher started several on the machine."""
+    return max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
 def memory_bytes() -> int:
     """Return the size of the main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -193,11 +193,10 @@ def parameter_count(spec: ModelSpec, logits: int) -> int:
 def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     """Return the name of the model with exactly these tensors, and its number of logits.
 
-    v1 and v1.5 have the same tensors; the v1.5 name is returned. `num_batches_tracked` entries are ignored.
+    v1 and v1.5 have the same tensors; the v1.5 name is returned.
 
     Raises `RecipeError` if no model fits.
     """
-    shapes = {name: shape for name, shape in shapes.items() if not name.endswith("num_batches_tracked")}
     logits = math.prod(shapes.get("fc.bias", (0,)))
     for name, spec in MODELS.items():
         if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:

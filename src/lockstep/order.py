@@ -72,6 +72,14 @@ def steps_per_epoch(recipe: Recipe, images: int) -> int:
     return images // recipe.global_batch_images
 
 
+def check_shares(recipe: Recipe, units: int) -> None:
+    """Raise `RecipeError` if the images of a step do not divide into so many units of equal size."""
+    if recipe.global_batch_images % units:
+        raise RecipeError(
+            f"global_batch_images ({recipe.global_batch_images}) must divide by ranks times accumulation steps ({units})"
+        )
+
+
 def training_plans(
     recipe: Recipe, sizes: np.ndarray, first_step: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
 ) -> Iterator[BatchPlan]:
@@ -81,10 +89,7 @@ def training_plans(
     plan are `parts` units, one after the other.
     """
     step_images, units = recipe.global_batch_images, ranks * parts
-    if step_images % units:
-        raise RecipeError(
-            f"global_batch_images ({step_images}) must divide into {ranks} ranks of {parts} accumulation steps each"
-        )
+    check_shares(recipe, units)
     per_epoch = steps_per_epoch(recipe, len(sizes))
     mine = [unit_positions(unit, units, step_images) for unit in range(rank * parts, (rank + 1) * parts)]
     for epoch in range(first_step // per_epoch, recipe.epochs):

@@ -95,8 +95,8 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
 def resnext101_32x4d_pytorch_250ep() -> Recipe:
     """ResNeXt101-32x4d, NVIDIA PyTorch, 250 epochs with MixUp: 80.19 ± 0.08 (mixed), 80.27 ± 0.10 (TF32).
 
-    Source and code as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of it. One MixUp coefficient a batch, partners by a
-    random permutation.
+    Source and code as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of it. One MixUp coefficient a step (the code draws
+    one on every GPU), partners by a random permutation within a GPU's images.
     """
     return resnext101_32x4d_pytorch_90ep().replace(epochs=250, mixup_alpha=0.2)
 

@@ -82,11 +82,13 @@ class Recipe(_Settings):
     bn_momentum: Fraction = 0.1
     """Weight of the new batch in the running statistics (PyTorch's sense; other frameworks call 0.9 the same)."""
     bn_epsilon: Positive = 1e-5
+    """Added to the variance."""
     batch_norm: Literal["local", "synchronised"] = "local"
     """Statistics over one rank's share of a step (as in the originals) or over the global batch of all ranks."""
     conv_init: Literal["normal", "truncated_normal"] = "normal"
     """He initialisation, variance 2 / fan; the truncated normal (at two deviations) is widened to that variance."""
     conv_init_fan: Literal["in", "out"] = "in"
+    """Whether the variance of initial kernels counts the values that enter an output or that leave an input."""
     fc_init: Literal["uniform", "as_conv"] = "uniform"
     """Classifier weight: uniform in ±1/sqrt(fan in), or drawn as the convolutions are."""
     fc_bias_init: Literal["zero", "uniform"] = "zero"
@@ -96,6 +98,7 @@ class Recipe(_Settings):
 
     # How long, how much, how fast.
     epochs: Annotated[int, Field(ge=1)] = 90
+    """Times the training images are gone through; the images of a last step that is not full are left out."""
     global_batch_images: Annotated[int, Field(ge=1)] = 256
     """Images of one optimizer step, over all ranks and accumulation."""
     lr: Positive = 0.256
@@ -103,32 +106,41 @@ class Recipe(_Settings):
     lr_scaling: Literal["linear", "none"] = "linear"
     """"linear": the peak is lr * global_batch_images / lr_batch_images. "none": lr is taken as it stands."""
     lr_batch_images: Annotated[int, Field(ge=1)] = 256
+    """Images of a step that `lr` is meant for."""
     lr_unit: Literal["step", "epoch"] = "step"
     """Whether the rate changes every step or stays through an epoch."""
     warmup_epochs: NotNegative = 5.0
+    """Length of the linear rise from `warmup_start_lr` to the peak; 0: none."""
     warmup_start_lr: NotNegative = 0.0
+    """Where the rise begins."""
     warmup_counts_from: Literal[0, 1] = 0
     """Position of the first unit on the warm-up line: 0 starts at `warmup_start_lr`, 1 one increment above it."""
     warmup_from_batch_images: Annotated[int, Field(ge=0)] = 0
     """Warm up only if a step has at least so many images ("512 and up" on NVIDIA's pages)."""
     lr_decay: Literal["cosine", "linear", "step"] = "cosine"
+    """How the rate falls from the peak; formulas in `lockstep.schedule`."""
     lr_decay_from: Literal["warmup_end", "start"] = "warmup_end"
     """Where the cosine or line begins; from "start" the rate jumps down where the warm-up ends."""
     lr_end: NotNegative = 0.0
+    """Where cosine and line end."""
     lr_step_epochs: tuple[NotNegative, ...] = ()
     """Epochs after which "step" multiplies the rate by `lr_step_factor`."""
     lr_step_factor: Positive = 0.1
+    """What the rate is multiplied by after each of `lr_step_epochs`."""
 
     # The optimizer: SGD with momentum, the learning rate outside the velocity (v = m*v + g; w -= lr*v).
     momentum: Fraction = 0.875
+    """m in v = m*v + g; w -= lr*v."""
     weight_decay: NotNegative = 1 / 32768
     """Coupled: added to the gradient as weight_decay * w, for tensors of `weight_decay_roles` alone."""
     weight_decay_roles: tuple[Role, ...] = ("conv_weight", "fc_weight", "fc_bias")
+    """What a tensor must be to be decayed; batch norm's scale and bias have roles of their own, in shortcuts too."""
     label_smoothing: Fraction = 0.1
     """Target = (1 - s) * one-hot + s / logits."""
     mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
     """MixUp (arXiv:1710.09412) with coefficients from Beta(alpha, alpha); 0: no MixUp."""
     mixup_coefficient: Literal["batch", "sample"] = "batch"
+    """One coefficient for all images of a step (of every rank), or one for each image."""
     mixup_pairing: Literal["permutation", "reverse"] = "permutation"
     """An image's partner in the batch: by a random permutation, or by reversing the batch."""
     ema_decay: Fraction = 0.0
@@ -141,9 +153,13 @@ class Recipe(_Settings):
     loss_scaling: Literal["none", "static", "dynamic"] = "none"
     """Applied in fp16 only. "dynamic" skips a step with a gradient that is not finite, and adapts the scale."""
     loss_scale: Positive = 128.0
+    """The scale, or the first one if it is dynamic."""
     loss_scale_growth: Annotated[float, Field(gt=1)] = 2.0
+    """What a dynamic scale is multiplied by after `loss_scale_growth_steps` steps without overflow."""
     loss_scale_growth_steps: Annotated[int, Field(ge=1)] = 1000
+    """See `loss_scale_growth`."""
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """What a dynamic scale is multiplied by after overflows."""
     loss_scale_backoff_steps: Annotated[int, Field(ge=1)] = 1
     """Consecutive overflowing steps after which the scale is multiplied by `loss_scale_backoff`."""
 
@@ -157,9 +173,11 @@ class Recipe(_Settings):
     crop_attempts: Annotated[int, Field(ge=1)] = 100
     """Draws of area and aspect until one fits into the image; then the largest centred crop is taken."""
     flip_probability: Fraction = 0.5
+    """Share of training images that are mirrored left to right."""
     mean: Colour = (123.675, 116.28, 103.53)
     """Of red, green, blue on the scale 0 to 255."""
     std: Colour = (58.395, 57.12, 57.375)
+    """Of red, green, blue on the scale 0 to 255; images are normalised as (x - mean) / std."""
     antialias: bool = False
     """Whether the bilinear resize filters when it shrinks (Pillow's way) or samples four pixels (OpenCV's)."""
     eval_resize: Annotated[int, Field(ge=32)] = 256
@@ -192,10 +210,11 @@ def _switch(value: object) -> object:
 
 
 class Execution(_Settings):
-    """How a run is carried out. Of these, ranks, accumulation, device and compiler change rounding, nothing more (ranks
-    and accumulation also change what a local batch norm sees)."""
+    """How a run is carried out. Backend, device and compiler change rounding, nothing more; accumulation, and the number of
+    ranks, also change which images a local batch norm normalises together."""
 
     backend: str = "torch"
+    """The framework; see `lockstep doctor`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
@@ -205,10 +224,11 @@ class Execution(_Settings):
     accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Parts a rank's share of a step is computed in, one after the other."""
     loader_threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that decode images; 0: one per core."""
+    """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
     loader_batches: Annotated[int, Field(ge=1)] = 2
     """Batches decoded ahead."""
     log_every_steps: Annotated[int, Field(ge=1)] = 10
+    """Steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0)] = 0
     """Besides the end of every epoch; 0: only there."""
     evaluate_every_epochs: Annotated[int, Field(ge=1)] = 1

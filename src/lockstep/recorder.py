@@ -1,6 +1,7 @@
 """Where the events of a run go: `log.jsonl`, TensorBoard and whoever listens."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -52,8 +53,7 @@ class Recorder:
         kept = [
             entry
             for entry in read_log(path)
-            if entry["step"] < step
-            or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
+            if entry["step"] < step or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
         ]
         write_text(path, "".join(_line(entry) for entry in kept))
         for entry in kept:
@@ -96,6 +96,11 @@ class Recorder:
         if self._events is not None:
             self._chart(event)
         self.tell(event)
+
+    def flush(self) -> None:
+        """Wait until the log is on the disk, so that no checkpoint is newer than its log after a power cut."""
+        if self._log is not None:
+            os.fsync(self._log.fileno())
 
     def _chart(self, event: dict[str, Any]) -> None:
         assert self._events is not None

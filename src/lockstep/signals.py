@@ -26,6 +26,11 @@ class StopRequests:
         return self.received is not None
 
     @property
+    def name(self) -> str:
+        """What asked to stop, for a message."""
+        return self.received.name if self.received else "a signal to another rank"
+
+    @property
     def exit_code(self) -> int:
         """130 after Ctrl-C, 75 after the others or a request to another rank."""
         return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_SAVED_AND_STOPPED

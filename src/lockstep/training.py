@@ -7,7 +7,7 @@ fetched, so that a device never waits for the host to read a loss.
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,9 @@ from lockstep.data import Batch
 from lockstep.data.host import HostLoader
 from lockstep.data.index import Index, open_index
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
-from lockstep.initial import initial_tensors
+from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.metrics import Scores, Throughput
-from lockstep.models import model_spec, tensors
-from lockstep.order import evaluation_plans, steps_per_epoch, training_plans
+from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
@@ -85,32 +84,49 @@ def train(
     Raises `UserError` for wrong arguments, `DivergedError` if the loss is not finite, `Interrupted` when a signal asked to
     stop and everything was saved.
 
-    Returns an empty report on ranks other than 0.
+    On ranks other than 0 the report of a run that was not finished before is empty.
 
     >>> import lockstep
     >>> report = lockstep.train("tiny.yaml", "data", "new-run")
     >>> report["final"]["trained"]["images"]
     20
     """
-    recipe, execution = load_recipe(recipe), execution or Execution()
-    backend, out = backends.load(execution.backend), Path(out)
+    recipe, execution, out = load_recipe(recipe), execution or Execution(), Path(out)
     with StopRequests() as stop:
+        backend = backends.load(execution.backend)
         world = backend.world(execution)
+        leads = world.rank == 0
         try:
-            leads = world.rank == 0
-            with RunFolder(out, recipe) if leads else nullcontext(), Recorder(listener if leads else None) as recorder:
-                sets = open_sets(Path(data), recipe, recorder)
+            with Recorder(listener if leads else None) as recorder:
+                check_shares(recipe, world.ranks * execution.accumulation_steps)
+                sets = open_sets(Path(data), recipe, recorder, stop)
                 rates = learning_rates(recipe, steps_per_epoch(recipe, len(sets[0])))
-                with backend.engine(recipe, rates, world, execution) as engine:
-                    return _Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
+                with RunFolder(out, recipe) if leads else nullcontext():
+                    world.any(False)  # if rank 0 was refused the folder, the others learn it here
+                    with backend.engine(recipe, rates, world, execution) as engine:
+                        return _Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
         finally:
             world.close()
 
 
-def open_sets(data: Path, recipe: Recipe, recorder: Recorder) -> tuple[Index, Index]:
-    """Return the indexes of `data/train` and `data/val`. Raises `DataError` if the recipe has too few logits for them."""
-    training = open_index(data / "train", progress=recorder.progress("indexing train"))
-    validation = open_index(data / "val", classes=training.classes, progress=recorder.progress("indexing val"))
+def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests) -> tuple[Index, Index]:
+    """Return the indexes of `data/train` and `data/val`.
+
+    Raises `DataError` if the recipe has too few logits for them, `Interrupted` if a stop is requested while they are built.
+    """
+
+    def progress(what: str) -> Callable[[int, int], None]:
+        show = recorder.progress(what)
+
+        def advance(done: int, total: int) -> None:
+            show(done, total)
+            if stop.requested:
+                raise Interrupted(f"stopped by {stop.name} while {what}; nothing was trained yet", stop.exit_code)
+
+        return advance
+
+    training = open_index(data / "train", progress=progress("indexing train"))
+    validation = open_index(data / "val", classes=training.classes, progress=progress("indexing val"))
     if len(training.classes) > recipe.logits:
         count = len(training.classes)
         raise DataError(f"{data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
@@ -146,6 +162,8 @@ class _Training:
     def carry_out(self, rates: np.ndarray) -> dict[str, Any]:
         """Train to the end and return the report."""
         state, damaged = self.start_state()
+        if not self.world.same(state.step):
+            raise CheckpointError(f"ranks find different checkpoints in {self.out}; it must be one folder for all of them")
         report = read_report(self.out)
         if report is not None and state.step == self.total:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
@@ -186,8 +204,8 @@ class _Training:
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),
             "data": str(self.training.root.parent.resolve()),
-            "train": {"images": len(self.training), "quarantined": _listed(self.training)},
-            "val": {"images": len(self.validation), "quarantined": _listed(self.validation)},
+            "train": {"images": len(self.training), "quarantined": self.training.listed_quarantine()},
+            "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
         if self.world.rank == 0:
             self.recorder.open(self.out, step, rates, evaluates_again=unevaluated)
@@ -198,7 +216,7 @@ class _Training:
     def notes(self) -> list[str]:
         """Return what is allowed but seldom meant."""
         found = []
-        if self.recipe.precision == "fp16" and self.world.device.startswith("CPU"):
+        if self.recipe.precision == "fp16" and not self.world.on_gpu:
             found.append("fp16 is slow on CPUs; --set precision=bf16 or fp32 is not")
         classes = len(self.training.classes)
         if classes < self.recipe.logits and self.recipe.logits - classes > 1:
@@ -237,6 +255,7 @@ class _Training:
                 continue
             self.save()
             if self.stopping:
+                self.world.any(False)  # no rank leaves before rank 0 has saved: a launcher ends those that are left
                 self.interrupt(handle.first + handle.steps)
             if span.evaluates:
                 self.evaluate(span.stop)
@@ -260,9 +279,9 @@ class _Training:
 
     def interrupt(self, step: int) -> None:
         """Raise `Interrupted`; the state is saved."""
-        name = self.stop.received.name if self.stop.received else "a signal to another rank"
         raise Interrupted(
-            f"stopped by {name} after step {step} of {self.total}, saved in {self.out}; the same command goes on from there",
+            f"stopped by {self.stop.name} after step {step} of {self.total}, saved in {self.out}; "
+            "the same command goes on from there",
             self.stop.exit_code,
         )
 
@@ -291,13 +310,16 @@ class _Training:
     def divergence(self, interval: Interval) -> str:
         """Return where the loss stopped being a number, and what can be done."""
         bad = int(np.flatnonzero(~np.isfinite(interval.losses))[0])
-        found = checkpoint.steps(self.out / "checkpoints")
-        good = checkpoint.checkpoint_path(self.out / "checkpoints", found[-1]) if found else "none was saved yet"
         return (
             f"the loss is {interval.losses[bad]} at step {interval.first + bad}, within steps {interval.first} to "
-            f"{interval.first + len(interval.losses) - 1}. Last good checkpoint: {good}. Try a lower lr, a longer warm-up "
-            "or, in fp16, loss_scaling=dynamic."
+            f"{interval.first + len(interval.losses) - 1}. {self.last_good()}"
         )
+
+    def last_good(self) -> str:
+        """Return the last good checkpoint and advice, as sentences."""
+        found = checkpoint.steps(self.out / "checkpoints")
+        good = checkpoint.checkpoint_path(self.out / "checkpoints", found[-1]) if found else "none was saved yet"
+        return f"Last good checkpoint: {good}. Try a lower lr, a longer warm-up or, in fp16, loss_scaling=dynamic."
 
     def save(self) -> None:
         """Write a checkpoint of the last step and delete old ones."""
@@ -305,6 +327,9 @@ class _Training:
             return
         folder = self.out / "checkpoints"
         state = self.engine.read()
+        if not all(np.isfinite(value).all() for value in state.tensors.values()):
+            raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
+        self.recorder.flush()
         about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
         path = checkpoint.save(folder, state, data_digest=self.training.digest, about=about)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
@@ -364,13 +389,7 @@ class _Training:
 def initial_state(recipe: Recipe) -> State:
     """Return the state before the first step."""
     values = initial_tensors(recipe)
-    trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
-    velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
-    return State(0, values, velocity, dict(values) if recipe.ema_decay else {})
-
-
-def _listed(index: Index) -> list[dict[str, str]]:
-    return [{"file": bad.file, "reason": bad.reason} for bad in index.quarantined]
+    return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 
 def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:

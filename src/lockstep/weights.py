@@ -1,8 +1,8 @@
 """Finding trained weights: a run's folder, one of its checkpoints, or a safetensors file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +23,10 @@ class Weights:
     """Names of the classes; empty if unknown."""
     source: Path
 
+    def in_precision(self, precision: str | None) -> Self:
+        """Return the weights to be used in another precision; None: in the recipe's."""
+        return self if precision is None else replace(self, recipe=self.recipe.replace(precision=precision))
+
 
 def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) -> Weights:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
@@ -34,14 +38,11 @@ def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) 
     if (path / "checkpoints").is_dir():
         path = _of_run(path, which)
     if not path.is_dir():
+        if ema:
+            raise CheckpointError(f"{path} is one file; a moving average is a file of its own, ema.safetensors")
         return _of_file(path)
-    state, _ = checkpoint.load(path)
-    _, about = checkpoint.read_weights(path / "model.safetensors")
-    if about is None:
-        raise CheckpointError(f"{path / 'model.safetensors'} has no note of its recipe")
-    if ema and not state.ema:
-        raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
-    return _noted(about, state.ema if ema else state.tensors, path)
+    tensors, about = checkpoint.load_weights(path, ema=ema)
+    return _noted(about, tensors, path)
 
 
 def _of_run(run: Path, which: str) -> Path:

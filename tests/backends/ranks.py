@@ -98,6 +98,8 @@ def main(folder: Path, names: list[str]) -> None:
         "nobody says yes": world.any(False),
         "the last says yes": world.any(world.rank == world.ranks - 1),
         "all say yes": world.any(True),
+        "all say the same": world.same(-7),
+        "each says its own": world.same(world.rank),
     }
     (folder / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
     world.close()

@@ -118,9 +118,16 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> No
 
 
 @pytest.mark.parametrize(
-    ("question", "answer"), [("nobody says yes", False), ("the last says yes", True), ("all say yes", True)]
+    ("question", "answer"),
+    [
+        ("nobody says yes", False),
+        ("the last says yes", True),
+        ("all say yes", True),
+        ("all say the same", True),
+        ("each says its own", False),
+    ],
 )
-def test_a_flag_on_any_rank_is_seen_by_all(ranks: list[Found], question: str, answer: bool) -> None:
+def test_a_question_to_all_ranks_has_one_answer(ranks: list[Found], question: str, answer: bool) -> None:
     assert [rank["asked"][question] for rank in ranks] == [answer, answer]
 
 

@@ -269,8 +269,8 @@ def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, chan
 
 
 WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
-MAY_WAIT = {"fetch", "evaluate", "predict", "read", "any", "_to_numpy"}
-"""`any` asks over the hosts' own process group; `_to_numpy` is part of `read`."""
+MAY_WAIT = {"fetch", "evaluate", "predict", "read", "_largest", "_to_numpy"}
+"""`_largest` asks over the hosts' own process group; `_to_numpy` is part of `read`."""
 
 
 def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:

@@ -141,7 +141,6 @@ def test_without_a_command_the_help_is_shown(answer: Run) -> None:
     [
         (DivergedError("the loss is nan"), 1, "lockstep: the loss is nan\n"),
         (Interrupted("stopped by SIGTERM", 75), 75, "lockstep: stopped by SIGTERM\n"),
-        (KeyboardInterrupt(), 130, "lockstep: interrupted\n"),
         (OSError(28, "No space left on device", "a/b"), 2, "lockstep: [Errno 28] No space left on device: 'a/b'\n"),
     ],
     ids=repr,

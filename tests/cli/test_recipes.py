@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lockstep.published import RECIPES
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -60,8 +60,7 @@ def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other
     code, output, errors = answer("recipes", "diff", tmp_path / "a.yaml", "demo")
     assert (code, errors) == (0, "")
     rows = [line.split() for line in output.splitlines()]
-    assert rows[0][0] == "field"
-    assert rows[-3:] == [["epochs", "3", "8"], ["lr", "0.5", "0.08"], ["lr_decay", "linear", "cosine"]]
+    assert rows[-3:] == [["epochs", "3", "7"], ["lr", "0.5", "0.1"], ["lr_decay", "linear", "cosine"]]
 
 
 def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:
@@ -78,3 +77,14 @@ def test_a_model_of_ones_own_is_shown_by_its_fields(answer: Run, tiny_recipe: Re
         name: list(value) if isinstance(value, tuple) else value
         for name, value in dataclasses.asdict(tiny_recipe.model).items()
     }
+
+
+def test_every_field_is_described_with_its_default(answer: Run) -> None:
+    code, output, errors = answer("recipes", "fields")
+    assert (code, errors) == (0, "")
+    lines = output.splitlines()
+    for settings in (Recipe(), Execution()):
+        for name, value in settings.fields().items():
+            place = lines.index(f"  {name} = {value}")
+            assert lines[place + 1].startswith("      "), f"{name} is not described"
+            assert lines[place + 1].strip()

@@ -175,6 +175,44 @@ def test_two_ranks_resume_bit_for_bit(arguments: list[object], tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_ranks_end_when_their_launcher_is_killed(arguments: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+        wait_until(lambda: last_step(run) > 0)
+        ranks = children(process.pid)
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), seconds=30)
+    assert len(ranks) == 2
+    assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(arguments: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call(*arguments, "--out", run, "--set", "epochs=1")[0] == 0
+    code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=2")
+    assert code == 2, errors
+    assert "holds a run of another recipe" in errors
+    assert "[rank 1] lockstep: another rank has ended" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
+    arguments: list[object], textures: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert call(*arguments, "--out", run, "--set", "epochs=1")[0] == 0
+    alone = json.loads(call("evaluate", run, "--data", textures, "--json", "--batch", 3)[1])
+    code, output, errors = call("launch", "-n", 2, "--", "evaluate", run, "--data", textures, "--json", "--batch", 3)
+    assert (code, errors) == (0, "")
+    together = json.loads(output)
+    assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-6)
+    assert together == alone
+    assert together["images"] == 20
+
+
+@pytest.mark.slow
 def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -267,7 +267,7 @@ def test_a_grey_and_a_cmyk_image_make_a_batch_with_others(few: Index) -> None:
 
 
 def test_all_cores_are_used_unless_a_number_is_given(few: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "cores", lambda: 3)
+    monkeypatch.setattr(host, "share_of_cores", lambda: 3)
     with loader(few, threads=0) as one:
         list(one.batches([whole(0, 1, 2, 3)] * 5))
         assert len(threads_of_loaders()) == 3

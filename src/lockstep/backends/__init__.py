@@ -74,9 +74,13 @@ class World(Protocol):
     ranks: int
     device: str
     """What the engine computes on, as a person would name it."""
+    on_gpu: bool
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank; every rank must ask."""
+
+    def same(self, value: int) -> bool:
+        """Return whether all ranks gave the same value; every rank must ask."""
 
     def close(self) -> None:
         """Leave the process group."""

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 
 import typer
 
 from lockstep.cli import demo, doctor, evaluate, launch, predict, recipes, train
-from lockstep.errors import EXIT_INTERRUPTED, LockstepError, UserError
+from lockstep.errors import LockstepError, UserError
+from lockstep.launched import follow_launcher, leave_exit_code
 
 app = typer.Typer(
     name="lockstep",
@@ -28,11 +28,9 @@ app.command("doctor")(doctor.command)
 
 def run() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 75 saved and stopped, 130 interrupted."""
+    follow_launcher()
     code = _code()
-    # A launcher learns a rank's exit code from here; see `lockstep.backends.torch.world.launch`.
-    folder = os.environ.get("LOCKSTEP_EXIT_CODE_FOLDER")
-    if folder and "RANK" in os.environ:
-        (Path(folder) / os.environ["RANK"]).write_text(str(code))
+    leave_exit_code(code)
     sys.exit(code)
 
 
@@ -42,9 +40,6 @@ def _code() -> int:
     except LockstepError as error:
         _complain(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("lockstep: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, such as `head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
         return 1

@@ -5,6 +5,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from lockstep.launched import is_leading
+
 
 class Reporter:
     """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager."""
@@ -19,7 +21,7 @@ class Reporter:
             TextColumn("{task.fields[note]}"),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self.console.is_terminal or not is_leading(),
         )
         self._tasks: dict[str, TaskID] = {}
         self._total = 0
@@ -75,6 +77,7 @@ class Reporter:
             self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
         if event["step"]:
             self.say(f"going on after step {event['step']} of {event['total']}")
+        self._advance("training", event["step"], event["total"])
 
     def _on_train(self, event: dict[str, Any]) -> None:
         note = f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"

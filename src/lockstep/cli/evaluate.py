@@ -22,11 +22,14 @@ def command(
     """Evaluate trained weights on a folder of images; every image counts once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
+    from lockstep.launched import is_leading
 
-    execution = options.execution_only(assignments, backend)
+    how = options.for_inference(assignments, backend)
     with Reporter() as reporter:
         listener = None if as_json else reporter
-        result = evaluate(source, data, which=which, ema=ema, batch_images=batch, execution=execution, listener=listener)
+        result = evaluate(source, data, which=which, ema=ema, batch_images=batch, **how, listener=listener)
+    if not is_leading():
+        return
     if as_json:
         print(json.dumps(result, indent=1, ensure_ascii=False))
         return

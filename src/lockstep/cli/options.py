@@ -21,11 +21,14 @@ def settings(assignments: list[str] | None, backend: str) -> tuple[dict[str, Any
     return recipe, Execution.of({"backend": backend} | execution)
 
 
-def execution_only(assignments: list[str] | None, backend: str) -> Any:
-    """Return the execution; fields of a recipe are refused, since the recipe comes with the weights."""
+def for_inference(assignments: list[str] | None, backend: str) -> dict[str, Any]:
+    """Return precision and execution; other fields of a recipe are refused, since the recipe comes with the weights."""
     from lockstep.errors import RecipeError
 
     recipe, execution = settings(assignments, backend)
+    precision = recipe.pop("precision", None)
     if recipe:
-        raise RecipeError(f"{', '.join(recipe)}: the recipe comes with the weights; only fields of the execution can be set")
-    return execution
+        raise RecipeError(
+            f"{', '.join(recipe)}: the recipe comes with the weights; only precision and fields of the execution can be set"
+        )
+    return {"precision": precision, "execution": execution}

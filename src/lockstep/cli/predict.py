@@ -22,8 +22,8 @@ def command(
     """Show the likeliest classes of images, with their probabilities."""
     from lockstep import predict
 
-    execution = options.execution_only(assignments, backend)
-    found = predict(source, images, top=top, which=which, ema=ema, execution=execution)
+    how = options.for_inference(assignments, backend)
+    found = predict(source, images, top=top, which=which, ema=ema, **how)
     if as_json:
         rows = [
             {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}

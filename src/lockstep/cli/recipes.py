@@ -10,7 +10,7 @@ app = typer.Typer(help="The published recipes.", invoke_without_command=True, ri
 
 @app.callback()
 def listing(context: typer.Context) -> None:
-    """List the published recipes; `show` prints one, `diff` compares two."""
+    """List the published recipes; `show` prints one, `diff` compares two, `fields` describes what can be set."""
     from lockstep.published import RECIPES
 
     if context.invoked_subcommand is None:
@@ -32,6 +32,21 @@ def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file 
     print(recipe.to_yaml(), end="")
 
 
+@app.command("fields")
+def fields() -> None:
+    """Describe every field that --set can change, with its default."""
+    import textwrap
+
+    from lockstep.recipes import Execution, Recipe
+
+    for title, settings in (("Recipe: decides the result", Recipe()), ("Execution: how it is run", Execution())):
+        print(title)
+        for name, value in settings.fields().items():
+            print(f"  {name} = {value}")
+            about = type(settings).model_fields[name].description or ""
+            print(textwrap.fill(about.replace("\n", " "), 120, initial_indent="      ", subsequent_indent="      "))
+
+
 @app.command("diff")
 def diff(
     a: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
@@ -39,7 +54,7 @@ def diff(
 ) -> None:
     """Show the fields in which two recipes differ."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lockstep.recipes import difference, load_recipe
 
@@ -47,7 +62,7 @@ def diff(
     if not changed:
         print("no field differs")
         return
-    table = Table("field", a, b, box=None)
+    table = Table(*(Column(header, overflow="fold") for header in ("field", a, b)), box=None)
     for name, values in changed.items():
         table.add_row(name, *(str(value) for value in values))
     Console(highlight=False).print(table, markup=False)

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.data import Batch
 from lockstep.data.decode import decode, transform
 from lockstep.data.index import Index
-from lockstep.machine import cores
+from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
 
 
@@ -24,7 +24,7 @@ class HostLoader:
     def __init__(self, index: Index, *, size: int, antialias: bool, threads: int = 0, ahead: int = 2) -> None:
         assert ahead >= 1
         self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
-        self._pool = ThreadPoolExecutor(threads or cores(), thread_name_prefix="lockstep-loader")
+        self._pool = ThreadPoolExecutor(threads or share_of_cores(), thread_name_prefix="lockstep-loader")
 
     def __enter__(self) -> "HostLoader":
         return self

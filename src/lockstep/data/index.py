@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,10 @@ class Index:
     def sizes(self) -> np.ndarray:
         """Height and width of every image: int64 [images, 2]."""
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
+
+    def listed_quarantine(self) -> list[dict[str, str]]:
+        """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
+        return [{"file": os.fsencode(bad.file).decode(errors="replace"), "reason": bad.reason} for bad in self.quarantined]
 
     def path(self, sample: int) -> Path:
         """Return the file that holds a sample."""
@@ -220,8 +224,9 @@ def _inspected(root: Path, files: list[str], progress: Progress | None) -> tuple
 
     # A task for each image would take 2 GB for ImageNet.
     tasks = [range(first, min(first + 64, len(files))) for first in range(0, len(files), 64)]
-    with ThreadPoolExecutor(cores()) as pool:
-        for done in pool.map(inspect, tasks):
+    # Closed before the pool: an interruption does not wait for the tasks that have not begun.
+    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
+        for done in inspected:
             if progress is not None:
                 progress(done, len(files))
     return rows, bad

@@ -4,6 +4,7 @@ Layout is channels_last, mixed precision is autocast over float32 weights, the u
 waits for the device but `fetch`, `evaluate`, `predict` and `read`.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
-from lockstep.errors import CheckpointError, nearest
+from lockstep.errors import BackendError, CheckpointError, nearest
 from lockstep.metrics import Counts, Scores
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
@@ -121,7 +122,13 @@ class TorchEngine:
         self.model.train()
         sums = []
         for step, batch in enumerate(batches, first):
-            sums.append(self._step(batch, step))
+            try:
+                sums.append(self._step(batch, step))
+            except torch.OutOfMemoryError as error:
+                raise BackendError(
+                    f"the GPU has too little memory for {len(batch.labels)} images in {self._parts} parts: {error}\n"
+                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
+                ) from None
             self._done = step + 1
         return self._handle(first, sums)
 
@@ -320,6 +327,10 @@ def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str)
 def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> None:
     if device.type == "cpu":
         keep_freed_memory()
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may sum in another order each time
+        torch.use_deterministic_algorithms(execution.deterministic, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = execution.deterministic
     torch.backends.cudnn.benchmark = not execution.deterministic
     torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"

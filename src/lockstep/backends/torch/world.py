@@ -10,11 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lockstep.errors import EXIT_SAVED_AND_STOPPED, BackendError
+from lockstep.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, BackendError, LockstepError, UserError
+from lockstep.launched import EXIT_CODE_FOLDER
 from lockstep.recipes import Execution
-
-EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
-"""Environment variable: where a rank that `launch` started leaves its exit code, which torchrun does not pass on."""
 
 
 class TorchWorld:
@@ -25,20 +23,31 @@ class TorchWorld:
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.torch_device = _device(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.device = device_name(self.torch_device)
+        self.on_gpu = self.torch_device.type == "cuda"
         self._host_group: dist.ProcessGroup | None = None
         if self.ranks > 1:
-            on_gpu = self.torch_device.type == "cuda"
-            dist.init_process_group("nccl" if on_gpu else "gloo")
+            dist.init_process_group("nccl" if self.on_gpu else "gloo")
             # Questions between hosts must not queue behind the device's work.
             self._host_group = dist.new_group(backend="gloo")
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
+        return bool(self._largest([int(flag)])[0])
+
+    def same(self, value: int) -> bool:
+        """Return whether all ranks gave the same value."""
+        largest, negated_smallest = self._largest([value, -value])
+        return largest == -negated_smallest
+
+    def _largest(self, values: list[int]) -> list[int]:
         if self._host_group is None:
-            return flag
-        votes = torch.tensor([int(flag)])
-        dist.all_reduce(votes, group=self._host_group)
-        return bool(votes.item())
+            return values
+        tensor = torch.tensor(values)
+        try:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._host_group)
+        except RuntimeError as error:  # how gloo says that a peer has gone
+            raise LockstepError("another rank has ended; its own message says why") from error
+        return tensor.tolist()
 
     def close(self) -> None:
         """Leave the process group."""
@@ -52,6 +61,10 @@ def _device(execution: Execution, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not found:
         raise BackendError("device is cuda, but PyTorch finds no GPU here; use --set device=cpu or see `lockstep doctor`")
+    if local_rank >= torch.cuda.device_count():
+        raise BackendError(
+            f"local rank {local_rank} has no GPU: there are {torch.cuda.device_count()}; launch fewer processes"
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
@@ -66,8 +79,8 @@ def device_name(device: torch.device) -> str:
 def launch(processes: int, arguments: list[str]) -> int:
     """Run `lockstep <arguments>` in so many processes on this machine under torchrun; return the exit code.
 
-    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code is that of the first rank that failed, 75 if all saved and
-    stopped.
+    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code is 2 if a rank was used wrongly, else 130 or 75 if the ranks saved
+    and stopped, else 1.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -85,6 +98,7 @@ def launch(processes: int, arguments: list[str]) -> int:
         rdzv_endpoint="localhost:0",
         run_id=str(os.getpid()),
         max_restarts=0,
+        shutdown_timeout=3600,  # a step and a save may take minutes; the default kills after 30 s
         signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +108,8 @@ def launch(processes: int, arguments: list[str]) -> int:
         except (ChildFailedError, SignalException) as error:
             codes = {int(file.read_text()) for file in Path(folder).iterdir()} - {0}
             if codes:
-                return EXIT_SAVED_AND_STOPPED if EXIT_SAVED_AND_STOPPED in codes else min(codes)
+                telling = (UserError.exit_code, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
+                return next((code for code in telling if code in codes), 1)
             if isinstance(error, SignalException):
                 return 128 + int(signal.Signals(error.sigval))
             return 1
