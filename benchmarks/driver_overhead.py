@@ -11,7 +11,7 @@ from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution
 from lockstep.recorder import Recorder
 from lockstep.signals import StopRequests
-from lockstep.training import _Training
+from lockstep.training import Training
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 STEPS = 6
@@ -28,7 +28,7 @@ def main() -> None:
         draw_data_set(out / "data", train_images=8000, val_images=10)
         sets = open_index(out / "data" / "train"), open_index(out / "data" / "val")
         recorder.open(out, 0, np.full(100_000, 0.001))
-        run = _Training(settings, execution, world, built, sets, out, stop, recorder)
+        run = Training(settings, execution, world, built, sets, out, stop, recorder)
         done = 0
 
         def through_the_driver() -> float:

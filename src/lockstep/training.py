@@ -104,7 +104,7 @@ def train(
                 with RunFolder(out, recipe) if leads else nullcontext():
                     world.any(False)  # if rank 0 was refused the folder, the others learn it here
                     with backend.engine(recipe, rates, world, execution) as engine:
-                        return _Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
+                        return Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
         finally:
             world.close()
 
@@ -133,7 +133,7 @@ def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests
     return training, validation
 
 
-class _Training:
+class Training:
     """One rank's part of a run. What is logged and saved, rank 0 does alone."""
 
     def __init__(

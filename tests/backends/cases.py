@@ -6,11 +6,19 @@ import numpy as np
 
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.models import model_spec, tensors
+from lockstep.models import ModelSpec, model_spec, tensors
 from lockstep.recipes import Recipe
 from tests.backends import oracle
 
 Arrays = dict[str, np.ndarray]
+
+NARROW: dict[str, Any] = {"layers": (2, 1, 1, 1), "stem_width": 8, "widths": (8, 8, 16, 16)}
+BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
+V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
+OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
+"""Far apart, so that a mixed-up channel or a swapped mean and deviation shows."""
+
+FP16: dict[str, Any] = {"precision": "fp16"}
 
 RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
 """Learning rates that change with every step, so that the rate of another step, or one inside the velocity, shows; and

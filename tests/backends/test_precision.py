@@ -1,0 +1,183 @@
+"""What every engine must do: low precision, loss scaling and moving averages, against float64 (`oracle`)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.recipes import Recipe
+from tests.backends import oracle
+from tests.backends.cases import (
+    FP16,
+    RATES,
+    TOLERANCE,
+    angle,
+    bits,
+    distance,
+    parameters,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+)
+from tests.backends.conftest import Start
+
+OVERFLOWING = 2.0**60
+"""A loss scale that takes every gradient beyond fp16's largest number, 65,504."""
+
+
+# Precision
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_logits_in_low_precision_are_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+    recipe = tiny_recipe.replace(precision=precision)
+    state, images = random_state(recipe), random_images(16)
+    logits = start(recipe, state).predict(images)
+    assert logits.dtype == np.float32
+    off = distance(logits, oracle.logits(recipe, state.tensors, images))
+    assert TOLERANCE["logits"] < off < TOLERANCE[f"{precision} logits"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_step_in_low_precision_is_near(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+    recipe = tiny_recipe.replace(precision=precision)
+    state, batch = random_state(recipe), random_batch(recipe)
+    engine = start(recipe, state)
+    interval = engine.fetch(engine.train([batch], 0))
+    expected = oracle.train(recipe, state, [batch], RATES)
+    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE[f"{precision} loss"])
+    assert angle(engine.read().momentum, expected.state.momentum) < TOLERANCE[f"{precision} angle"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+    state = random_state(tiny_recipe)
+    engine = start(tiny_recipe.replace(precision=precision), state, rates=[1e-4])
+    engine.train([random_batch(tiny_recipe)], 0)
+    end = engine.read()
+    expected = {name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()}
+    assert distance(parameters(end), expected) < TOLERANCE["update"]
+
+
+@pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
+def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
+    states = []
+    for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 1024.0}):
+        engine = start(tiny_recipe.replace(**FP16, **changes))
+        engine.train([random_batch(tiny_recipe)], 0)
+        states.append(engine.read())
+    assert distance(states[1].momentum, states[0].momentum) < TOLERANCE["scaled gradient"]
+
+
+def test_a_static_loss_scale_reaches_the_gradients(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
+    engine.train([random_batch(tiny_recipe)], 0)
+    assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
+
+
+def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.replace(**FP16, loss_scaling="dynamic", **changes)
+
+
+def with_scaler(recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: int = 0) -> State:
+    """Return a state with a velocity, so that a step that only decays it would show."""
+    state = random_state(recipe)
+    velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
+    scaler = {"scale": scale, "good_steps": good_steps, "bad_steps": bad_steps}
+    return State(0, state.tensors, velocity, state.ema, scaler)
+
+
+def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None:
+    state = with_scaler(tiny_recipe, OVERFLOWING)
+    engine = start(dynamic(tiny_recipe, weight_decay=0.1), state)
+    engine.train([random_batch(tiny_recipe)], 0)
+    end = engine.read()
+    assert bits(parameters(end)) == bits(parameters(state))
+    assert bits(end.momentum) == bits(state.momentum)
+    assert end.step == 1
+
+
+SCALERS = {
+    "an overflow halves the scale": ({}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING / 2, 0, 0)),
+    "every overflow halves it again": ({}, (OVERFLOWING, 5, 0), 3, (OVERFLOWING / 8, 0, 0)),
+    "backing off has its own factor": ({"loss_scale_backoff": 0.25}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING / 4, 0, 0)),
+    "a first overflow may be forgiven": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 1, (OVERFLOWING, 0, 1)),
+    "a second too": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 2, (OVERFLOWING, 0, 2)),
+    "the third in a row is not": ({"loss_scale_backoff_steps": 3}, (OVERFLOWING, 5, 0), 3, (OVERFLOWING / 2, 0, 0)),
+    "a good step breaks the row": ({"loss_scale_backoff_steps": 3}, (8.0, 0, 2), 1, (8.0, 1, 0)),
+    "good steps are counted": ({"loss_scale_growth_steps": 4}, (8.0, 0, 0), 3, (8.0, 3, 0)),
+    "enough of them double the scale": ({"loss_scale_growth_steps": 4}, (8.0, 0, 0), 4, (16.0, 0, 0)),
+    "growth has its own factor": ({"loss_scale_growth_steps": 1, "loss_scale_growth": 4.0}, (8.0, 0, 0), 1, (32.0, 0, 0)),
+    "a row of good steps goes on where it was left": ({"loss_scale_growth_steps": 100}, (8.0, 99, 0), 1, (16.0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize(("changes", "first", "steps", "last"), SCALERS.values(), ids=SCALERS)
+def test_a_dynamic_loss_scale_adapts(
+    start: Start,
+    tiny_recipe: Recipe,
+    changes: dict[str, Any],
+    first: tuple[float, int, int],
+    steps: int,
+    last: tuple[float, int, int],
+) -> None:
+    engine = start(dynamic(tiny_recipe, **changes), with_scaler(tiny_recipe, *first))
+    interval = engine.fetch(engine.train(random_batches(tiny_recipe, steps), 0))
+    scaler = engine.read().scaler
+    assert (scaler["scale"], scaler["good_steps"], scaler["bad_steps"]) == last
+    assert interval.loss_scale == last[0]
+
+
+def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = dynamic(tiny_recipe, loss_scale_backoff=2.0**-50)
+    state, batches = with_scaler(tiny_recipe, OVERFLOWING), random_batches(tiny_recipe, 2)
+    engine = start(recipe, state)
+    engine.train(batches, 0)
+    unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
+    unscaled.train(batches[1:], 1)
+    assert distance(engine.read().momentum, unscaled.read().momentum) < TOLERANCE["scaled gradient"]
+
+
+def test_a_state_without_a_scaler_brings_the_recipes_first_scale(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(dynamic(tiny_recipe, loss_scale=64.0), with_scaler(tiny_recipe, 8.0, good_steps=5))
+    engine.write(random_state(tiny_recipe))
+    assert engine.read().scaler == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
+
+
+@pytest.mark.parametrize("changes", [{}, FP16 | {"loss_scaling": "static"}], ids=["fp32", "static"])
+def test_a_state_has_no_scaler_without_dynamic_scaling(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+    assert start(tiny_recipe.replace(**changes)).read().scaler == {}
+
+
+# Moving average
+
+
+@pytest.mark.parametrize(("step", "keep"), [(0, 1 / 10), (1, 2 / 11), (7, 8 / 17), (11, 0.5)])
+def test_the_moving_average_follows_the_formula(start: Start, tiny_recipe: Recipe, step: int, keep: float) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.5)
+    state = random_state(recipe, step=step)
+    engine = start(recipe, state)
+    engine.train([random_batch(recipe)], step)
+    end = engine.read()
+    expected = {name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64) for name, value in end.tensors.items()}
+    assert distance(end.ema, expected) < TOLERANCE["update"]
+
+
+def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: Recipe) -> None:
+    ends = []
+    for decay in (0.0, 0.9):
+        engine = start(tiny_recipe.replace(ema_decay=decay))
+        engine.train(random_batches(tiny_recipe, 3), 0)
+        ends.append(bits(engine.read().tensors))
+    assert ends[0] == ends[1]
+
+
+def test_evaluating_the_moving_average_uses_its_weights_and_statistics(start: Start, tiny_recipe: Recipe) -> None:
+    recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
+    other = random_state(recipe, seed=9).tensors
+    state = random_state(recipe)
+    averaged = start(recipe, State(0, state.tensors, state.momentum, other)).evaluate([batch], ema=True)
+    trained = start(recipe, State(0, other, state.momentum, state.ema)).evaluate([batch])
+    assert averaged.losses.tobytes() == trained.losses.tobytes()

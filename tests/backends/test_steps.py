@@ -1,0 +1,296 @@
+"""What every engine must do: training steps, against mathematics in float64 (`oracle`)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import Interval, State
+from lockstep.data import Batch
+from lockstep.recipes import Recipe
+from tests.backends import oracle
+from tests.backends.cases import (
+    BASIC,
+    FP16,
+    OTHER_COLOURS,
+    RATES,
+    TOLERANCE,
+    V1,
+    all_bits,
+    distance,
+    moved,
+    parameters,
+    random_batch,
+    random_batches,
+    random_state,
+    state_with_logits,
+    statistics,
+)
+from tests.backends.conftest import Start
+
+# One step
+
+STEPS = {
+    "smoothed": ({}, "none", 1),
+    "not smoothed": ({"label_smoothing": 0.0}, "none", 1),
+    "one mixup coefficient": ({}, "batch", 1),
+    "a mixup coefficient each": ({}, "sample", 1),
+    "1001 logits": ({"logits": 1001}, "sample", 1),
+    "SAME padding": ({"padding": "same"}, "none", 1),
+    "basic blocks": ({"model": BASIC}, "none", 1),
+    "v1 strides": ({"model": V1}, "none", 1),
+    "other batch norm": ({"bn_momentum": 0.4, "bn_epsilon": 0.01}, "none", 1),
+    "other colours": (OTHER_COLOURS, "sample", 1),
+    "two parts": ({}, "none", 2),
+    "two parts with mixup": ({}, "sample", 2),
+}
+every_step = pytest.mark.parametrize(("changes", "mixup", "parts"), STEPS.values(), ids=STEPS)
+
+
+def one_step(
+    start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> tuple[Interval, State, oracle.Trained]:
+    """Return what one step brought, the state after it, and what both should be."""
+    recipe = recipe.replace(weight_decay=0.0, **changes)
+    state, batch = random_state(recipe), random_batch(recipe, mixup=mixup)
+    engine = start(recipe, state, accumulation_steps=parts)
+    interval = engine.fetch(engine.train([batch], 0))
+    return interval, engine.read(), oracle.train(recipe, state, [batch], RATES, parts)
+
+
+@every_step
+def test_the_loss_is_that_of_float64(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
+    interval, _, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE["loss"])
+
+
+@every_step
+def test_the_first_velocity_is_the_gradient_of_float64(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
+    _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+    assert distance(state.momentum, expected.state.momentum) < TOLERANCE["gradient"]
+
+
+@every_step
+def test_running_statistics_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
+    _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+    assert distance(statistics(state), statistics(expected.state)) < TOLERANCE["statistics"]
+
+
+def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
+    # The last stage of 32 pixels has one: the variance of a channel there is over the images alone.
+    recipe = tiny_recipe.replace(bn_momentum=1.0)
+    state, batch = random_state(recipe), random_batch(recipe, count=2)
+    engine = start(recipe, state)
+    engine.train([batch], 0)
+    biased = oracle.train(recipe, state, [batch], RATES).state.tensors["layer4.0.bn3.running_var"] / 2
+    assert np.all(engine.read().tensors["layer4.0.bn3.running_var"] > 1.9 * biased)
+
+
+def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
+    state = random_state(tiny_recipe)
+    engine = start(tiny_recipe, state, rates=[0.3])
+    engine.train([random_batch(tiny_recipe)], 0)
+    end = engine.read()
+    expected = {name: state.tensors[name] - np.float64(0.3) * v for name, v in end.momentum.items()}
+    assert distance(parameters(end), expected) < TOLERANCE["update"]
+
+
+def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
+    state, batch, rates = random_state(tiny_recipe, step=3), random_batch(tiny_recipe), [0.1, 0.2, 0.4, 0.3, 0.5]
+    engine = start(tiny_recipe, state, rates=rates)
+    engine.train([batch], 3)
+    expected = oracle.train(tiny_recipe, state, [batch], rates).state
+    assert distance(moved(engine.read(), state), moved(expected, state)) < TOLERANCE["gradient"]
+
+
+# Decay, momentum and accumulation over steps
+
+DEFAULT_ROLES = Recipe().weight_decay_roles
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        DEFAULT_ROLES,
+        (),
+        ("conv_weight",),
+        ("bn_scale",),
+        ("bn_bias",),
+        ("fc_weight",),
+        ("fc_bias",),
+        ("bn_scale", "fc_bias"),
+    ],
+    ids=lambda roles: ",".join(roles) or "none",
+)
+def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
+    decay, state, batch = 0.5, random_state(tiny_recipe), random_batch(tiny_recipe)
+    velocities = []
+    for each in (0.0, decay):
+        engine = start(tiny_recipe.replace(weight_decay=each, weight_decay_roles=roles), state)
+        engine.train([batch], 0)
+        velocities.append(engine.read().momentum)
+    for name in parameters(state):
+        expected = decay * state.tensors[name] if oracle.role(name) in roles else 0
+        np.testing.assert_allclose(velocities[1][name] - velocities[0][name], expected, atol=1e-6, err_msg=name)
+
+
+def test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes(start: Start, tiny_recipe: Recipe) -> None:
+    state, batch, name = random_state(tiny_recipe), random_batch(tiny_recipe), "layer1.0.downsample.1.weight"
+    velocities = []
+    for decay in (0.0, 0.5):
+        engine = start(tiny_recipe.replace(weight_decay=decay), state)
+        engine.train([batch], 0)
+        velocities.append(engine.read().momentum[name])
+    assert velocities[0].tobytes() == velocities[1].tobytes()
+
+
+TRAJECTORIES = {
+    "plain": ({}, "none", 1),
+    "no momentum": ({"momentum": 0.0}, "none", 1),
+    "much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, "none", 1),
+    "mixup": ({}, "sample", 1),
+    "two parts": ({}, "none", 2),
+    "moving average": ({"ema_decay": 0.9}, "none", 1),
+}
+
+
+@pytest.mark.parametrize(("changes", "mixup", "parts"), TRAJECTORIES.values(), ids=TRAJECTORIES)
+def test_eight_steps_at_changing_rates_lead_where_float64_goes(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    state, batches = random_state(recipe), random_batches(recipe, 8, mixup=mixup)
+    engine = start(recipe, state, accumulation_steps=parts)
+    engine.train(batches, 0)
+    expected = oracle.train(recipe, state, batches, RATES, parts).state
+    assert distance(moved(engine.read(), state), moved(expected, state)) < TOLERANCE["trajectory"]
+
+
+def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
+    # Without a rate nothing moves, so that both steps have one gradient g: v = m * g + g, whatever the rates.
+    state, batch = random_state(tiny_recipe), random_batch(tiny_recipe)
+    engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0, 0.5])
+    engine.train([batch], 0)
+    gradient = engine.read().momentum
+    engine.train([batch], 1)
+    velocity = engine.read().momentum
+    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < TOLERANCE["update"]
+
+
+def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
+    # Batch norm is out of play: a part, its twin and both together have the same mean and variance.
+    part = random_batch(tiny_recipe, count=8)
+    twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
+    velocities = []
+    for batch, parts in ((part, 1), (twice, 1), (twice, 2)):
+        engine = start(tiny_recipe, accumulation_steps=parts)
+        engine.train([batch], 0)
+        velocities.append(engine.read().momentum)
+    assert distance(velocities[1], velocities[0]) < TOLERANCE["gradient"]
+    assert distance(velocities[2], velocities[0]) < TOLERANCE["gradient"]
+
+
+def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -> None:
+    # Weight 0 on the image itself: a batch of which each image is its partner alone.
+    batch = random_batch(tiny_recipe)
+    partners = np.tile(np.arange(8)[::-1], 2)
+    reversed_parts = Batch(batch.images, batch.labels, np.zeros(16, np.float32), partners)
+    rows = np.concatenate([partners[:8], partners[8:] + 8])
+    losses = []
+    for each in (reversed_parts, Batch(batch.images[rows], batch.labels[rows])):
+        engine = start(tiny_recipe, accumulation_steps=2)
+        losses.append(engine.fetch(engine.train([each], 0)).losses)
+    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE["loss"])
+
+
+# What an interval reports
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_hits_are_counted_against_the_images_own_labels(start: Start, tiny_recipe: Recipe, parts: int) -> None:
+    # The logits fall from class 0 to 9, so that labels below 5 are among the first five.
+    recipe = tiny_recipe.replace(weight_decay=0.0)
+    batch = random_batch(recipe, mixup="sample")
+    labels = np.array([0, 0, 0, 1, 2, 4, 5, 9, 9, 9, 9, 9, 9, 9, 9, 9])
+    engine = start(recipe, state_with_logits(recipe, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), accumulation_steps=parts)
+    interval = engine.fetch(engine.train([Batch(batch.images, labels, batch.coefficients, batch.partners)], 0))
+    assert (interval.counts.top1, interval.counts.top5, interval.counts.images) == (3, 6, 16)
+
+
+def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: Recipe) -> None:
+    state, batches = random_state(tiny_recipe, step=2), random_batches(tiny_recipe, 3)
+    engine = start(tiny_recipe, state)
+    interval = engine.fetch(engine.train(batches, 2))
+    expected = oracle.train(tiny_recipe, state, batches, RATES)
+    assert interval.first == 2
+    assert interval.losses.dtype == np.float64
+    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE["loss"])
+
+
+def test_an_interval_sums_the_losses_of_its_images(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(tiny_recipe)
+    interval = engine.fetch(engine.train(random_batches(tiny_recipe, 3), 0))
+    assert interval.counts.loss_sum == pytest.approx(16 * interval.losses.sum())
+    assert interval.counts.images == 48
+
+
+def test_a_loss_that_is_no_number_is_reported(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(tiny_recipe, state_with_logits(tiny_recipe, [0.0] * 9 + [np.nan]))
+    interval = engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+    assert np.isnan(interval.losses).all()
+    assert interval.counts.top1 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, 1.0),
+        ({"loss_scaling": "static"}, 1.0),
+        (FP16, 1.0),
+        (FP16 | {"loss_scaling": "static", "loss_scale": 64.0}, 64.0),
+        (FP16 | {"loss_scaling": "dynamic", "loss_scale": 32.0}, 32.0),
+    ],
+)
+def test_an_interval_reports_the_loss_scale(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], scale: float
+) -> None:
+    engine = start(tiny_recipe.replace(**changes))
+    assert engine.fetch(engine.train([random_batch(tiny_recipe)], 0)).loss_scale == scale
+
+
+def test_training_takes_batches_one_by_one_and_ends_with_them(start: Start, tiny_recipe: Recipe) -> None:
+    engine, taken = start(tiny_recipe), []
+
+    def until_stopped() -> Iterator[Batch]:
+        for step, batch in enumerate(random_batches(tiny_recipe, 5)):
+            if step == 2:
+                return
+            taken.append(step)
+            yield batch
+
+    handle = engine.train(until_stopped(), 4)
+    assert (handle.first, handle.steps, taken, engine.read().step) == (4, 2, [0, 1], 6)
+
+
+def test_training_on_nothing_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(tiny_recipe)
+    before = all_bits(engine.read())
+    assert engine.train([], 0).steps == 0
+    assert all_bits(engine.read()) == before
+
+
+def test_an_interval_can_be_fetched_after_the_next_was_enqueued(start: Start, tiny_recipe: Recipe) -> None:
+    batches, engine, other = random_batches(tiny_recipe, 4), start(tiny_recipe), start(tiny_recipe)
+    handles = [engine.train(batches[:2], 0), engine.train(batches[2:], 2)]
+    late = [engine.fetch(handle) for handle in handles]
+    at_once = [other.fetch(other.train(batches[first : first + 2], first)) for first in (0, 2)]
+    for a, b in zip(late, at_once, strict=True):
+        assert a.losses.tobytes() == b.losses.tobytes()
+        assert a.counts == b.counts
