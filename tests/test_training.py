@@ -290,13 +290,14 @@ def test_accumulation_resumes_bit_for_bit(textures: Path, tiny_recipe: Recipe, t
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_run_does_not_go_on_with_other_images(tiny_recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_run_does_not_go_on_with_other_images(split: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    draw_data_set(data, train_images=20, val_images=10)
+    draw_data_set(data, train_images=20, val_images=20)
     listener = send(signal.SIGTERM, lambda event: event["kind"] == "train")
     with pytest.raises(Interrupted):
         lockstep.train(tiny_recipe, data, tmp_path / "run", listener=listener)
-    next((data / "train" / "dots").glob("*.jpg")).unlink()
+    next((data / split / "dots").glob("*.jpg")).unlink()
     with pytest.raises(CheckpointError, match="other images"):
         lockstep.train(tiny_recipe, data, tmp_path / "run")
 

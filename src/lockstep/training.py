@@ -149,6 +149,7 @@ class Training:
     ) -> None:
         self.recipe, self.execution, self.world, self.engine = recipe, execution, world, engine
         self.training, self.validation = sets
+        self.data_digest = f"{self.training.digest} {self.validation.digest}"
         self.out, self.stop, self.recorder = out, stop, recorder
         self.stopping = False
         self.per_epoch = steps_per_epoch(recipe, len(self.training))
@@ -190,9 +191,9 @@ class Training:
         state, digest, damaged = checkpoint.newest_intact(self.out / "checkpoints")
         if state is None:
             return initial_state(self.recipe), damaged
-        if digest != self.training.digest:
+        if digest != self.data_digest:
             raise CheckpointError(
-                f"{self.out} was trained on other images than are in {self.training.root} now. "
+                f"{self.out} was trained or evaluated on other images than are in {self.training.root.parent} now. "
                 "Restore them, or train into another --out."
             )
         return state, damaged
@@ -331,7 +332,7 @@ class Training:
             raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
         self.recorder.flush()
         about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
-        path = checkpoint.save(folder, state, data_digest=self.training.digest, about=about)
+        path = checkpoint.save(folder, state, data_digest=self.data_digest, about=about)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
 
