@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import os
 import subprocess
 import sys
 
@@ -86,3 +87,14 @@ def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], f
 def test_no_framework_is_loaded_before_it_is_used(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("given", "taken"), [(None, "2000"), ("7", "7")])
+def test_threads_of_a_framework_give_way_unless_told_otherwise(
+    given: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    backends.load("torch")
+    assert os.environ["GOMP_SPINCOUNT"] == taken

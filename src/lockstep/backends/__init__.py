@@ -7,6 +7,7 @@ classifier, float32. It owns its compiled step and its queue; it owns no policy.
 
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -162,4 +163,7 @@ def load(name: str) -> Backend:
     framework = FRAMEWORKS[name]
     if framework.version() is None:
         raise BackendError(f"backend {name!r} needs {framework.distributions[0]}: {framework.install}")
+    # Read by GNU's OpenMP when the framework loads it. By default its threads wait for each other spinning, so that beside
+    # another busy program a step takes many times its share; giving way early costs 1 to 2 % on an idle machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     return cast(Backend, importlib.import_module(f"lockstep.backends.{name}"))
