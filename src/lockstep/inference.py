@@ -11,7 +11,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, State
 from lockstep.data.decode import check, decode, transform
-from lockstep.data.host import HostLoader
+from lockstep.data.host import loader_of
 from lockstep.data.index import open_index
 from lockstep.errors import DataError
 from lockstep.initial import zero_momentum
@@ -143,13 +143,7 @@ def evaluate(
         plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
         with (
             _engine(weights, world, execution) as engine,
-            HostLoader(
-                index,
-                size=recipe.eval_crop,
-                antialias=recipe.antialias,
-                threads=execution.loader_threads,
-                ahead=execution.loader_batches,
-            ) as loader,
+            loader_of(index, recipe, execution, size=recipe.eval_crop) as loader,
         ):
             scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
     finally:

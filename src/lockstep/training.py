@@ -18,7 +18,7 @@ import numpy as np
 from lockstep import backends, checkpoint
 from lockstep.backends import Engine, Handle, Interval, State, World
 from lockstep.data import Batch
-from lockstep.data.host import HostLoader
+from lockstep.data.host import loader_of
 from lockstep.data.index import Index, open_index
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.initial import initial_tensors, zero_momentum
@@ -182,7 +182,7 @@ class Training:
             ranks=self.world.ranks,
             parts=self.execution.accumulation_steps,
         )
-        with self.loader(self.training, self.recipe.image_size) as loader:
+        with loader_of(self.training, self.recipe, self.execution, size=self.recipe.image_size) as loader:
             self.loop(loader.batches(plans), state.step)
         return self.finish()
 
@@ -233,11 +233,6 @@ class Training:
         due = step > 0 and span is not None and span.stop == step and span.evaluates
         logged = [e["weights"] for e in read_log(self.out / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == step]
         return due and (step == self.total or logged != self.evaluated_weights)
-
-    def loader(self, index: Index, size: int) -> HostLoader:
-        """Return a loader of an index, for images of `size` pixels."""
-        threads, ahead = self.execution.loader_threads, self.execution.loader_batches
-        return HostLoader(index, size=size, antialias=self.recipe.antialias, threads=threads, ahead=ahead)
 
     def loop(self, batches: Iterator[Batch], first: int) -> None:
         """Train from step `first` to the end, or until a stop is requested."""
@@ -355,7 +350,7 @@ class Training:
             self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
         )
         total = math.ceil(len(self.validation) / (self.part_images * self.world.ranks))
-        with self.loader(self.validation, self.recipe.eval_crop) as loader:
+        with loader_of(self.validation, self.recipe, self.execution, size=self.recipe.eval_crop) as loader:
             for batch in self.recorder.watched(f"evaluating {weights} weights", loader.batches(plans), total):
                 if self.should_stop():
                     return

@@ -13,6 +13,7 @@ from lockstep.data.decode import decode, transform
 from lockstep.data.index import Index
 from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
+from lockstep.recipes import Execution, Recipe
 
 
 class HostLoader:
@@ -80,3 +81,9 @@ class HostLoader:
             antialias=self._antialias,
             out=out,
         )
+
+
+def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> HostLoader:
+    """Return a loader of an index for images of `size` pixels, resized as the recipe says and run as the execution says."""
+    threads, ahead = execution.loader_threads, execution.loader_batches
+    return HostLoader(index, size=size, antialias=recipe.antialias, threads=threads, ahead=ahead)
