@@ -9,7 +9,7 @@ Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.errors import RecipeError, nearest
@@ -70,6 +70,18 @@ def model_spec(model: str | ModelSpec) -> ModelSpec:
     if model not in MODELS:
         raise RecipeError(f"there is no model {model!r}. {nearest(model, MODELS)}")
     return MODELS[model]
+
+
+def narrowed(spec: ModelSpec) -> ModelSpec:
+    """Return a small model of the same kind: the same blocks, strides and groups, an eighth of the width, at most two blocks
+    a stage. For checks that must not take long.
+
+    >>> narrowed(MODELS["resnext101-32x4d"]).widths
+    (32, 32, 64, 128)
+    """
+    first, second, third, fourth = (max(spec.groups, width // 8 // spec.groups * spec.groups) for width in spec.widths)
+    layers = (min(spec.layers[0], 2), min(spec.layers[1], 2), min(spec.layers[2], 2), min(spec.layers[3], 2))
+    return replace(spec, layers=layers, stem_width=max(spec.stem_width // 8, 1), widths=(first, second, third, fourth))
 
 
 @dataclass(frozen=True)

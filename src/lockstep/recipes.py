@@ -219,6 +219,8 @@ class Execution(_Settings):
     """"auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether the framework's compiler is used. "auto": where it pays, on GPUs."""
+    reference_dtype: Literal["float64", "float32"] = "float64"
+    """What the reference engine computes in; other engines take no notice."""
     deterministic: bool = True
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
     accumulation_steps: Annotated[int, Field(ge=1)] = 1

@@ -1,4 +1,4 @@
-"""States and batches to test engines with, how results are compared, and how far they may differ."""
+"""States and batches to test engines with, and what of their results is compared."""
 
 from typing import Any
 
@@ -23,28 +23,6 @@ FP16: dict[str, Any] = {"precision": "fp16"}
 RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
 """Learning rates that change with every step, so that the rate of another step, or one inside the velocity, shows; and
 small, because rounding that switches a ReLU grows into another trajectory at rates that teach something."""
-
-TOLERANCE = {
-    # float32 against float64, relative to the largest value of a tensor (see `distance`). float32 has 24 bits: 6e-8.
-    "logits": 5e-6,  # a dozen layers, each a sum of up to 600 products
-    "full logits": 1e-4,  # the bound of the design; fifty to a hundred layers of up to 4,608 products
-    "loss": 1e-5,  # the logits' rounding through a logarithm
-    "statistics": 1e-5,  # means over at least 16 values
-    "gradient": 1e-2,  # rounding alone is 1e-5, but where it switches a ReLU or moves a maximum, a gradient jumps by 3e-3
-    "trajectory": 2e-2,  # of the way gone in 8 steps: a few such jumps
-    "update": 5e-7,  # a few operations
-    # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
-    "bf16 logits": 5e-2,
-    "fp16 logits": 6e-3,
-    "bf16 loss": 2e-2,
-    "fp16 loss": 3e-3,
-    "bf16 angle": 0.25,  # 1 - cosine of the whole gradient: the fewer bits, the more ReLUs switch
-    "fp16 angle": 0.03,
-    "scaled gradient": 1e-2,  # a power of two is exact in fp16 but for what is below 6e-8 without it
-    # An engine against itself, with sums in another order:
-    "compiled": 1e-2,  # as "gradient": the compiler fuses and reorders
-    "ranks": 1e-5,  # of weights after 4 small steps
-}
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
@@ -96,29 +74,6 @@ def random_batch(recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str =
 
 def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:
     return [random_batch(recipe, seed=seed, **kind) for seed in range(steps)]
-
-
-def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> float:
-    """Return the largest difference relative to the largest expected value, the worst over all tensors.
-
-    A tensor of almost zeros is measured against a hundredth of the largest value of all.
-    """
-    if not isinstance(expected, dict) or not isinstance(actual, dict):
-        actual, expected = {"": np.asarray(actual)}, {"": np.asarray(expected)}
-    assert actual.keys() == expected.keys()
-    floor = max(np.abs(value).max() for value in expected.values()) / 100
-    return max(_worst(actual[name] - value, max(np.abs(value).max(), floor)) for name, value in expected.items())
-
-
-def _worst(difference: np.ndarray, scale: float) -> float:
-    # NaN compares false with every bound; infinity does not.
-    return float(np.nan_to_num(np.abs(difference), nan=np.inf).max() / scale)
-
-
-def angle(actual: Arrays, expected: Arrays) -> float:
-    """Return 1 - cosine between two sets of tensors, each taken as one vector."""
-    a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))
-    return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))
 
 
 def moved(end: State, start: State) -> Arrays:

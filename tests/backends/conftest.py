@@ -1,19 +1,23 @@
-"""The engines to test."""
+"""The engines to test: those named in LOCKSTEP_BACKENDS, separated by commas. One that cannot be loaded fails its tests."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lockstep import backends
 from lockstep.backends import Backend, Engine, State, World
 from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import RATES, random_state
 
-BACKENDS = ("torch",)
+DEFAULT = "reference,torch"
+BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
+
+if "torch" not in BACKENDS:  # PyTorch's own tests, and those that take its autograd for an oracle
+    collect_ignore = ["test_torch.py", "test_reference.py", "test_ranks.py"]
 
 Start = Callable[..., Engine]
 
@@ -21,6 +25,11 @@ Start = Callable[..., Engine]
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small lose time to threads, and much more where other work needs the cores."""
+    if "torch" not in BACKENDS:
+        yield
+        return
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,11 +50,14 @@ def world(backend: Backend) -> Iterator[World]:
 
 @pytest.fixture
 def start(backend: Backend, world: World) -> Iterator[Start]:
-    """Build an engine that holds a state (by default `random_state`) and steps at `RATES`; uncompiled, unless asked."""
+    """Build an engine that holds a state (by default `random_state`) and steps at `RATES`; uncompiled, unless asked.
+
+    The reference computes in float32 here: it is held against itself in float64, and in `test_reference` against autograd.
+    """
     with ExitStack() as stack:
 
         def start(recipe: Recipe, state: State | None = None, rates: Any = RATES, **execution: Any) -> Engine:
-            how = Execution.of({"compile": "off"} | execution)
+            how = Execution.of({"compile": "off", "reference_dtype": "float32"} | execution)
             engine = stack.enter_context(backend.engine(recipe, np.asarray(rates, np.float64), world, how))
             engine.write(random_state(recipe) if state is None else state)
             return engine

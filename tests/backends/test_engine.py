@@ -13,15 +13,14 @@ from lockstep.initial import initial_tensors
 from lockstep.metrics import Counts, Scores
 from lockstep.models import MODELS, ModelSpec, model_spec, tensors
 from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
     BASIC,
     FP16,
     OTHER_COLOURS,
-    TOLERANCE,
     V1,
     all_bits,
-    distance,
     random_batch,
     random_batches,
     random_images,
@@ -151,7 +150,7 @@ def test_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, changes:
     state, images = random_state(recipe), random_images(5, size)
     logits = start(recipe, state).predict(images)
     assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
-    assert distance(logits, oracle.logits(recipe, state.tensors, images)) < TOLERANCE["logits"]
+    assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
 
 
 @pytest.mark.slow
@@ -160,7 +159,7 @@ def test_logits_of_a_full_model_are_those_of_float64(start: Start, tiny_recipe: 
     recipe = tiny_recipe.replace(model=model, logits=1000)
     state, images = random_state(recipe), random_images(2, 96)
     logits = start(recipe, state).predict(images)
-    assert distance(logits, oracle.logits(recipe, state.tensors, images)) < TOLERANCE["full logits"]
+    assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["full logits"].value
 
 
 # Evaluation and prediction
@@ -176,7 +175,7 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
     engine, batch = start(tiny_recipe), random_batch(tiny_recipe)
     scores = engine.evaluate([batch])
     losses, ranks, predictions = scores_of(engine.predict(batch.images), batch.labels)
-    assert scores.losses == pytest.approx(losses, rel=TOLERANCE["loss"])
+    assert scores.losses == pytest.approx(losses, rel=BOUNDS["loss"].value)
     assert scores.ranks.tolist() == ranks.tolist()
     assert scores.predictions.tolist() == predictions.tolist()
     assert scores.labels.tolist() == batch.labels.tolist()

@@ -7,14 +7,12 @@ import pytest
 
 from lockstep.backends import State
 from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import (
     FP16,
     RATES,
-    TOLERANCE,
-    angle,
     bits,
-    distance,
     parameters,
     random_batch,
     random_batches,
@@ -37,7 +35,7 @@ def test_logits_in_low_precision_are_near(start: Start, tiny_recipe: Recipe, pre
     logits = start(recipe, state).predict(images)
     assert logits.dtype == np.float32
     off = distance(logits, oracle.logits(recipe, state.tensors, images))
-    assert TOLERANCE["logits"] < off < TOLERANCE[f"{precision} logits"]
+    assert BOUNDS["logits"].value < off < BOUNDS[f"{precision} logits"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -47,8 +45,8 @@ def test_a_step_in_low_precision_is_near(start: Start, tiny_recipe: Recipe, prec
     engine = start(recipe, state)
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES)
-    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE[f"{precision} loss"])
-    assert angle(engine.read().momentum, expected.state.momentum) < TOLERANCE[f"{precision} angle"]
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
+    assert angle(engine.read().momentum, expected.state.momentum) < BOUNDS[f"{precision} angle"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -58,7 +56,7 @@ def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Rec
     engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()}
-    assert distance(parameters(end), expected) < TOLERANCE["update"]
+    assert distance(parameters(end), expected) < BOUNDS["update"].value
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
@@ -68,7 +66,7 @@ def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Reci
         engine = start(tiny_recipe.replace(**FP16, **changes))
         engine.train([random_batch(tiny_recipe)], 0)
         states.append(engine.read())
-    assert distance(states[1].momentum, states[0].momentum) < TOLERANCE["scaled gradient"]
+    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
 
 
 def test_a_static_loss_scale_reaches_the_gradients(start: Start, tiny_recipe: Recipe) -> None:
@@ -137,7 +135,7 @@ def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) 
     engine.train(batches, 0)
     unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
     unscaled.train(batches[1:], 1)
-    assert distance(engine.read().momentum, unscaled.read().momentum) < TOLERANCE["scaled gradient"]
+    assert distance(engine.read().momentum, unscaled.read().momentum) < BOUNDS["scaled gradient"].value
 
 
 def test_a_state_without_a_scaler_brings_the_recipes_first_scale(start: Start, tiny_recipe: Recipe) -> None:
@@ -162,7 +160,7 @@ def test_the_moving_average_follows_the_formula(start: Start, tiny_recipe: Recip
     engine.train([random_batch(recipe)], step)
     end = engine.read()
     expected = {name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64) for name, value in end.tensors.items()}
-    assert distance(end.ema, expected) < TOLERANCE["update"]
+    assert distance(end.ema, expected) < BOUNDS["update"].value
 
 
 def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: Recipe) -> None:

@@ -5,13 +5,14 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, Framework
 from lockstep.errors import BackendError
-from tests.backends.conftest import BACKENDS
+from tests.backends.conftest import DEFAULT
 
 FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
 """Frameworks the core never imports."""
@@ -37,13 +38,24 @@ assert "lockstep.training" in sys.modules and "lockstep.backends.host_memory" in
 )
 
 
-def test_every_framework_is_tested() -> None:
-    assert set(BACKENDS) == set(FRAMEWORKS)
+def test_every_framework_is_tested_unless_others_are_named() -> None:
+    assert set(DEFAULT.split(",")) == set(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_framework_has_a_module(name: str) -> None:
     assert importlib.util.find_spec(f"lockstep.backends.{name}") is not None
+
+
+@pytest.mark.parametrize("name", ["no_such_engine", "torch"])
+def test_a_named_engine_that_cannot_be_imported_fails(name: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    # A module of the framework's name that does not load stands before the real one.
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "functions_of_the_protocol", __file__]
+    environment = os.environ | {"LOCKSTEP_BACKENDS": name, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=pytestconfig.rootpath, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "1 error" in done.stdout
 
 
 def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
@@ -53,7 +65,9 @@ def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
             assert list(inspect.signature(getattr(backend, name)).parameters) == expected
 
 
-@pytest.mark.parametrize(("name", "hint"), [("tortch", "Did you mean torch"), ("caffe", "Known: torch"), ("", "Known")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("tortch", "Did you mean torch"), ("caffe", "Known: reference, torch"), ("", "Known")]
+)
 def test_an_unknown_backend_is_refused_with_what_there_is(name: str, hint: str) -> None:
     with pytest.raises(BackendError, match=hint):
         backends.load(name)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lockstep.backends import Backend, State, World
-from tests.backends.cases import RATES, TOLERANCE, Arrays, bits, distance, moved, parameters, random_state, statistics
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends.cases import RATES, Arrays, bits, moved, parameters, random_state, statistics
 from tests.backends.conftest import Start
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
 
@@ -68,13 +69,13 @@ def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
 
 def test_synchronised_ranks_go_where_one_process_goes(ranks: list[Found], backend: Backend, world: World) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
-    assert distance(way(ranks[0]["synchronised"]), way(one)) < TOLERANCE["trajectory"]
+    assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["weights"].value
 
 
 def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found], backend: Backend, world: World) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
     for rank in ranks:
-        assert distance(statistics(rank["synchronised"]["state"]), statistics(one["state"])) < TOLERANCE["ranks"]
+        assert distance(statistics(rank["synchronised"]["state"]), statistics(one["state"])) < BOUNDS["ranks"].value
 
 
 @pytest.mark.parametrize(("name", "parts"), [("local", 2), ("local in parts", 4)])
@@ -83,13 +84,13 @@ def test_ranks_are_as_many_parts_of_one_process(
 ) -> None:
     # But for running statistics, which one process moves once for every part.
     one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
-    assert distance(way(ranks[0][name]), way(one)) < TOLERANCE["trajectory"]
+    assert distance(way(ranks[0][name]), way(one)) < BOUNDS["weights"].value
 
 
 def test_an_interval_sums_over_the_ranks(ranks: list[Found], backend: Backend, world: World) -> None:
     one = carry_out(SCENARIOS["local"], backend, world, accumulation_steps=2)
     for a, b in zip(ranks[0]["local"]["intervals"], one["intervals"], strict=True):
-        assert a.losses == pytest.approx(b.losses, rel=TOLERANCE["ranks"])
+        assert a.losses == pytest.approx(b.losses, rel=BOUNDS["ranks"].value)
         assert a.counts.images == b.counts.images == 32
         assert (a.counts.top1, a.counts.top5) == (b.counts.top1, b.counts.top5)
 
@@ -106,7 +107,7 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
     state: State = ranks[0]["local"]["state"]
     alone = start(SCENARIOS["local"].recipe, state).evaluate(images_to_evaluate(RECIPE, world), ema=ema)
     both = ranks[0]["local"]["ema scores" if ema else "scores"]
-    assert np.sort(both.losses) == pytest.approx(np.sort(alone.losses), rel=TOLERANCE["ranks"])
+    assert np.sort(both.losses) == pytest.approx(np.sort(alone.losses), rel=BOUNDS["ranks"].value)
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> None:
@@ -136,10 +137,10 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
 ) -> None:
     found = run_ranks(pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
-    assert distance(way(found[0]["compiled"]), way(one)) < TOLERANCE["trajectory"]
+    assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["weights"].value
     assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)
 
 
 def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
-    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * TOLERANCE["trajectory"]
+    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * BOUNDS["weights"].value
     assert len(RATES) >= 4

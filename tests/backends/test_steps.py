@@ -9,16 +9,15 @@ import pytest
 from lockstep.backends import Interval, State
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
     BASIC,
     FP16,
     OTHER_COLOURS,
     RATES,
-    TOLERANCE,
     V1,
     all_bits,
-    distance,
     moved,
     parameters,
     random_batch,
@@ -64,7 +63,7 @@ def test_the_loss_is_that_of_float64(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     interval, _, expected = one_step(start, tiny_recipe, changes, mixup, parts)
-    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE["loss"])
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
 @every_step
@@ -72,7 +71,7 @@ def test_the_first_velocity_is_the_gradient_of_float64(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
-    assert distance(state.momentum, expected.state.momentum) < TOLERANCE["gradient"]
+    assert distance(state.momentum, expected.state.momentum) < BOUNDS["gradient"].value
 
 
 @every_step
@@ -80,7 +79,7 @@ def test_running_statistics_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
 ) -> None:
     _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
-    assert distance(statistics(state), statistics(expected.state)) < TOLERANCE["statistics"]
+    assert distance(statistics(state), statistics(expected.state)) < BOUNDS["statistics"].value
 
 
 def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
@@ -99,7 +98,7 @@ def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: 
     engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {name: state.tensors[name] - np.float64(0.3) * v for name, v in end.momentum.items()}
-    assert distance(parameters(end), expected) < TOLERANCE["update"]
+    assert distance(parameters(end), expected) < BOUNDS["update"].value
 
 
 def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
@@ -107,7 +106,7 @@ def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) 
     engine = start(tiny_recipe, state, rates=rates)
     engine.train([batch], 3)
     expected = oracle.train(tiny_recipe, state, [batch], rates).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < TOLERANCE["gradient"]
+    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["gradient"].value
 
 
 # Decay, momentum and accumulation over steps
@@ -170,7 +169,7 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     engine = start(recipe, state, accumulation_steps=parts)
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, parts).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < TOLERANCE["trajectory"]
+    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["weights"].value
 
 
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
@@ -181,7 +180,7 @@ def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe:
     gradient = engine.read().momentum
     engine.train([batch], 1)
     velocity = engine.read().momentum
-    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < TOLERANCE["update"]
+    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["update"].value
 
 
 def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
@@ -193,8 +192,8 @@ def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Rec
         engine = start(tiny_recipe, accumulation_steps=parts)
         engine.train([batch], 0)
         velocities.append(engine.read().momentum)
-    assert distance(velocities[1], velocities[0]) < TOLERANCE["gradient"]
-    assert distance(velocities[2], velocities[0]) < TOLERANCE["gradient"]
+    assert distance(velocities[1], velocities[0]) < BOUNDS["gradient"].value
+    assert distance(velocities[2], velocities[0]) < BOUNDS["gradient"].value
 
 
 def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -> None:
@@ -207,7 +206,7 @@ def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -
     for each in (reversed_parts, Batch(batch.images[rows], batch.labels[rows])):
         engine = start(tiny_recipe, accumulation_steps=2)
         losses.append(engine.fetch(engine.train([each], 0)).losses)
-    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=BOUNDS["loss"].value)
 
 
 # What an interval reports
@@ -231,7 +230,7 @@ def test_an_interval_has_the_mean_loss_of_every_step(start: Start, tiny_recipe: 
     expected = oracle.train(tiny_recipe, state, batches, RATES)
     assert interval.first == 2
     assert interval.losses.dtype == np.float64
-    assert interval.losses == pytest.approx(expected.losses, rel=TOLERANCE["loss"])
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
 def test_an_interval_sums_the_losses_of_its_images(start: Start, tiny_recipe: Recipe) -> None:

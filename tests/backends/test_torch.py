@@ -18,18 +18,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import backends
-from lockstep.backends import host_memory
+from lockstep.backends import Backend, host_memory
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.errors import BackendError, CheckpointError
 from lockstep.models import MODELS, tensors
 from lockstep.recipes import Execution, Recipe
-from tests.backends import oracle
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import autograd
 from tests.backends.cases import (
-    TOLERANCE,
     bits,
-    distance,
     parameters,
     random_batch,
     random_images,
@@ -61,6 +60,11 @@ FLAGS: tuple[tuple[Any, str], ...] = (
     (torch.backends.cudnn, "allow_tf32"),
     (torch.backends.cuda.matmul, "allow_tf32"),
 )
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return backends.load("torch")
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +136,8 @@ def module(tiny_recipe: Recipe) -> torch.nn.Module:
 def test_a_loaded_module_computes_what_the_engine_does(module: torch.nn.Module, start: Start, tiny_recipe: Recipe) -> None:
     images = random_images(4)
     with torch.no_grad():
-        logits = module(oracle.normalised(images, tiny_recipe).float()).numpy()
-    assert distance(logits, start(tiny_recipe).predict(images)) < TOLERANCE["logits"]
+        logits = module(autograd.normalised(images, tiny_recipe).float()).numpy()
+    assert distance(logits, start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
 
 
 def test_a_loaded_module_is_ready_for_inference(module: torch.nn.Module) -> None:
@@ -141,7 +145,7 @@ def test_a_loaded_module_is_ready_for_inference(module: torch.nn.Module) -> None
 
 
 def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
-    module.train()(oracle.normalised(random_images(4), tiny_recipe).float()).square().sum().backward()
+    module.train()(autograd.normalised(random_images(4), tiny_recipe).float()).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
 
 
@@ -306,9 +310,9 @@ def test_a_compiled_step_is_the_same(
         with torch.compiler.set_stance("fail_on_recompile"):
             engine.train([random_batch(tiny_recipe, seed=1, mixup="sample")], 1)
     torch.compiler.reset()
-    assert losses[1] == pytest.approx(losses[0], rel=TOLERANCE["loss"])
-    assert distance(states[1].momentum, states[0].momentum) < TOLERANCE["compiled"]
-    assert distance(statistics(states[1]), statistics(states[0])) < TOLERANCE["statistics"]
+    assert losses[1] == pytest.approx(losses[0], rel=BOUNDS["loss"].value)
+    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["compiled"].value
+    assert distance(statistics(states[1]), statistics(states[0])) < BOUNDS["statistics"].value
     assert bits(parameters(states[1])) != bits(parameters(states[0])), "nothing was compiled"
 
 

@@ -8,14 +8,14 @@ classifier, float32. It owns its compiled step and its queue; it owns no policy.
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.errors import BackendError, nearest
+from lockstep.errors import BackendError, CheckpointError, nearest
 from lockstep.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
 
@@ -110,7 +110,15 @@ class Engine(Protocol):
         """Return a copy of the state; with local batch norm, the statistics of rank 0."""
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown."""
+        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0: now, through training, and in states written later.
+
+        `masks` are bool arrays by parameter name, each of its parameter's shape; those set before are forgotten. Gradients
+        are masked before anything else is done with them, so that velocities and moving averages are 0 there too.
+        `CheckpointError` if a mask does not fit.
+        """
 
 
 class Backend(Protocol):
@@ -152,8 +160,25 @@ class Framework:
 
 
 FRAMEWORKS: dict[str, Framework] = {
+    "reference": Framework(("numpy",), "pip install lockstep-vision"),
     "torch": Framework(("torch",), "pip install 'lockstep-vision[torch]'"),
 }
+
+
+def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:
+    """Raise `CheckpointError` unless arrays have exactly these names and shapes."""
+    missing, unknown = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
+    if missing or unknown:
+        hint = nearest(unknown[0], expected) if unknown else ""
+        raise CheckpointError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. {hint}")
+    for name, shape in expected.items():
+        if values[name].shape != shape:
+            raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {shape}")
+
+
+def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, np.ndarray]) -> None:
+    """Raise `CheckpointError` unless every mask is of a parameter and has its shape."""
+    check_fit({name: parameters.get(name, ()) for name in masks if name in parameters}, masks, "masks")
 
 
 def load(name: str) -> Backend:

@@ -6,7 +6,7 @@ waits for the device but `fetch`, `evaluate`, `predict` and `read`.
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.backends import Interval, State
+from lockstep.backends import Interval, State, check_fit, check_masks
 from lockstep.backends.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
-from lockstep.errors import BackendError, CheckpointError, nearest
+from lockstep.errors import BackendError
 from lockstep.metrics import Counts, Scores
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
@@ -79,6 +79,7 @@ class TorchEngine:
         self._optimizer = self._new_optimizer()
         self._scale = LossScale(recipe, self._device)
         self._ema = {name: t.detach().clone() for name, t in self._tensors.items()} if recipe.ema_decay else {}
+        self._removed: dict[str, Tensor] = {}
 
     def __enter__(self) -> "TorchEngine":
         return self
@@ -160,6 +161,11 @@ class TorchEngine:
 
     def _update(self, step: int) -> None:
         self._lr.copy_(self._learning_rates[step])
+        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        for name, removed in self._removed.items():
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                gradient.masked_fill_(removed, 0.0)
         self._scale.step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
         if self._ema:
@@ -246,6 +252,21 @@ class TorchEngine:
         copy_into(self._ema, state.ema, "moving averages")
         self._scale.write(state.scaler)
         self._done = state.step
+        self._apply_masks()
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        check_masks({name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks)
+        self._removed = {name: torch.tensor(~np.asarray(mask, bool), device=self._device) for name, mask in masks.items()}
+        self._apply_masks()
+
+    @torch.no_grad()
+    def _apply_masks(self) -> None:
+        for name, removed in self._removed.items():
+            parameter = self._parameters[name]
+            held = [parameter, self._optimizer.state[parameter]["momentum_buffer"]]
+            for tensor in (*held, *([self._ema[name]] if self._ema else [])):
+                tensor.masked_fill_(removed, 0.0)
 
 
 class _TrainingLoss(nn.Module):
@@ -314,13 +335,8 @@ def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 @torch.no_grad()
 def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str) -> None:
     """Copy arrays into tensors of the same names and shapes; `CheckpointError` if the names or shapes differ."""
-    missing, unknown = sorted(into.keys() - values.keys()), sorted(values.keys() - into.keys())
-    if missing or unknown:
-        hint = nearest(unknown[0], into) if unknown else ""
-        raise CheckpointError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. {hint}")
+    check_fit({name: tuple(tensor.shape) for name, tensor in into.items()}, values, what)
     for name, tensor in into.items():
-        if tuple(tensor.shape) != values[name].shape:
-            raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {tuple(tensor.shape)}")
         tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
 
 

@@ -1,0 +1,81 @@
+"""Plain NumPy: the specification in code, and the oracle of every other engine.
+
+The functions of `lockstep.backends.Backend`.
+"""
+
+import os
+import platform
+from collections.abc import Callable
+
+import numpy as np
+
+from lockstep.backends import World, check_fit
+from lockstep.backends.reference.engine import ReferenceEngine
+from lockstep.backends.reference.model import Network
+from lockstep.errors import BackendError
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Execution, Recipe
+
+__all__ = ["devices", "engine", "launch", "load_module", "world"]
+
+
+class ReferenceWorld:
+    """This process alone."""
+
+    rank, ranks, on_gpu = 0, 1, False
+
+    def __init__(self, execution: Execution) -> None:
+        if execution.device == "cuda":
+            raise BackendError("the reference engine computes on CPUs; leave device at auto")
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise BackendError(_ALONE)
+        self.device = f"{devices()[0]}, {execution.reference_dtype}"
+
+    def any(self, flag: bool) -> bool:
+        """Return the flag."""
+        return flag
+
+    def same(self, value: int) -> bool:
+        """Return True: nobody else gave a value."""
+        return True
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+_ALONE = "the reference engine runs in one process; use another --backend with `lockstep launch`"
+
+
+def world(execution: Execution) -> ReferenceWorld:
+    """Return this process."""
+    return ReferenceWorld(execution)
+
+
+def engine(recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> ReferenceEngine:
+    """Return an engine for the recipe's model."""
+    return ReferenceEngine(recipe, learning_rates, world, execution)
+
+
+def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function of normalised images, float [N, 3, H, W], to logits, float64 [N, logits]."""
+    check_fit(_shapes(recipe), tensors, "weights")
+    weights = {name: value.astype(np.float64) for name, value in tensors.items()}
+
+    def module(images: np.ndarray) -> np.ndarray:
+        return Network(recipe, weights, training=False).logits(images.transpose(0, 2, 3, 1).astype(np.float64))[0]
+
+    return module
+
+
+def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+
+
+def devices() -> list[str]:
+    """Return the processor."""
+    return [f"CPU, NumPy on {platform.machine()}"]
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Raise `BackendError`: there is no launcher."""
+    raise BackendError(_ALONE)

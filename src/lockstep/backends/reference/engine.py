@@ -1,0 +1,201 @@
+"""The training step in plain NumPy, in float64 unless asked otherwise. Readable before fast: small models train in seconds.
+
+The state is float32 at the end of every step, as on every engine, so that it can be read, written and gone on from exactly;
+what lies between two states is computed in float64.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.backends import Interval, State, World, check_fit, check_masks
+from lockstep.backends.reference import functions as f
+from lockstep.backends.reference.loss_scale import LossScale
+from lockstep.backends.reference.model import Network
+from lockstep.data import Batch
+from lockstep.metrics import Counts, Scores
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Execution, Recipe
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ReferenceHandle:
+    """Steps that are done: nothing is enqueued here."""
+
+    first: int
+    losses: np.ndarray
+    """float64 [steps]."""
+    counts: Counts
+    loss_scale: float
+    finished_at: float
+    ready: bool = True
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.losses)
+
+
+class ReferenceEngine:
+    """Implements `lockstep.backends.Engine`."""
+
+    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> None:
+        self._recipe, self._learning_rates = recipe, learning_rates
+        self._parts = execution.accumulation_steps
+        self._dtype = np.dtype(execution.reference_dtype)
+        table = list(tensors(model_spec(recipe.model), recipe.logits))
+        self._roles = {tensor.name: tensor.role for tensor in table}
+        self._tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table}
+        self._velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained}
+        self._ema = {name: value.copy() for name, value in self._tensors.items()} if recipe.ema_decay else {}
+        self._masks: dict[str, np.ndarray] = {}
+        self._scale = LossScale(recipe)
+        self._done = 0
+
+    def __enter__(self) -> "ReferenceEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    # Training
+
+    def train(self, batches: Iterable[Batch], first: int) -> ReferenceHandle:
+        """Carry out one optimizer step for every batch, numbered from `first`."""
+        losses, counts = [], Counts()
+        # Overflow is an answer here, not an accident: a loss of infinity is reported, one of fp16's gradients skips a step.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for step, batch in enumerate(batches, first):
+                done = self._step(batch, step)
+                losses.append(done.loss_sum / done.images)
+                counts += done
+        return ReferenceHandle(first, np.array(losses, np.float64), counts, self._scale.value, time.perf_counter())
+
+    def _step(self, batch: Batch, step: int) -> Counts:
+        """Add the gradients of all parts, each of the mean loss of its images, and update."""
+        gradients = {name: np.zeros(value.shape, self._dtype) for name, value in self._velocity.items()}
+        counts = Counts()
+        for rows in np.split(np.arange(len(batch.labels)), self._parts):
+            found, done = self._gradients(batch, rows)
+            for name in gradients:
+                gradients[name] += found[name] / self._scale.value
+            counts += done
+        for name, mask in self._masks.items():  # a masked weight is 0, and so is its decay: without a gradient it stays 0
+            gradients[name] = np.where(mask, gradients[name], 0)
+        overflow = self._scale.is_dynamic and not all(np.isfinite(g).all() for g in gradients.values())
+        if not overflow:
+            self._update(gradients, float(self._learning_rates[step]))
+        if self._scale.is_dynamic:
+            self._scale.adapt(overflow)
+        self._average(step)
+        self._done = step + 1
+        return counts
+
+    def _gradients(self, batch: Batch, rows: np.ndarray) -> tuple[Arrays, Counts]:
+        """Return the gradients of scale / parts * (mean loss of these rows), and the rows' sums; statistics move on."""
+        x, target = self._normalised(batch.images[rows]), self._targets(batch.labels[rows])
+        if batch.coefficients is not None and batch.partners is not None:
+            own = batch.coefficients[rows].astype(self._dtype)
+            x, target = f.mix(x, own, batch.partners[rows]), f.mix(target, own, batch.partners[rows])
+        network = Network(self._recipe, self._computed(self._tensors), training=True)
+        logits, back = network.logits(x)
+        losses, d_logits = f.cross_entropy(logits, target)
+        back(d_logits() * (self._scale.value / self._parts))
+        for name, value in network.statistics.items():
+            self._tensors[name] = value.astype(np.float32)
+        ranks = f.rank_of(logits, batch.labels[rows])
+        sums = Counts(float(losses.astype(np.float64).sum()), int((ranks < 1).sum()), int((ranks < 5).sum()), len(rows))
+        return network.gradients, sums
+
+    def _update(self, gradients: Arrays, rate: float) -> None:
+        """v = momentum * v + g + decay * w;  w = w - rate * v"""
+        for name, gradient in gradients.items():
+            weight, velocity = (values[name].astype(self._dtype) for values in (self._tensors, self._velocity))
+            if self._roles[name] in self._recipe.weight_decay_roles:
+                gradient = gradient + self._recipe.weight_decay * weight
+            velocity = self._recipe.momentum * velocity + gradient
+            self._velocity[name] = velocity.astype(np.float32)
+            self._tensors[name] = (weight - rate * velocity).astype(np.float32)
+
+    def _average(self, step: int) -> None:
+        """mu = min(ema_decay, (1 + t) / (10 + t));  average = mu * average + (1 - mu) * tensor"""
+        keep = min(self._recipe.ema_decay, (1 + step) / (10 + step))
+        for name, value in self._ema.items():
+            average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(self._dtype)
+            self._ema[name] = average.astype(np.float32)
+
+    def _normalised(self, images: np.ndarray) -> np.ndarray:
+        mean, std = (np.array(colour, self._dtype) for colour in (self._recipe.mean, self._recipe.std))
+        return f.normalise(images.astype(self._dtype), mean, std)
+
+    def _targets(self, labels: np.ndarray) -> np.ndarray:
+        return f.targets(labels, self._recipe.logits, smoothing=self._recipe.label_smoothing, dtype=self._dtype)
+
+    def _computed(self, state: Mapping[str, np.ndarray]) -> Arrays:
+        """Return float32 tensors in the dtype that is computed in."""
+        return {name: value.astype(self._dtype) for name, value in state.items()}
+
+    def fetch(self, handle: ReferenceHandle) -> Interval:
+        """Return what the steps brought."""
+        return Interval(handle.first, handle.losses, handle.counts, handle.loss_scale, handle.finished_at)
+
+    # Inference
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding."""
+        rows = [np.zeros((0, 4))]
+        for batch in batches:
+            counted = batch.labels >= 0
+            labels, logits = batch.labels[counted], self._logits(batch.images[counted], ema)
+            with np.errstate(invalid="ignore"):
+                losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
+            rows.append(np.stack([losses, f.rank_of(logits, labels), logits.argmax(axis=1), labels], axis=1))
+        losses, ranks, predictions, all_labels = np.concatenate(rows).T
+        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, all_labels)))
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        return self._logits(images, ema=False).astype(np.float32)
+
+    def _logits(self, images: np.ndarray, ema: bool) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights = self._computed(self._ema if ema else self._tensors)
+            return Network(self._recipe, weights, training=False).logits(self._normalised(images))[0]
+
+    # State
+
+    def read(self) -> State:
+        """Return a copy of the state."""
+        tensors, velocity, average = (
+            {name: value.copy() for name, value in values.items()} for values in (self._tensors, self._velocity, self._ema)
+        )
+        return State(self._done, tensors, velocity, average, self._scale.read())
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        for mine, values, what in (
+            (self._tensors, state.tensors, "tensors"),
+            (self._velocity, state.momentum, "momentum"),
+            (self._ema, state.ema, "moving averages"),
+        ):
+            check_fit({name: value.shape for name, value in mine.items()}, values, what)
+            mine.update({name: np.array(values[name], np.float32) for name in mine})
+        self._scale.write(state.scaler)
+        self._done = state.step
+        self._apply_masks()
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        check_masks({name: value.shape for name, value in self._velocity.items()}, masks)
+        self._masks = {name: np.array(mask, bool) for name, mask in masks.items()}
+        self._apply_masks()
+
+    def _apply_masks(self) -> None:
+        for name, mask in self._masks.items():
+            for values in (self._tensors, self._velocity, self._ema):
+                if name in values:
+                    values[name] = np.where(mask, values[name], np.float32(0))

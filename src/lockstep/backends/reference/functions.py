@@ -1,0 +1,204 @@
+"""The mathematics of a training step, forward and backward, in plain NumPy: what every engine computes.
+
+N images, H x W pixels, C channels, K logits. Activations are [N, H, W, C], kernels [O, C / groups, k, k] (OIHW). A function
+returns its result and a function `back`, which turns the loss's gradient with respect to the result into those with respect
+to the inputs. In the formulas d_ marks such a gradient.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+Array = np.ndarray
+Back = Callable[[Array], Array]
+
+
+def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]:
+    """Return how many pixels are added before and behind an axis.
+
+    "symmetric": (k - 1) / 2 on both sides. "same", as TensorFlow defines it: so many that n pixels become ceil(n / stride),
+    total = max((ceil(n / s) - 1) * s + k - n, 0), the odd one behind.
+    """
+    if kind == "symmetric":
+        return kernel // 2, kernel // 2
+    total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+    return total // 2, total - total // 2
+
+
+class _Windows:
+    """The windows of k x k pixels, `stride` apart, of padded images, one place within the window at a time."""
+
+    def __init__(self, x: Array, kernel: int, stride: int, kind: str, fill: float) -> None:
+        sides = [padding(length, kernel, stride, kind) for length in x.shape[1:3]]
+        self.images = np.pad(x, ((0, 0), *sides, (0, 0)), constant_values=fill)
+        self.places = [(i, j) for i in range(kernel) for j in range(kernel)]
+        self.rows, self.columns = ((length - kernel) // stride + 1 for length in self.images.shape[1:3])
+        self._stride = stride
+        (top, _), (left, _) = sides
+        self._inside = np.s_[:, top : top + x.shape[1], left : left + x.shape[2]]
+
+    def at(self, i: int, j: int, images: Array | None = None) -> Array:
+        """Return pixel (i, j) of every window: a view [N, rows, columns, C] of the padded images, or of others alike."""
+        down, across = (self._stride * (count - 1) + 1 for count in (self.rows, self.columns))
+        images = self.images if images is None else images
+        return images[:, i : i + down : self._stride, j : j + across : self._stride]
+
+    def without_padding(self, images: Array) -> Array:
+        """Return padded images as they were before."""
+        return images[self._inside]
+
+
+def convolution(
+    x: Array, weight: Array, *, stride: int, groups: int, padding: str
+) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
+    """Return y [N, P, Q, O] and back: d_y -> (d_x, d_weight).
+
+        y[n, p, q, o]         = sum over i, j, c of  x[n, s*p + i, s*q + j, c] * weight[o, c, i, j]
+        d_weight[o, c, i, j]  = sum over n, p, q of  x[n, s*p + i, s*q + j, c] * d_y[n, p, q, o]
+        d_x[n, u, v, c]       = sum over o, i, j of  weight[o, c, i, j] * d_y[n, p, q, o]  where u = s*p + i, v = s*q + j
+
+    x is padded with zeros; c runs over the channels of o's group. No bias.
+    """
+    outputs, inputs, kernel, _ = weight.shape
+    windows = _Windows(x, kernel, stride, padding, fill=0.0)
+    kernels = weight.reshape(groups, outputs // groups, inputs, kernel, kernel)
+
+    def grouped(values: Array) -> Array:
+        """[N, P, Q, channels] -> [groups, N*P*Q, channels / groups]"""
+        return values.reshape(-1, groups, values.shape[3] // groups).transpose(1, 0, 2)
+
+    def ungrouped(values: Array) -> Array:
+        """[groups, N*P*Q, channels / groups] -> [N, P, Q, channels]"""
+        channels = groups * values.shape[2]
+        return values.transpose(1, 0, 2).reshape(len(x), windows.rows, windows.columns, channels)
+
+    y = np.zeros((groups, len(x) * windows.rows * windows.columns, outputs // groups), x.dtype)
+    for i, j in windows.places:
+        y += grouped(windows.at(i, j)) @ kernels[..., i, j].transpose(0, 2, 1)
+
+    def back(d_y: Array) -> tuple[Array, Array]:
+        d_out = grouped(d_y)
+        d_images, d_kernels = np.zeros_like(windows.images), np.empty_like(kernels)
+        for i, j in windows.places:
+            d_kernels[..., i, j] = d_out.transpose(0, 2, 1) @ grouped(windows.at(i, j))
+            windows.at(i, j, d_images)[...] += ungrouped(d_out @ kernels[..., i, j])
+        return windows.without_padding(d_images), d_kernels.reshape(weight.shape)
+
+    return ungrouped(y), back
+
+
+def batch_norm(
+    x: Array, scale: Array, bias: Array, *, epsilon: float
+) -> tuple[Array, Array, Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """Return y, the batch's mean [C] and biased variance [C], and back: d_y -> (d_x, d_scale, d_bias).
+
+        mean = sum x / M,  variance = sum (x - mean)^2 / M          over the M = N*H*W values of a channel
+        z    = (x - mean) / sqrt(variance + epsilon),  y = scale * z + bias
+        d_scale = sum d_y * z,  d_bias = sum d_y
+        d_x  = scale / sqrt(variance + epsilon) * (d_y - d_bias / M - z * d_scale / M)
+
+    arXiv:1502.03167.
+    """
+    mean = x.mean(axis=(0, 1, 2))
+    variance = np.square(x - mean).mean(axis=(0, 1, 2))
+    deviation = np.sqrt(variance + epsilon)
+    z = (x - mean) / deviation
+
+    def back(d_y: Array) -> tuple[Array, Array, Array]:
+        d_scale, d_bias = (d_y * z).sum(axis=(0, 1, 2)), d_y.sum(axis=(0, 1, 2))
+        values = x.size // x.shape[3]
+        return scale / deviation * (d_y - d_bias / values - z * (d_scale / values)), d_scale, d_bias
+
+    return scale * z + bias, mean, variance, back
+
+
+def running_statistics(
+    old_mean: Array, old_variance: Array, mean: Array, variance: Array, *, values: int, momentum: float
+) -> tuple[Array, Array]:
+    """Return the running mean and variance after a batch with these (biased) statistics of so many values.
+
+    new = (1 - momentum) * old + momentum * batch's; the variance enters unbiased, times M / (M - 1).
+    """
+    unbiased = variance * (values / (values - 1))
+    return (1 - momentum) * old_mean + momentum * mean, (1 - momentum) * old_variance + momentum * unbiased
+
+
+def batch_norm_in_inference(x: Array, scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float) -> Array:
+    """Return scale * (x - mean) / sqrt(variance + epsilon) + bias, with running statistics."""
+    return scale * ((x - mean) / np.sqrt(variance + epsilon)) + bias
+
+
+def relu(x: Array) -> tuple[Array, Back]:
+    """Return max(x, 0) and back: d_y -> d_x = d_y where x > 0, else 0."""
+    return np.maximum(x, 0), lambda d_y: np.where(x > 0, d_y, 0)
+
+
+def max_pool(x: Array, *, kernel: int, stride: int, padding: str) -> tuple[Array, Back]:
+    """Return the largest value of every window, and back, which gives its gradient to where it was (first of equals)."""
+    windows = _Windows(x, kernel, stride, padding, fill=-np.inf)
+    pixels = np.stack([windows.at(i, j) for i, j in windows.places])
+    largest = pixels.argmax(axis=0)
+
+    def back(d_y: Array) -> Array:
+        d_images = np.zeros_like(windows.images)
+        for place, (i, j) in enumerate(windows.places):
+            windows.at(i, j, d_images)[...] += np.where(largest == place, d_y, 0)
+        return windows.without_padding(d_images)
+
+    return pixels.max(axis=0), back
+
+
+def average_pool(x: Array) -> tuple[Array, Back]:
+    """Return the mean over all pixels [N, C], and back: d_x[n, h, w, c] = d_y[n, c] / (H * W)."""
+    _, height, width, _ = x.shape
+    return x.mean(axis=(1, 2)), lambda d_y: np.broadcast_to(d_y[:, None, None] / (height * width), x.shape)
+
+
+def linear(x: Array, weight: Array, bias: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array, Array]]]:
+    """Return y = x W^T + b [N, K], and back: d_y -> (d_x = d_y W, d_W = d_y^T x, d_b = sum over n of d_y)."""
+    return x @ weight.T + bias, lambda d_y: (d_y @ weight, d_y.T @ x, d_y.sum(axis=0))
+
+
+def normalise(images: Array, mean: Array, std: Array) -> Array:
+    """Return (x - mean) / std for every colour."""
+    return (images - mean) / std
+
+
+def mix(x: Array, coefficients: Array, partners: Array) -> Array:
+    """MixUp: image n becomes c[n] * x[n] + (1 - c[n]) * x[partner of n]. arXiv:1710.09412."""
+    own = coefficients.reshape(-1, *[1] * (x.ndim - 1))
+    return own * x + (1 - own) * x[partners]
+
+
+def targets(labels: Array, logits: int, *, smoothing: float, dtype: np.dtype) -> Array:
+    """Return smoothed one-hot rows [N, K]: (1 - s) * [k = label] + s / K. arXiv:1512.00567."""
+    return (1 - smoothing) * np.eye(logits, dtype=dtype)[labels] + dtype.type(smoothing / logits)
+
+
+def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
+    """Return the losses [N] and back: () -> the gradient of their mean with respect to the logits.
+
+    loss[n] = -sum over k of  target[n, k] * log p[n, k],   p = softmax(logits)
+    d_logits = (p - target) / N                             since a target's row sums to 1
+    """
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return -(target * log_p).sum(axis=1), lambda: (np.exp(log_p) - target) / len(logits)
+
+
+def rank_of(logits: Array, labels: Array) -> Array:
+    """Return how many classes come before the label's, int64 [N]: larger logits, equal ones of lower classes, and NaN."""
+    own = logits[np.arange(len(labels)), labels][:, None]
+    before = np.arange(logits.shape[1])[None] < labels[:, None]
+    return (~(logits <= own) | ((logits == own) & before)).sum(axis=1)
+
+
+def rounded(x: Array, precision: str) -> Array:
+    """Return the values as bf16 or fp16 would hold them (to nearest, ties to even); in other precisions as they are."""
+    if precision == "fp16":
+        return x.astype(np.float16).astype(x.dtype)
+    if precision == "bf16":  # the upper half of a float32
+        bits = x.astype(np.float32).view(np.uint32)
+        nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        return np.where(np.isfinite(x), nearest.view(np.float32), x).astype(x.dtype)
+    return x

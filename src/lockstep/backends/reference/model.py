@@ -1,0 +1,123 @@
+"""A `ModelSpec` computed with the functions of `functions`: logits, and the gradients of all parameters."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lockstep.backends.reference import functions as f
+from lockstep.models import Block, Conv, blocks, model_spec, stem
+from lockstep.recipes import Recipe
+
+Array = np.ndarray
+
+
+class Network:
+    """One pass of a batch through a model; `tensors` are canonical, in the dtype that is computed in.
+
+    In bf16 and fp16 every convolution, batch norm, sum and pool takes and gives rounded values, forward and backward, and
+    computes between them without rounding; batch norm's parameters and statistics are not rounded.
+    """
+
+    def __init__(self, recipe: Recipe, tensors: Mapping[str, Array], *, training: bool) -> None:
+        self._recipe, self._tensors, self._training = recipe, tensors, training
+        self.statistics: dict[str, Array] = {}
+        """In training, the running statistics after this batch."""
+        self.gradients: dict[str, Array] = {}
+        """Of every parameter, once `back` has been called."""
+
+    def logits(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
+        """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None, filling `gradients`."""
+        spec, backs = model_spec(self._recipe.model), []
+
+        def then(step: tuple[Array, f.Back]) -> Array:
+            backs.append(step[1])
+            return step[0]
+
+        x = then(self._convolution(self._round(x), stem(spec)))
+        x = then(f.relu(x))
+        x = then(f.max_pool(x, kernel=3, stride=2, padding=self._recipe.padding))
+        for block in blocks(spec):
+            x = then(self._block(x, block))
+        x = then(self._rounding(f.average_pool(x)))
+        x = then(self._classifier(x))
+
+        def back(d_logits: Array) -> None:
+            d_x = self._round(d_logits)
+            for step in reversed(backs):
+                d_x = step(d_x)
+
+        return x, back
+
+    def _block(self, x: Array, block: Block) -> tuple[Array, f.Back]:
+        """y = relu(convolutions of x, ReLU between them, + shortcut of x)"""
+        inside, shortcut, shortcut_back, y = [], x, None, x
+        for conv in block.convs:
+            if conv is not block.convs[0]:
+                y, back = f.relu(y)
+                inside.append(back)
+            y, back = self._convolution(y, conv)
+            inside.append(back)
+        if block.shortcut is not None:
+            shortcut, shortcut_back = self._convolution(x, block.shortcut)
+        y, relu_back = f.relu(self._round(y + shortcut))
+
+        def back_of_block(d_y: Array) -> Array:
+            d_sum = d_x = relu_back(d_y)
+            for step in reversed(inside):
+                d_x = step(d_x)
+            return self._round(d_x + (d_sum if shortcut_back is None else shortcut_back(d_sum)))
+
+        return y, back_of_block
+
+    def _convolution(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
+        """A convolution and the batch norm behind it."""
+        name = f"{conv.name}.weight"
+        weight = self._round(self._tensors[name])
+        y, conv_back = f.convolution(x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding)
+        y, norm_back = self._batch_norm(self._round(y), conv.bn_name)
+
+        def back(d_y: Array) -> Array:
+            d_x, d_weight = conv_back(self._round(norm_back(d_y)))
+            self.gradients[name] = self._round(d_weight)
+            return self._round(d_x)
+
+        return self._round(y), back
+
+    def _batch_norm(self, x: Array, name: str) -> tuple[Array, f.Back]:
+        names = [f"{name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
+        scale, bias, old_mean, old_variance = (self._tensors[each] for each in names)
+        epsilon = self._recipe.bn_epsilon
+        if not self._training:
+            return f.batch_norm_in_inference(x, scale, bias, old_mean, old_variance, epsilon=epsilon), _no_gradient
+        y, mean, variance, norm_back = f.batch_norm(x, scale, bias, epsilon=epsilon)
+        self.statistics[names[2]], self.statistics[names[3]] = f.running_statistics(
+            old_mean, old_variance, mean, variance, values=x.size // x.shape[3], momentum=self._recipe.bn_momentum
+        )
+
+        def back(d_y: Array) -> Array:
+            d_x, self.gradients[names[0]], self.gradients[names[1]] = norm_back(d_y)
+            return d_x
+
+        return y, back
+
+    def _classifier(self, x: Array) -> tuple[Array, f.Back]:
+        weight, bias = (self._round(self._tensors[name]) for name in ("fc.weight", "fc.bias"))
+        y, linear_back = f.linear(x, weight, bias)
+
+        def back(d_y: Array) -> Array:
+            d_x, d_weight, d_bias = linear_back(d_y)
+            self.gradients["fc.weight"], self.gradients["fc.bias"] = self._round(d_weight), self._round(d_bias)
+            return self._round(d_x)
+
+        return self._round(y), back
+
+    def _rounding(self, step: tuple[Array, f.Back]) -> tuple[Array, f.Back]:
+        y, back = step
+        return self._round(y), lambda d_y: self._round(back(d_y))
+
+    def _round(self, x: Array) -> Array:
+        return f.rounded(x, self._recipe.precision)
+
+
+def _no_gradient(d_y: Array) -> Array:
+    raise AssertionError("there are no gradients in inference")

@@ -1,0 +1,1 @@
+"""Every engine against the reference."""

@@ -1,0 +1,62 @@
+"""How results of engines are compared, and how far they may differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest difference that is rounding and no fault."""
+
+    value: float
+    why: str
+
+
+BOUNDS: dict[str, Bound] = {
+    # float32 against float64 (see `distance`). float32 has 24 bits: one operation is off by 6e-8.
+    "logits": Bound(5e-6, "a dozen layers, each a sum of up to 600 products"),
+    "full logits": Bound(5e-5, "50 to 100 layers of up to 4,608 products; so any two engines are within 1e-4"),
+    "loss": Bound(1e-5, "the logits' rounding through a logarithm"),
+    "statistics": Bound(1e-5, "means over at least 16 values"),
+    "gradient": Bound(1e-2, "rounding is 1e-5, but a gradient jumps by 3e-3 where it switches a ReLU or moves a maximum"),
+    "weights": Bound(2e-2, "of the way gone in 20 small steps: a few such jumps"),
+    "update": Bound(5e-7, "a few operations"),
+    # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
+    "bf16 logits": Bound(5e-2, "8 bits a layer"),
+    "fp16 logits": Bound(6e-3, "11 bits a layer"),
+    "bf16 loss": Bound(2e-2, "the logits' rounding through a logarithm"),
+    "fp16 loss": Bound(3e-3, "the logits' rounding through a logarithm"),
+    "bf16 angle": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
+    "fp16 angle": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
+    "scaled gradient": Bound(1e-2, "a power of two is exact in fp16 but for what is below 6e-8 without it"),
+    # An engine against itself, with sums in another order:
+    "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),
+    "ranks": Bound(1e-5, "weights after 4 small steps"),
+}
+
+
+def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> float:
+    """Return the largest difference relative to the largest expected value, the worst over all tensors.
+
+    A tensor of almost zeros is measured against a hundredth of the largest value of all. NaN is infinitely far.
+    """
+    if isinstance(expected, np.ndarray) or isinstance(actual, np.ndarray):
+        actual, expected = {"": np.asarray(actual)}, {"": np.asarray(expected)}
+    assert actual.keys() == expected.keys()
+    floor = max(np.abs(value).max() for value in expected.values()) / 100
+    return max(largest(actual[name] - value) / max(np.abs(value).max(), floor) for name, value in expected.items())
+
+
+def largest(difference: np.ndarray) -> float:
+    """Return the largest absolute value; NaN, which compares false with every bound, counts as infinity."""
+    return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
+
+
+def angle(actual: Arrays, expected: Arrays) -> float:
+    """Return 1 - cosine between two sets of tensors, each taken as one vector."""
+    a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))
+    return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))

@@ -1,0 +1,165 @@
+"""What the reference engine should compute: PyTorch's autograd in float64, on torchvision's architecture and the formulas in
+the recipe's fields.
+
+Nothing here comes from `lockstep.models` or a backend: the architecture is read off the tensors' names and shapes. N images
+of H x W pixels, K logits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.backends import State
+from lockstep.data import Batch
+from lockstep.models import model_spec
+from lockstep.recipes import Recipe
+from tests.backends.oracle import Arrays, Trained, is_statistic, places, role
+
+Tensors = dict[str, Tensor]
+
+
+class Network:
+    """One forward pass; in training it leaves the new running statistics in `statistics`."""
+
+    def __init__(self, tensors: Tensors, recipe: Recipe, training: bool) -> None:
+        self.tensors, self.recipe, self.training = tensors, recipe, training
+        self.statistics: Tensors = {}
+
+    def logits(self, images_NHWC: np.ndarray) -> Tensor:
+        return self.logits_of(normalised(images_NHWC, self.recipe))
+
+    def logits_of(self, x: Tensor) -> Tensor:
+        x = F.relu(self.batch_norm(self.convolution(x, "conv1", 2), "bn1"))
+        if self.recipe.padding == "same":
+            x = F.max_pool2d(padded_as_tensorflow(x, 3, 2, -torch.inf), 3, stride=2)
+        else:
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for stage in range(1, 5):
+            index = 0
+            while f"layer{stage}.{index}.conv1.weight" in self.tensors:
+                x = self.block(x, f"layer{stage}.{index}", 2 if stage > 1 and index == 0 else 1)
+                index += 1
+        return F.linear(x.mean(dim=(2, 3)), self.tensors["fc.weight"], self.tensors["fc.bias"])
+
+    def block(self, x: Tensor, name: str, stride: int) -> Tensor:
+        if f"{name}.conv3.weight" not in self.tensors:
+            strides = [stride, 1]
+        elif model_spec(self.recipe.model).stride_in == "1x1":
+            strides = [stride, 1, 1]
+        else:
+            strides = [1, stride, 1]
+        y = x
+        for i, each in enumerate(strides, start=1):
+            y = self.batch_norm(self.convolution(y, f"{name}.conv{i}", each), f"{name}.bn{i}")
+            if i < len(strides):
+                y = F.relu(y)
+        if f"{name}.downsample.0.weight" in self.tensors:
+            x = self.batch_norm(self.convolution(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
+        return F.relu(y + x)
+
+    def convolution(self, x: Tensor, name: str, stride: int) -> Tensor:
+        weight = self.tensors[f"{name}.weight"]
+        kernel, groups = weight.shape[2], x.shape[1] // weight.shape[1]
+        if self.recipe.padding == "same":
+            return F.conv2d(padded_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups)
+        return F.conv2d(x, weight, stride=stride, padding=(kernel - 1) // 2, groups=groups)
+
+    def batch_norm(self, x: Tensor, name: str) -> Tensor:
+        scale, bias, old_mean, old_variance = (
+            self.tensors[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+        )
+        mean, variance = old_mean, old_variance
+        if self.training:
+            count = x.numel() // x.shape[1]
+            mean = x.mean(dim=(0, 2, 3))
+            variance = (x - mean.view(1, -1, 1, 1)).square().mean(dim=(0, 2, 3))
+            new = self.recipe.bn_momentum
+            unbiased = variance.detach() * count / (count - 1)
+            self.statistics[f"{name}.running_mean"] = (1 - new) * old_mean + new * mean.detach()
+            self.statistics[f"{name}.running_var"] = (1 - new) * old_variance + new * unbiased
+        factor = scale / torch.sqrt(variance + self.recipe.bn_epsilon)
+        return (x - mean.view(1, -1, 1, 1)) * factor.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
+
+
+def padded_as_tensorflow(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+    """Pad for TensorFlow's SAME: https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
+
+    def before_and_after(length: int) -> list[int]:
+        total = max(kernel - stride, 0) if length % stride == 0 else max(kernel - length % stride, 0)
+        return [total // 2, total - total // 2]
+
+    return F.pad(x, before_and_after(x.shape[3]) + before_and_after(x.shape[2]), value=value)
+
+
+def normalised(images_NHWC: np.ndarray, recipe: Recipe) -> Tensor:
+    x = (images_NHWC.astype(np.float64) - np.array(recipe.mean)) / np.array(recipe.std)
+    return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+
+
+def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarray:
+    """Return the logits in evaluation: float64 [N, K]."""
+    with torch.no_grad():
+        return Network(_float64(tensors), recipe, training=False).logits(images_NHWC).numpy()
+
+
+def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1) -> Trained:
+    """Return what training steps from `state.step` on should bring, one for every batch, each computed in `parts`."""
+    tensors, velocity, average = _float64(state.tensors), _float64(state.momentum), _float64(state.ema)
+    step, losses, standing = state.step, [], []
+    for batch in batches:
+        loss, gradients, places_of_step = _gradients(recipe, tensors, batch, parts)
+        for name, gradient in gradients.items():
+            if role(name) in recipe.weight_decay_roles:
+                gradient = gradient + recipe.weight_decay * tensors[name]
+            velocity[name] = recipe.momentum * velocity[name] + gradient
+            tensors[name] = tensors[name] - rates[step] * velocity[name]
+        keep = min(recipe.ema_decay, (1 + step) / (10 + step))
+        average = {name: keep * average[name] + (1 - keep) * tensors[name] for name in average}
+        losses.append(loss)
+        standing.append(places_of_step)
+        step += 1
+    where = np.concatenate(standing)
+    end = State(step, _arrays(tensors), _arrays(velocity), _arrays(average))
+    return Trained(end, np.array(losses), int((where < 1).sum()), int((where < 5).sum()))
+
+
+def _gradients(recipe: Recipe, tensors: Tensors, batch: Batch, parts: int) -> tuple[float, Tensors, np.ndarray]:
+    """Return the mean loss, its gradients and the labels' places; the running statistics in `tensors` move on."""
+    total, standing = 0.0, []
+    sums = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if not is_statistic(name)}
+    for rows in np.split(np.arange(len(batch.labels)), parts):
+        leaves = {name: tensors[name].clone().requires_grad_() for name in sums}
+        network = Network(tensors | leaves, recipe, training=True)
+        x, targets = _inputs_and_targets(recipe, batch, rows)
+        logits_NK = network.logits_of(x)
+        loss = -(targets * F.log_softmax(logits_NK, dim=1)).sum(dim=1).mean() / parts
+        for name, gradient in zip(sums, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            sums[name] += gradient
+        total += loss.item()
+        standing.append(places(logits_NK.detach().numpy(), batch.labels[rows]))
+        tensors.update(network.statistics)
+    return total, sums, np.concatenate(standing)
+
+
+def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return [n, 3, H, W] and [n, K]: MixUp mixes the targets, smoothed one-hot vectors, as it mixes the images."""
+    x = normalised(batch.images[rows], recipe)
+    one_hot = torch.eye(recipe.logits, dtype=torch.float64)[batch.labels[rows]]
+    targets = (1 - recipe.label_smoothing) * one_hot + recipe.label_smoothing / recipe.logits
+    if batch.coefficients is None or batch.partners is None:
+        return x, targets
+    own = torch.from_numpy(batch.coefficients[rows].astype(np.float64))
+    partners = torch.from_numpy(batch.partners[rows])
+    mixed = own.view(-1, 1, 1, 1) * x + (1 - own.view(-1, 1, 1, 1)) * x[partners]
+    return mixed, own.view(-1, 1) * targets + (1 - own.view(-1, 1)) * targets[partners]
+
+
+def _float64(arrays: Arrays) -> Tensors:
+    return {name: torch.from_numpy(np.array(array, np.float64)) for name, array in arrays.items()}
+
+
+def _arrays(tensors: Tensors) -> Arrays:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,235 @@
+"""The reference engine: every function against finite differences, whole steps against autograd in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.backends import Engine, State
+from lockstep.backends.reference import functions as f
+from lockstep.errors import BackendError
+from lockstep.models import MODELS, narrowed
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.bounds import distance
+from tests.backends import autograd
+from tests.backends.cases import RATES, moved, random_batch, random_batches, random_images, random_state, statistics
+from tests.backends.test_steps import STEPS, TRAJECTORIES
+
+ROUNDING = 3e-6
+"""Of a state, which is float32 after every step: 6e-8 of a value, more of a small difference."""
+
+random = np.random.default_rng(1)
+
+
+# Functions
+
+
+def numerical_gradient(function: Callable[[], np.ndarray], of: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the gradient of sum(weights * function()) with respect to an array, by central differences."""
+    gradient = np.empty_like(of)
+    for place in np.ndindex(of.shape):
+        kept, step = of[place], 1e-5
+        of[place] = kept + step
+        above = (weights * function()).sum()
+        of[place] = kept - step
+        below = (weights * function()).sum()
+        of[place] = kept
+        gradient[place] = (above - below) / (2 * step)
+    return gradient
+
+
+def check(function: Callable[[], tuple[Any, ...]], *inputs: np.ndarray) -> None:
+    """Hold every gradient that `function`'s last value gives against central differences."""
+    y, back = function()[0], function()[-1]
+    d_y = random.normal(size=y.shape)
+    gradients = back(d_y)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    for gradient, array in zip(gradients, inputs, strict=True):
+        assert gradient.shape == array.shape
+        np.testing.assert_allclose(gradient, numerical_gradient(lambda: function()[0], array, d_y), rtol=1e-6, atol=1e-8)
+
+
+def spread(*shape: int) -> np.ndarray:
+    """Return values at least 1e-3 apart from each other and from 0, so that a small step switches nothing."""
+    count = int(np.prod(shape))
+    return random.permutation(np.arange(count) * 2e-3 - count * 1e-3 + 5e-4).reshape(shape)
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "groups", "size"), [(1, 1, 1, 3), (1, 2, 1, 5), (3, 1, 2, 4), (3, 2, 1, 5), (7, 2, 1, 6)]
+)
+def test_convolution_has_the_gradients_of_finite_differences(
+    kernel: int, stride: int, groups: int, size: int, padding: str
+) -> None:
+    x, weight = random.normal(size=(2, size, size + 1, 4)), random.normal(size=(6, 4 // groups, kernel, kernel))
+    check(lambda: f.convolution(x, weight, stride=stride, groups=groups, padding=padding), x, weight)
+
+
+def test_batch_norm_has_the_gradients_of_finite_differences() -> None:
+    x, scale, bias = random.normal(2, 3, size=(3, 2, 3, 2)), random.normal(size=2), random.normal(size=2)
+    check(lambda: f.batch_norm(x, scale, bias, epsilon=0.1), x, scale, bias)
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize("size", [5, 6])
+def test_max_pooling_has_the_gradients_of_finite_differences(size: int, padding: str) -> None:
+    x = spread(2, size, size, 2)
+    check(lambda: f.max_pool(x, kernel=3, stride=2, padding=padding), x)
+
+
+def test_relu_has_the_gradients_of_finite_differences() -> None:
+    x = spread(3, 4)
+    check(lambda: f.relu(x), x)
+
+
+def test_average_pooling_has_the_gradients_of_finite_differences() -> None:
+    x = random.normal(size=(2, 3, 4, 2))
+    check(lambda: f.average_pool(x), x)
+
+
+def test_the_classifier_has_the_gradients_of_finite_differences() -> None:
+    x, weight, bias = random.normal(size=(3, 4)), random.normal(size=(5, 4)), random.normal(size=5)
+    check(lambda: f.linear(x, weight, bias), x, weight, bias)
+
+
+def test_the_loss_has_the_gradients_of_finite_differences() -> None:
+    logits, target = random.normal(size=(3, 5)), random.dirichlet(np.ones(5), size=3)
+    numerical = numerical_gradient(lambda: f.cross_entropy(logits, target)[0], logits, np.full(3, 1 / 3))
+    np.testing.assert_allclose(f.cross_entropy(logits, target)[1](), numerical, rtol=1e-6, atol=1e-9)
+
+
+def test_a_convolution_by_hand() -> None:
+    x = np.arange(9.0).reshape(1, 3, 3, 1)
+    y, _ = f.convolution(x, np.ones((1, 1, 3, 3)), stride=2, groups=1, padding="symmetric")
+    assert y[0, :, :, 0].tolist() == [[0 + 1 + 3 + 4, 1 + 2 + 4 + 5], [3 + 4 + 6 + 7, 4 + 5 + 7 + 8]]
+
+
+@pytest.mark.parametrize(
+    ("length", "kernel", "stride", "kind", "expected"),
+    [
+        (224, 7, 2, "symmetric", (3, 3)),
+        (224, 7, 2, "same", (2, 3)),  # https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2
+        (112, 3, 2, "same", (0, 1)),
+        (113, 3, 2, "same", (1, 1)),
+        (56, 3, 1, "same", (1, 1)),
+        (56, 1, 2, "same", (0, 0)),
+        (56, 1, 2, "symmetric", (0, 0)),
+    ],
+)
+def test_padding(length: int, kernel: int, stride: int, kind: str, expected: tuple[int, int]) -> None:
+    assert f.padding(length, kernel, stride, kind) == expected
+
+
+def test_of_equal_pixels_the_first_is_the_largest() -> None:
+    _, back = f.max_pool(np.zeros((1, 3, 3, 1)), kernel=3, stride=2, padding="same")
+    assert back(np.ones((1, 2, 2, 1)))[0, :, :, 0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
+
+
+def test_running_variance_is_unbiased() -> None:
+    values = np.array([1.0, 2.0, 6.0])
+    mean, variance = f.running_statistics(
+        np.array(10.0), np.array(20.0), values.mean(), values.var(), values=3, momentum=0.25
+    )
+    assert mean == pytest.approx(0.75 * 10 + 0.25 * 3)
+    assert variance == pytest.approx(0.75 * 20 + 0.25 * np.var(values, ddof=1))
+
+
+@pytest.mark.parametrize(
+    ("value", "precision", "expected"),
+    [
+        (1 + 2**-8, "bf16", 1.0),  # half way, to the even neighbour
+        (1 + 3 * 2**-8, "bf16", 1 + 2**-6),
+        (1 + 2**-8 + 2**-20, "bf16", 1 + 2**-7),
+        (3.4e38, "bf16", np.inf),
+        (-np.inf, "bf16", -np.inf),
+        (1 + 2**-11, "fp16", 1.0),
+        (65519.9, "fp16", 65504.0),
+        (65520.0, "fp16", np.inf),
+        (2.0**-25, "fp16", 0.0),
+        (1 + 2**-30, "fp32", 1 + 2**-30),
+        (1 + 2**-30, "tf32", 1 + 2**-30),
+    ],
+)
+def test_rounding_to_few_bits(value: float, precision: str, expected: float) -> None:
+    with np.errstate(over="ignore"):
+        assert f.rounded(np.array([value]), precision)[0] == expected
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_rounding_keeps_what_is_no_number(precision: str) -> None:
+    assert np.isnan(f.rounded(np.array([np.nan, -np.nan]), precision)).all()
+
+
+# Whole steps
+
+KINDS = STEPS | {f"narrow {name}": ({"model": narrowed(MODELS[name])}, "sample", 1) for name in MODELS}
+
+
+def engine(recipe: Recipe, state: State, parts: int = 1) -> Engine:
+    backend, execution = backends.load("reference"), Execution(accumulation_steps=parts)
+    built = backend.engine(recipe, np.asarray(RATES), backend.world(execution), execution)
+    built.write(state)
+    return built
+
+
+@pytest.mark.parametrize(("changes", "mixup", "parts"), KINDS.values(), ids=KINDS)
+def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    state, batch = random_state(recipe), random_batch(recipe, mixup=mixup)
+    reference = engine(recipe, state, parts)
+    interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
+    expected = autograd.train(recipe, state, [batch], RATES, parts)
+    # The second of two parts starts from statistics that were rounded to float32; nothing else is rounded in a step.
+    assert interval.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert (interval.counts.top1, interval.counts.top5) == (expected.top1, expected.top5)
+    assert distance(end.momentum, expected.state.momentum) < ROUNDING
+    assert distance(statistics(end), statistics(expected.state)) < ROUNDING
+
+
+@pytest.mark.parametrize(("changes", "mixup", "parts"), TRAJECTORIES.values(), ids=TRAJECTORIES)
+def test_some_steps_are_those_of_autograd(tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    state, batches = random_state(recipe), random_batches(recipe, 5, mixup=mixup)
+    reference = engine(recipe, state, parts)
+    reference.train(batches, 0)
+    end, expected = reference.read(), autograd.train(recipe, state, batches, RATES, parts).state
+    assert distance(moved(end, state), moved(expected, state)) < 1e-3
+    if recipe.ema_decay:
+        assert distance(end.ema, expected.ema) < ROUNDING
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_autograd(tiny_recipe: Recipe, model: str, padding: str) -> None:
+    recipe = tiny_recipe.replace(model=narrowed(MODELS[model]), padding=padding)
+    state, images = random_state(recipe), random_images(3, 45)
+    expected = autograd.logits(recipe, state.tensors, images)
+    assert distance(engine(recipe, state).predict(images), expected) < 1e-7
+    module = backends.load("reference").load_module(recipe, state.tensors)
+    assert distance(module(autograd.normalised(images, recipe).numpy()), expected) < 1e-12
+
+
+@pytest.mark.parametrize(("fields", "bits"), [({}, 52), ({"reference_dtype": "float32"}, 23)])
+def test_the_dtype_is_that_asked_for(tiny_recipe: Recipe, fields: dict[str, str], bits: int) -> None:
+    backend, execution, state = backends.load("reference"), Execution.of(fields), random_state(tiny_recipe)
+    batch = random_batch(tiny_recipe)
+    built = backend.engine(tiny_recipe, np.asarray(RATES), backend.world(execution), execution)
+    built.write(state)
+    loss = built.fetch(built.train([batch], 0)).losses
+    exact = autograd.train(tiny_recipe, state, [batch], RATES).losses
+    assert (np.abs(loss / exact - 1) < 1e-12) == (bits == 52)
+    assert loss == pytest.approx(exact, rel=1e-5)
+
+
+def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backends.load("reference")
+    with pytest.raises(BackendError, match="leave device at auto"):
+        backend.world(Execution(device="cuda"))
+    with pytest.raises(BackendError, match="runs in one process"):
+        backend.launch(2, [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BackendError, match="runs in one process"):
+        backend.world(Execution())
