@@ -31,6 +31,7 @@ def test_exactly_these_names_are_public() -> None:
         "load_recipe",
         "predict",
         "train",
+        "verify",
     ]
     assert dir(lockstep) == lockstep.__all__
 
@@ -89,7 +90,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    for command in ("demo", "train", "evaluate", "predict", "recipes", "launch", "doctor"):
+    for command in ("demo", "train", "evaluate", "predict", "verify", "recipes", "launch", "doctor"):
         assert f"\n  {command} " in done.stdout
 
 

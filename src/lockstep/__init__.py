@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lockstep.inference import Prediction, evaluate, load, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.training import train
+    from lockstep.verification import verify
 
 __all__ = [
     "Execution",
@@ -22,6 +23,7 @@ __all__ = [
     "load_recipe",
     "predict",
     "train",
+    "verify",
 ]
 
 _HOME = {
@@ -35,6 +37,7 @@ _HOME = {
     "load_recipe": "recipes",
     "predict": "inference",
     "train": "training",
+    "verify": "verification",
 }
 
 

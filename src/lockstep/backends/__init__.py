@@ -8,8 +8,10 @@ classifier, float32. It owns its compiled step and its queue; it owns no policy.
 import importlib
 import importlib.metadata
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -192,3 +194,20 @@ def load(name: str) -> Backend:
     # another busy program a step takes many times its share; giving way early costs 1 to 2 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     return cast(Backend, importlib.import_module(f"lockstep.backends.{name}"))
+
+
+def interpreter(name: str) -> Path | None:
+    """Return the Python that can run a backend in a process of its own; None if there is none.
+
+    It is the one that LOCKSTEP_<NAME>_PYTHON names; or this one, if the framework is installed here; or that of an
+    environment `.venv-<name>` beside this one. Raises `BackendError` if the variable names no file.
+    """
+    variable = f"LOCKSTEP_{name.upper()}_PYTHON"
+    if named := os.environ.get(variable):
+        if not Path(named).is_file():
+            raise BackendError(f"{variable} is {named!r}, which is no file; it names a Python that has lockstep and {name}")
+        return Path(named)
+    if FRAMEWORKS[name].version() is not None:
+        return Path(sys.executable)
+    beside = Path(sys.prefix).parent / f".venv-{name}" / "bin" / "python"
+    return beside if beside.is_file() else None

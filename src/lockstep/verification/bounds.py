@@ -24,12 +24,19 @@ BOUNDS: dict[str, Bound] = {
     "statistics": Bound(1e-5, "means over at least 16 values"),
     "gradient": Bound(1e-2, "rounding is 1e-5, but a gradient jumps by 3e-3 where it switches a ReLU or moves a maximum"),
     "weights": Bound(2e-2, "of the way gone in 20 small steps: a few such jumps"),
+    "decay": Bound(1e-5, "the difference of two velocities"),
+    "momentum": Bound(1e-5, "the difference of two velocities twice as large"),
+    "move": Bound(1e-3, "the difference of two weights, hundreds of times larger than a step"),
+    "free run": Bound(0.1, "of the way gone, as one vector: switched ReLUs, whose number grows with every step"),
+    "losses": Bound(1e-3, "of a free run, as its weights"),
     "update": Bound(5e-7, "a few operations"),
     # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
     "bf16 logits": Bound(5e-2, "8 bits a layer"),
     "fp16 logits": Bound(6e-3, "11 bits a layer"),
     "bf16 loss": Bound(2e-2, "the logits' rounding through a logarithm"),
     "fp16 loss": Bound(3e-3, "the logits' rounding through a logarithm"),
+    "bf16 statistics": Bound(5e-2, "the activations' rounding"),
+    "fp16 statistics": Bound(6e-3, "the activations' rounding"),
     "bf16 angle": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "fp16 angle": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "scaled gradient": Bound(1e-2, "a power of two is exact in fp16 but for what is below 6e-8 without it"),
@@ -47,8 +54,8 @@ def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> floa
     if isinstance(expected, np.ndarray) or isinstance(actual, np.ndarray):
         actual, expected = {"": np.asarray(actual)}, {"": np.asarray(expected)}
     assert actual.keys() == expected.keys()
-    floor = max(np.abs(value).max() for value in expected.values()) / 100
-    return max(largest(actual[name] - value) / max(np.abs(value).max(), floor) for name, value in expected.items())
+    floor = max(np.abs(value).max() for value in expected.values()) / 100 or np.finfo(np.float32).tiny
+    return max(largest(actual[name] - value) / float(max(np.abs(value).max(), floor)) for name, value in expected.items())
 
 
 def largest(difference: np.ndarray) -> float:
@@ -56,7 +63,14 @@ def largest(difference: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
 
 
+def deviation(actual: Arrays, expected: Arrays) -> float:
+    """Return the length of the difference over the length of what is expected, all tensors taken as one vector."""
+    off = sum(float(np.square(actual[name].astype(np.float64) - value).sum()) for name, value in expected.items())
+    return float(np.nan_to_num(np.sqrt(off / sum(float(np.square(value).sum()) for value in expected.values())), nan=np.inf))
+
+
 def angle(actual: Arrays, expected: Arrays) -> float:
     """Return 1 - cosine between two sets of tensors, each taken as one vector."""
     a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))
-    return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))
+    with np.errstate(invalid="ignore"):  # infinity has no direction: NaN, which is within no bound
+        return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))

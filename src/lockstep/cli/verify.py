@@ -1,0 +1,87 @@
+"""`lockstep verify`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    engines: Annotated[
+        str | None, typer.Option("--backends", metavar="A,B", help="Default: all that are installed.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Another model than the recipe's.")] = None,
+    recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")] = "resnet50-paddle-90ep",
+    steps: Annotated[int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)] = None,
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")] = "fp32",
+    full: Annotated[bool, typer.Option("--full", help="The model at its own size, not a narrow variant at 64 px.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
+) -> None:
+    """Show that engines compute the same numbers: each against a reference in NumPy. Exit code 1 if one does not."""
+    from lockstep import verify
+    from lockstep.cli.console import Reporter
+
+    names = None if engines is None else [name.strip() for name in engines.split(",")]
+    with Reporter() as reporter:
+        report = verify(
+            names,
+            recipe=recipe,
+            model=model,
+            steps=steps,
+            precision=precision,
+            full=full,
+            listener=None if as_json else reporter,
+        )
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        _show(report)
+    if plot is not None:
+        from lockstep.verification.plot import plot as draw
+
+        draw(report, plot)
+    raise typer.Exit(0 if report["passed"] else 1)
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, recipe = Console(highlight=False), report["recipe"]
+    kind = "the model itself" if report["full"] else "a narrow variant"
+    console.print(
+        f"{report['steps']} steps of {report['images']} images at {recipe['image_size']} px in {recipe['precision']}, "
+        f"{kind}, against NumPy in float64 ({report['reference']['seconds']:.1f} s)",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table("engine", "quantity", "largest difference", "relative", "bound", "", box=None, pad_edge=False)
+    for name, engine in report["engines"].items():
+        for row in engine["rows"]:
+            table.add_row(name, *_cells(row))
+    if report["furthest_apart"]:
+        table.add_row("any two", *_cells(report["furthest_apart"]))
+    console.print(table)
+    for name, engine in report["engines"].items():
+        print(f"{name}: {_summary(engine)}")
+    print("all within bounds" if report["passed"] else "NOT within bounds; docs/numerics.md says what each quantity shows")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    verdict = "ok" if row["passed"] else "FAILED"
+    return [row["quantity"], f"{row['largest']:.1e}", f"{row['relative']:.1e}", f"{row['bound']:.0e}", verdict]
+
+
+def _summary(engine: dict[str, Any]) -> str:
+    if "error" in engine:
+        return f"failed: {engine['error']}"
+    loader = engine["loader"]
+    same = [name for name in ("samples", "windows", "flips") if loader[name]]
+    off = loader["largest_pixel_difference"]
+    pixels = f"pixels up to {off} of 255 off" if off else "pixels"
+    return (
+        f"{engine['version']} on {engine['device']}, {engine['seconds']:.1f} s, free run {engine['train_sec']:.2f} s; "
+        f"its loader gives the same {', '.join((*same, pixels))}"
+    )

@@ -1,0 +1,34 @@
+"""The loss curves of all engines on each other, and how far each lies from the reference's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import UserError
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Draw a report of `lockstep.verify` into a file; its suffix says the format (png, svg, pdf)."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    curves, differences = figure.subplots(1, 2)
+    losses = {name: np.array(values) for name, values in report["losses"].items()}
+    expected = losses.pop("reference")
+    curves.plot(expected, color="0.75", linewidth=6, label="reference (NumPy, float64)")
+    floor = np.finfo(np.float64).eps
+    for name, values in losses.items():
+        curves.plot(values, linewidth=1.5, label=name)
+        differences.semilogy(np.maximum(np.abs(values / expected - 1), floor), linewidth=1.5, label=name)
+    curves.set(title="loss", xlabel="step")
+    differences.set(title="difference from the reference, relative", xlabel="step")
+    for axes in (curves, differences):
+        axes.legend(frameon=False)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (ValueError, OSError) as error:
+        raise UserError(f"cannot draw {path}: {error}") from None

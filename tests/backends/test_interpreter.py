@@ -1,0 +1,44 @@
+"""Which Python runs a backend."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS, Framework, interpreter
+from lockstep.errors import BackendError
+
+MISSING = Framework(("no-such-distribution",), "pip install it")
+
+
+@pytest.fixture(autouse=True)
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_TORCH_PYTHON", raising=False)
+
+
+def test_this_python_runs_what_is_installed_here() -> None:
+    assert interpreter("reference") == Path(sys.executable)
+
+
+def test_a_variable_names_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = tmp_path / "python"
+    named.touch()
+    monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
+    assert interpreter("torch") == named
+
+
+def test_a_variable_that_names_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(BackendError, match=r"LOCKSTEP_TORCH_PYTHON is .*which is no file"):
+        interpreter("torch")
+
+
+def test_an_environment_beside_this_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FRAMEWORKS, "torch", MISSING)
+    monkeypatch.setattr(backends.sys, "prefix", str(tmp_path / ".venv"))
+    assert interpreter("torch") is None
+    python = tmp_path / ".venv-torch" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert interpreter("torch") == python

@@ -1,0 +1,80 @@
+"""`lockstep verify`."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.processes import call, finish, running
+
+Answer = tuple[int, str, str]
+
+
+def test_a_table_shows_every_quantity_and_the_verdict(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    code, output, errors = answer("verify", "--steps", 3, "--plot", tmp_path / "curves.png")
+    assert (code, errors) == (0, "")
+    assert "3 steps of 16 images at 64 px in fp32" in output
+    for quantity in ("logits", "loss", "gradient", "statistics", "weights"):
+        assert any(line.split()[:2] == ["torch", quantity] and line.split()[-1] == "ok" for line in output.splitlines())
+    assert output.splitlines()[-1] == "all within bounds"
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_json_is_the_whole_report(answer: Callable[..., Answer]) -> None:
+    code, output, _ = answer("verify", "--backends", "torch", "--steps", 3, "--json")
+    report = json.loads(output)
+    assert code == 0
+    assert report["passed"]
+    assert set(report["losses"]) == {"reference", "torch"}
+
+
+def test_an_engine_that_does_not_pass_gives_exit_code_1(
+    answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", "/bin/false")
+    code, output, _ = answer("verify", "--steps", 3)
+    assert code == 1
+    assert "torch: failed: it ended with exit code 1" in output
+    assert "NOT within bounds" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backends", "tortch"), "Did you mean torch"),
+        (("--backends", "reference"), "no engine to compare"),
+        (("--model", "resnet51"), "Did you mean resnet50"),
+        (("--recipe", "demp"), "Did you mean demo"),
+        (("--precision", "fp8"), "precision"),
+        (("--steps", "2"), "greater than or equal to 3"),
+        (("--steps", "3", "--plot", "curves.xyz"), "cannot draw curves.xyz"),
+        (("--steps", "3", "--plot", "/no/such/folder/curves.png"), "cannot draw /no/such/folder/curves.png"),
+    ],
+)
+def test_wrong_use_is_one_message_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, answer: Callable[..., Answer]
+) -> None:
+    code, _, errors = answer("verify", *arguments)
+    assert code == 2
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it_and_its_workers() -> None:
+    with running("verify", "--steps", 5000) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        code, _, errors = finish(process, seconds=30)
+    assert code != 0
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_full_model_is_verified_at_its_own_size() -> None:
+    code, output, errors = call("verify", "--full", "--model", "resnet18", seconds=400)
+    assert code == 0, output + errors
+    assert "3 steps of 8 images at 224 px in fp32, the model itself" in output

@@ -1,0 +1,179 @@
+"""`lockstep.verify`: sound engines pass, wrong ones are caught and named, each by the quantity it gets wrong."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.errors import BackendError, LockstepError, RecipeError
+from lockstep.verification.plot import plot
+
+QUANTITIES = [
+    "logits",
+    "evaluation",
+    "loss",
+    "statistics",
+    "gradient",
+    "decay",
+    "momentum",
+    "update",
+    "weights",
+    "losses",
+]
+
+
+def failed(report: dict[str, Any], engine: str = "torch") -> list[str]:
+    return [row["quantity"] for row in report["engines"][engine]["rows"] if not row["passed"]]
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return lockstep.verify(["torch"], steps=5)
+
+
+def test_a_sound_engine_passes(report: dict[str, Any]) -> None:
+    assert failed(report) == []
+    assert report["passed"]
+    assert [row["quantity"] for row in report["engines"]["torch"]["rows"]] == QUANTITIES
+
+
+def test_differences_are_rounding_and_not_nothing(report: dict[str, Any]) -> None:
+    # An engine compared with itself would differ by nothing.
+    assert all(0 < row["relative"] < row["bound"] for row in report["engines"]["torch"]["rows"])
+
+
+def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
+    assert (report["steps"], report["images"], report["full"]) == (5, 16, False)
+    assert report["engines"]["torch"]["version"].startswith("2.")
+    assert len(report["losses"]["torch"]) == len(report["losses"]["reference"]) == 5
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_loader_of_the_same_environment_gives_the_same_pixels(report: dict[str, Any]) -> None:
+    loader = report["engines"]["torch"]["loader"]
+    assert loader == {"samples": True, "windows": True, "flips": True, "largest_pixel_difference": 0, "passed": True}
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_curves_are_drawn(report: dict[str, Any], tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"the curves.{suffix}"
+    plot(report, path)
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in start or b"<?xml" in start
+
+
+def test_progress_is_told_for_every_engine() -> None:
+    told: list[dict[str, Any]] = []
+    lockstep.verify(["torch"], steps=3, listener=told.append)
+    for engine in ("reference", "torch"):
+        done = [event["done"] for event in told if event["what"] == engine]
+        assert done == list(range(1, len(done) + 1))
+        assert {event["total"] for event in told if event["what"] == engine} == {len(done)}
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"),
+    [
+        (["tortch"], "no backend 'tortch'. Did you mean torch"),
+        (["reference"], "no engine to compare"),
+        ([], "no engine to compare"),
+    ],
+)
+def test_engines_that_cannot_be_compared_are_refused(engines: list[str], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        lockstep.verify(engines)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(RecipeError, match="at least 3"):
+        lockstep.verify(["torch"], steps=2)
+
+
+# Wrong engines, in the Python that LOCKSTEP_TORCH_PYTHON names
+
+FAULTS: dict[str, tuple[str, list[str]]] = {
+    "decays batch norm": (
+        "change(lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, 'bn_scale')))",
+        ["decay"],
+    ),
+    "takes the next step's rate": ("change(rates=lambda rates: np.roll(rates, -1))", ["update"]),
+    "strides in the first convolution": (
+        "change(lambda recipe: recipe.replace(model=dataclasses.replace(recipe.model, stride_in='1x1')))",
+        ["logits", "loss", "gradient"],
+    ),
+    "forgets half of its momentum": ("change(lambda recipe: recipe.replace(momentum=recipe.momentum / 2))", ["momentum"]),
+    "does not smooth": ("change(lambda recipe: recipe.replace(label_smoothing=0.0))", ["loss", "gradient"]),
+    "follows statistics too fast": ("change(lambda recipe: recipe.replace(bn_momentum=0.9))", ["statistics"]),
+    "drops the tail": (
+        "evaluate = TorchEngine.evaluate\n"
+        "TorchEngine.evaluate = lambda self, batches, ema=False: "
+        "evaluate(self, [batch for batch in batches if (batch.labels >= 0).all()], ema=ema)",
+        ["evaluation"],
+    ),
+}
+
+WRONG_PYTHON = """#!{python}
+import dataclasses, sys
+import numpy as np
+from pathlib import Path
+from lockstep.backends.torch.engine import TorchEngine
+from lockstep.data import host
+from lockstep.verification import worker
+
+def change(recipe=lambda recipe: recipe, rates=lambda rates: rates):
+    sound = TorchEngine.__init__
+    TorchEngine.__init__ = lambda self, r, t, world, execution: sound(self, recipe(r), rates(t), world, execution)
+
+{fault}
+worker.main(Path(sys.argv[3]), sys.argv[4])
+"""
+
+
+@pytest.fixture
+def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes the engine of the workers wrong."""
+
+    def make(fault: str) -> None:
+        script = tmp_path / "python"
+        script.write_text(WRONG_PYTHON.format(python=sys.executable, fault=fault))
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(script))
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "quantities"), FAULTS.values(), ids=FAULTS)
+def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(wrong: Any, fault: str, quantities: list[str]) -> None:
+    wrong(fault)
+    report = lockstep.verify(["torch"], steps=6)
+    assert not report["passed"]
+    assert set(quantities) <= set(failed(report))
+
+
+@pytest.mark.slow
+def test_a_loader_that_mirrors_images_is_caught(wrong: Any) -> None:
+    wrong("sound = host.transform\nhost.transform = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
+    report = lockstep.verify(["torch"], steps=3)
+    loader = report["engines"]["torch"]["loader"]
+    assert loader["samples"]
+    assert loader["largest_pixel_difference"] > 3
+    assert not report["passed"]
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_is_reported_with_its_own_words(wrong: Any) -> None:
+    wrong("raise SystemExit('no such instruction')")
+    report = lockstep.verify(["torch"], steps=3)
+    assert report["engines"]["torch"] == {"error": "no such instruction", "passed": False, "rows": []}
+    assert not report["passed"]
+
+
+def test_a_reference_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_REFERENCE_PYTHON", "/bin/false")
+    with pytest.raises(LockstepError, match="the reference failed"):
+        lockstep.verify(["torch"], steps=3)

@@ -1,0 +1,74 @@
+"""What every engine is given to do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.models import ModelSpec
+from lockstep.published import RECIPES
+from lockstep.verification.workload import Workload, build, load, save
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("a workload")
+
+
+@pytest.fixture(scope="module")
+def workload(folder: Path) -> Workload:
+    return build(folder, "resnet50-tensorflow-250ep", None, steps=8, precision="fp32", full=False)
+
+
+def test_the_schedule_is_compressed_to_the_steps(workload: Workload) -> None:
+    # Two steps of warm-up from 0; this recipe's cosine counts from the start.
+    expected = 1e-5 * np.array([0, 0.5, *((1 + np.cos(np.pi * np.arange(2, 8) / 8)) / 2)])
+    assert workload.rates == pytest.approx(expected)
+
+
+def test_steps_of_a_stepwise_schedule_are_compressed_too(tmp_path: Path) -> None:
+    workload = build(tmp_path, "resnet50-mxnet-90ep", None, steps=9, precision="fp32", full=False)
+    assert workload.rates == pytest.approx(1e-5 * np.array([0.5, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001]))
+
+
+def test_the_telling_step_has_another_rate_than_its_neighbours(workload: Workload) -> None:
+    step, rates = workload.telling_step, workload.large_rates
+    assert 0 < step < 7
+    assert min(abs(rates[step] - rates[step - 1]), abs(rates[step] - rates[step + 1])) > 0.1
+
+
+def test_a_narrow_model_is_of_the_recipes_kind(workload: Workload) -> None:
+    model, recipe = workload.recipe.model, RECIPES["resnet50-tensorflow-250ep"]()
+    assert isinstance(model, ModelSpec)
+    assert (model.block, model.expansion, model.stride_in) == ("bottleneck", 4, "3x3")
+    kept = ("logits", "padding", "mixup_alpha", "label_smoothing", "momentum", "weight_decay", "bn_momentum", "mean", "std")
+    assert all(getattr(workload.recipe, name) == getattr(recipe, name) for name in kept)
+
+
+def test_there_is_a_batch_for_every_step_and_a_last_one_that_is_not_full(workload: Workload) -> None:
+    assert [len(batch.labels) for batch in workload.batches] == [16] * 8
+    assert [int((batch.labels >= 0).sum()) for batch in workload.evaluation] == [16, 4]
+    assert all(batch.coefficients is not None for batch in workload.batches)
+
+
+def test_images_differ_from_step_to_step(workload: Workload) -> None:
+    assert len({batch.images.tobytes() for batch in workload.batches}) == 8
+
+
+def test_what_is_saved_is_loaded(workload: Workload, folder: Path) -> None:
+    save(workload, folder)
+    found = load(folder)
+    assert found.recipe == workload.recipe
+    assert found.data == workload.data
+    assert {name: v.tobytes() for name, v in found.state.tensors.items()} == {
+        name: v.tobytes() for name, v in workload.state.tensors.items()
+    }
+    for ours, theirs in zip(found.batches + found.evaluation, workload.batches + workload.evaluation, strict=True):
+        assert ours.images.tobytes() == theirs.images.tobytes()
+        assert ours.labels.tolist() == theirs.labels.tolist()
+        assert (ours.partners is None) == (theirs.partners is None)
+
+
+def test_images_are_drawn_alike_every_time(workload: Workload, tmp_path: Path) -> None:
+    again = build(tmp_path, "resnet50-tensorflow-250ep", None, steps=8, precision="fp32", full=False)
+    assert again.batches[3].images.tobytes() == workload.batches[3].images.tobytes()
