@@ -1,8 +1,13 @@
 """A model, a recipe and images small enough to train in a second."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Read by NumPy's OpenBLAS when it is loaded, here and in processes that tests start. Products this small lose time to
+# threads, and where other work needs the cores twenty times as much.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from lockstep.data.textures import draw_data_set
 from lockstep.models import ModelSpec

@@ -1,5 +1,6 @@
 """States and batches to test engines with, and what of their results is compared."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,21 @@ def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
     momentum = {name: np.zeros_like(value) for name, value in values.items() if not oracle.is_statistic(name)}
     average = {name: value * np.float32(0.9) for name, value in values.items()} if recipe.ema_decay else {}
     return State(step, values, momentum, average)
+
+
+def steady_state(recipe: Recipe, seed: int = 0) -> State:
+    """Return a random state whose ReLUs are far from switching: each passes all values of a channel or, for a third of the
+    channels within a block, none.
+
+    In a model of many layers rounding switches some ReLU of `random_state`, and the gradient of a tensor jumps by a tenth.
+    """
+    state, rng = random_state(recipe, seed), np.random.default_rng(seed + 2000)
+    biases = {}
+    for name, value in state.tensors.items():
+        if oracle.role(name) == "bn_bias":
+            off = name.endswith(".bn2.bias") & (rng.random(value.shape) < 1 / 3)
+            biases[name] = np.where(off, -4, 4).astype(np.float32) * state.tensors[name.replace("bias", "weight")]
+    return State(state.step, state.tensors | biases, state.momentum, state.ema)
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -76,9 +92,28 @@ def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:
     return [random_batch(recipe, seed=seed, **kind) for seed in range(steps)]
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a step is tested with."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Of the recipe."""
+    mixup: str = "none"
+    parts: int = 1
+    size: int = 32
+    is_steady: bool = False
+    """Whether it starts from `steady_state`."""
+
+    def begin(self, recipe: Recipe, count: int = 16) -> tuple[Recipe, State, Batch]:
+        """Return the recipe, and the state and the batch to start with."""
+        recipe = recipe.replace(weight_decay=0.0, **self.changes)
+        state = steady_state(recipe) if self.is_steady else random_state(recipe)
+        return recipe, state, random_batch(recipe, count, mixup=self.mixup, size=self.size)
+
+
 def moved(end: State, start: State) -> Arrays:
-    """Return how far every tensor went."""
-    return {name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in start.tensors}
+    """Return how far every parameter went. Statistics, which go much further, would hide it from `distance`."""
+    return {name: end.tensors[name].astype(np.float64) - value for name, value in parameters(start).items()}
 
 
 def statistics(state: State) -> Arrays:

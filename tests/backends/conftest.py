@@ -17,7 +17,7 @@ DEFAULT = "reference,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
 
 if "torch" not in BACKENDS:  # PyTorch's own tests, and those that take its autograd for an oracle
-    collect_ignore = ["test_torch.py", "test_reference.py", "test_ranks.py"]
+    collect_ignore = ["test_torch.py", "test_reference.py"]
 
 Start = Callable[..., Engine]
 
@@ -48,18 +48,23 @@ def world(backend: Backend) -> Iterator[World]:
     world.close()
 
 
-@pytest.fixture
-def start(backend: Backend, world: World) -> Iterator[Start]:
-    """Build an engine that holds a state (by default `random_state`) and steps at `RATES`; uncompiled, unless asked.
+def starter(backend: Backend, world: World, stack: ExitStack) -> Start:
+    """Return a function that builds an engine which holds a state (by default `random_state`) and steps at `RATES`;
+    uncompiled, unless asked. The engines are left with the stack.
 
     The reference computes in float32 here: it is held against itself in float64, and in `test_reference` against autograd.
     """
+
+    def start(recipe: Recipe, state: State | None = None, rates: Any = RATES, **execution: Any) -> Engine:
+        how = Execution.of({"compile": "off", "reference_dtype": "float32"} | execution)
+        engine = stack.enter_context(backend.engine(recipe, np.asarray(rates, np.float64), world, how))
+        engine.write(random_state(recipe) if state is None else state)
+        return engine
+
+    return start
+
+
+@pytest.fixture
+def start(backend: Backend, world: World) -> Iterator[Start]:
     with ExitStack() as stack:
-
-        def start(recipe: Recipe, state: State | None = None, rates: Any = RATES, **execution: Any) -> Engine:
-            how = Execution.of({"compile": "off", "reference_dtype": "float32"} | execution)
-            engine = stack.enter_context(backend.engine(recipe, np.asarray(rates, np.float64), world, how))
-            engine.write(random_state(recipe) if state is None else state)
-            return engine
-
-        yield start
+        yield starter(backend, world, stack)

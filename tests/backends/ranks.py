@@ -1,4 +1,6 @@
-"""Short runs that can be carried out by any number of processes: `torchrun -m tests.backends.ranks FOLDER [NAME...]`.
+"""Short runs that can be carried out by any number of processes, such as
+
+    torchrun --nproc-per-node 2 -m tests.backends.ranks BACKEND FOLDER [NAME...]
 
 Every process leaves what it found in FOLDER/<rank>.pickle.
 """
@@ -89,9 +91,9 @@ def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:
     return map(_batch, evaluation_plans(recipe, SIZES[:TO_EVALUATE], 4, rank=world.rank, ranks=world.ranks))
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(name: str, folder: Path, names: list[str]) -> None:
     """Carry out scenarios, and ask questions of all ranks."""
-    backend = backends.load("torch")
+    backend = backends.load(name)
     world = backend.world(Execution(device="cpu"))
     found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
     found["asked"] = {
@@ -106,4 +108,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -11,7 +11,7 @@ from lockstep.data import Batch
 from lockstep.errors import CheckpointError
 from lockstep.initial import initial_tensors
 from lockstep.metrics import Counts, Scores
-from lockstep.models import MODELS, ModelSpec, model_spec, tensors
+from lockstep.models import MODELS, ModelSpec, model_spec, narrowed, tensors
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
@@ -127,6 +127,9 @@ def test_a_moving_average_is_refused_where_the_recipe_has_none(start: Start, tin
 
 # Logits
 
+NARROW_RESNET50 = {"model": narrowed(MODELS["resnet50"])}
+NARROW_RESNEXT101 = {"model": narrowed(MODELS["resnext101-32x4d"])}
+
 
 @pytest.mark.parametrize(
     ("changes", "size"),
@@ -135,6 +138,10 @@ def test_a_moving_average_is_refused_where_the_recipe_has_none(start: Start, tin
         ({}, 37),
         ({"model": BASIC}, 32),
         ({"model": V1}, 32),
+        (NARROW_RESNET50, 32),
+        (NARROW_RESNET50, 64),
+        (NARROW_RESNEXT101, 32),
+        (NARROW_RESNEXT101, 64),
         ({"padding": "same"}, 32),
         ({"padding": "same"}, 37),
         ({"padding": "same", "model": BASIC}, 41),
@@ -151,15 +158,6 @@ def test_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, changes:
     logits = start(recipe, state).predict(images)
     assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet34", "resnet50", "resnet50-v1", "resnext101-32x4d"])
-def test_logits_of_a_full_model_are_those_of_float64(start: Start, tiny_recipe: Recipe, model: str) -> None:
-    recipe = tiny_recipe.replace(model=model, logits=1000)
-    state, images = random_state(recipe), random_images(2, 96)
-    logits = start(recipe, state).predict(images)
-    assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["full logits"].value
 
 
 # Evaluation and prediction

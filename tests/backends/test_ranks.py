@@ -4,30 +4,39 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.backends import Backend, State, World
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS, Backend, State, World
+from lockstep.recipes import Execution
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, bits, moved, parameters, random_state, statistics
-from tests.backends.conftest import Start
+from tests.backends.conftest import BACKENDS, Start
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
 
 pytestmark = pytest.mark.slow
 
 Found = dict[str, Any]
-every_scenario = pytest.mark.parametrize("name", UNCOMPILED)
+
+LAUNCHERS = {"torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]}
+"""What stands between Python and a module's name to run it in two processes, for every framework that has such a thing."""
+
+WITHOUT = {"reference"}
+"""Backends that run in one process."""
+
+LAUNCHED = tuple(name for name in BACKENDS if name in LAUNCHERS)
 
 
-def run_ranks(root: Path, folder: Path, names: tuple[str, ...]) -> list[Found]:
+def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
     """Carry out scenarios in two processes; return what each found. A warning in either is an error."""
-    command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     done = subprocess.run(
-        [*command, "-m", "tests.backends.ranks", folder, *names],
+        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", name, folder, *scenarios],
         cwd=root,
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,
@@ -38,15 +47,40 @@ def run_ranks(root: Path, folder: Path, names: tuple[str, ...]) -> list[Found]:
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 
+every_scenario = pytest.mark.parametrize("name", UNCOMPILED)
+
+
+@pytest.fixture(scope="session", params=LAUNCHED)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """A backend that has a launcher, and so all engines of this file."""
+    return backends.load(request.param)
+
+
 @pytest.fixture(scope="session")
-def ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    return run_ranks(pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), UNCOMPILED)
+def world(backend: Backend) -> Iterator[World]:
+    world = backend.world(Execution(device="cpu"))
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="session")
+def launched(backend: Backend) -> str:
+    """The name of the backend."""
+    return backend.__name__.rsplit(".", 1)[1]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), UNCOMPILED)
+
+
+def test_every_framework_that_has_ranks_has_a_launcher() -> None:
+    assert set(LAUNCHERS) == set(FRAMEWORKS) - WITHOUT
 
 
 def way(found: Found) -> Arrays:
     """Return how far the parameters went."""
-    start = random_state(RECIPE)
-    return {name: value for name, value in moved(found["state"], start).items() if name in parameters(start)}
+    return moved(found["state"], random_state(RECIPE))
 
 
 @every_scenario
@@ -133,9 +167,9 @@ def test_a_question_to_all_ranks_has_one_answer(ranks: list[Found], question: st
 
 
 def test_compiled_ranks_go_where_one_uncompiled_process_goes(
-    pytestconfig: pytest.Config, tmp_path: Path, backend: Backend, world: World
+    launched: str, pytestconfig: pytest.Config, tmp_path: Path, backend: Backend, world: World
 ) -> None:
-    found = run_ranks(pytestconfig.rootpath, tmp_path, ("compiled",))
+    found = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
     assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["weights"].value
     assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)

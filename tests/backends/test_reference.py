@@ -14,7 +14,7 @@ from lockstep.models import MODELS, narrowed
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import distance
 from tests.backends import autograd
-from tests.backends.cases import RATES, moved, random_batch, random_batches, random_images, random_state, statistics
+from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics
 from tests.backends.test_steps import STEPS, TRAJECTORIES
 
 ROUNDING = 3e-6
@@ -165,7 +165,7 @@ def test_rounding_keeps_what_is_no_number(precision: str) -> None:
 
 # Whole steps
 
-KINDS = STEPS | {f"narrow {name}": ({"model": narrowed(MODELS[name])}, "sample", 1) for name in MODELS}
+KINDS = STEPS | {f"narrow {name}": Step({"model": narrowed(MODELS[name])}, "sample") for name in MODELS}
 
 
 def engine(recipe: Recipe, state: State, parts: int = 1) -> Engine:
@@ -175,13 +175,12 @@ def engine(recipe: Recipe, state: State, parts: int = 1) -> Engine:
     return built
 
 
-@pytest.mark.parametrize(("changes", "mixup", "parts"), KINDS.values(), ids=KINDS)
-def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int) -> None:
-    recipe = tiny_recipe.replace(**changes)
-    state, batch = random_state(recipe), random_batch(recipe, mixup=mixup)
-    reference = engine(recipe, state, parts)
+@pytest.mark.parametrize("step", KINDS.values(), ids=KINDS)
+def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, step: Step) -> None:
+    recipe, state, batch = step.begin(tiny_recipe)
+    reference = engine(recipe, state, step.parts)
     interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
-    expected = autograd.train(recipe, state, [batch], RATES, parts)
+    expected = autograd.train(recipe, state, [batch], RATES, step.parts)
     # The second of two parts starts from statistics that were rounded to float32; nothing else is rounded in a step.
     assert interval.losses == pytest.approx(expected.losses, rel=1e-12)
     assert (interval.counts.top1, interval.counts.top5) == (expected.top1, expected.top5)
@@ -196,7 +195,9 @@ def test_some_steps_are_those_of_autograd(tiny_recipe: Recipe, changes: dict[str
     reference = engine(recipe, state, parts)
     reference.train(batches, 0)
     end, expected = reference.read(), autograd.train(recipe, state, batches, RATES, parts).state
-    assert distance(moved(end, state), moved(expected, state)) < 1e-3
+    # The engine's weights are float32, and some are a thousand times as large as what they moved by.
+    assert distance(moved(end, state), moved(expected, state)) < 3e-3
+    assert distance(statistics(end), statistics(expected)) < ROUNDING
     if recipe.ema_decay:
         assert distance(end.ema, expected.ema) < ROUNDING
 

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.backends import Interval, State
 from lockstep.data import Batch
+from lockstep.models import MODELS, narrowed
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
@@ -17,6 +18,7 @@ from tests.backends.cases import (
     OTHER_COLOURS,
     RATES,
     V1,
+    Step,
     all_bits,
     moved,
     parameters,
@@ -31,55 +33,59 @@ from tests.backends.conftest import Start
 # One step
 
 STEPS = {
-    "smoothed": ({}, "none", 1),
-    "not smoothed": ({"label_smoothing": 0.0}, "none", 1),
-    "one mixup coefficient": ({}, "batch", 1),
-    "a mixup coefficient each": ({}, "sample", 1),
-    "1001 logits": ({"logits": 1001}, "sample", 1),
-    "SAME padding": ({"padding": "same"}, "none", 1),
-    "basic blocks": ({"model": BASIC}, "none", 1),
-    "v1 strides": ({"model": V1}, "none", 1),
-    "other batch norm": ({"bn_momentum": 0.4, "bn_epsilon": 0.01}, "none", 1),
-    "other colours": (OTHER_COLOURS, "sample", 1),
-    "two parts": ({}, "none", 2),
-    "two parts with mixup": ({}, "sample", 2),
+    "smoothed": Step(),
+    "not smoothed": Step({"label_smoothing": 0.0}),
+    "one mixup coefficient": Step(mixup="batch"),
+    "a mixup coefficient each": Step(mixup="sample"),
+    "1001 logits": Step({"logits": 1001}, "sample"),
+    "SAME padding": Step({"padding": "same"}),
+    "basic blocks": Step({"model": BASIC}),
+    "v1 strides": Step({"model": V1}),
+    "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
+    "other colours": Step(OTHER_COLOURS, "sample"),
+    "two parts": Step(parts=2),
+    "two parts with mixup": Step(mixup="sample", parts=2),
+} | {
+    f"narrow {model} at {size} pixels": Step({"model": narrowed(MODELS[model])}, "sample", size=size, is_steady=True)
+    for model in ("resnet50", "resnext101-32x4d")
+    for size in (32, 64)
 }
-every_step = pytest.mark.parametrize(("changes", "mixup", "parts"), STEPS.values(), ids=STEPS)
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
 
-def one_step(
-    start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
-) -> tuple[Interval, State, oracle.Trained]:
+def one_step(start: Start, recipe: Recipe, step: Step) -> tuple[Interval, State, oracle.Trained]:
     """Return what one step brought, the state after it, and what both should be."""
-    recipe = recipe.replace(weight_decay=0.0, **changes)
-    state, batch = random_state(recipe), random_batch(recipe, mixup=mixup)
-    engine = start(recipe, state, accumulation_steps=parts)
+    recipe, state, batch = step.begin(recipe)
+    engine = start(recipe, state, accumulation_steps=step.parts)
     interval = engine.fetch(engine.train([batch], 0))
-    return interval, engine.read(), oracle.train(recipe, state, [batch], RATES, parts)
+    return interval, engine.read(), oracle.train(recipe, state, [batch], RATES, step.parts)
 
 
 @every_step
-def test_the_loss_is_that_of_float64(
-    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
-) -> None:
-    interval, _, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+def test_the_loss_is_that_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    interval, _, expected = one_step(start, tiny_recipe, step)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
 @every_step
-def test_the_first_velocity_is_the_gradient_of_float64(
-    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
-) -> None:
-    _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+def test_the_first_velocity_is_the_gradient_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    _, state, expected = one_step(start, tiny_recipe, step)
     assert distance(state.momentum, expected.state.momentum) < BOUNDS["gradient"].value
 
 
 @every_step
-def test_running_statistics_are_those_of_float64(
-    start: Start, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
-) -> None:
-    _, state, expected = one_step(start, tiny_recipe, changes, mixup, parts)
+def test_running_statistics_are_those_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    _, state, expected = one_step(start, tiny_recipe, step)
     assert distance(statistics(state), statistics(expected.state)) < BOUNDS["statistics"].value
+
+
+def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Start, tiny_recipe: Recipe) -> None:
+    # Without momentum and decay the weights alone tell the gradient: (w0 - w1) / rate.
+    recipe, state, batch = Step({"momentum": 0.0}).begin(tiny_recipe)
+    engine = start(recipe, state, rates=[0.25])
+    engine.train([batch], 0)
+    gradient = {name: -way / 0.25 for name, way in moved(engine.read(), state).items() if not oracle.is_statistic(name)}
+    assert distance(gradient, oracle.train(recipe, state, [batch], [0.25]).state.momentum) < BOUNDS["gradient"].value
 
 
 def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
@@ -181,6 +187,14 @@ def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe:
     engine.train([batch], 1)
     velocity = engine.read().momentum
     assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["update"].value
+
+
+def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:
+    recipe, batches = tiny_recipe.replace(momentum=0.0), random_batches(tiny_recipe, 2)
+    engine = start(recipe, rates=[0, 0])
+    engine.train(batches, 0)
+    expected = oracle.train(recipe, random_state(recipe), batches[1:], RATES).state
+    assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
 
 
 def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from lockstep import checkpoint
+from lockstep.initial import initial_tensors
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends.conftest import BACKENDS
 from tests.processes import call, finish, running, wait_until
 
 
@@ -49,9 +53,11 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
-    arguments: list[object], tmp_path: Path
+    backend: str, arguments: list[object], tmp_path: Path
 ) -> None:
+    arguments += ["--backend", backend]
     code, _, errors = call(*arguments, "--out", tmp_path / "whole")
     assert code == 0, errors
     killed = tmp_path / "killed"
@@ -65,6 +71,36 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
     assert len(losses(killed)) == 42
     a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
+
+
+# With one engine named, it is paired with the reference.
+PAIRS = tuple(permutations(BACKENDS if len(BACKENDS) > 1 else {*BACKENDS, "reference"}, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=map(" to ".join, PAIRS))
+def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
+    first: str, second: str, arguments: list[object], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    # At ten times this rate the difference in rounding doubles with every other step.
+    arguments += ["--set", "lr=0.00003", "--set", "log_every_steps=1"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    code, _, errors = call(*arguments, "--backend", second, "--out", whole)
+    assert code == 0, errors
+    with running(*arguments, "--backend", first, "--out", run) as process:
+        wait_until(lambda: last_step(run) >= 5)
+        process.send_signal(signal.SIGUSR1)
+        code, _, errors = finish(process)
+    assert code == 75, errors
+    code, output, errors = call(*arguments, "--backend", second, "--out", run)
+    assert code == 0, errors
+    assert "going on after step" in output
+    assert len(losses(run)) == 42
+    assert losses(run) == pytest.approx(losses(whole), rel=BOUNDS["loss"].value)
+    begin = initial_tensors(tiny_recipe)
+    trained = [name for name in begin if "running" not in name]
+    ways = [{name: end[name] - begin[name] for name in trained} for end in map(newest_weights, (run, whole))]
+    assert distance(*ways) < BOUNDS["weights"].value
 
 
 @pytest.mark.slow

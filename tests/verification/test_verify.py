@@ -153,6 +153,7 @@ def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(wrong: Any, fault: str, 
     report = lockstep.verify(["torch"], steps=6)
     assert not report["passed"]
     assert set(quantities) <= set(failed(report))
+    assert json.dumps(report, allow_nan=False)
 
 
 @pytest.mark.slow

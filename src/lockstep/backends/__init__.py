@@ -180,7 +180,11 @@ def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.n
 
 def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, np.ndarray]) -> None:
     """Raise `CheckpointError` unless every mask is of a parameter and has its shape."""
-    check_fit({name: parameters.get(name, ()) for name in masks if name in parameters}, masks, "masks")
+    for name, mask in masks.items():
+        if name not in parameters:
+            raise CheckpointError(f"masks: there is no parameter {name!r}. {nearest(name, parameters)}")
+        if mask.shape != parameters[name]:
+            raise CheckpointError(f"masks: that of {name} is {mask.shape}, expected {parameters[name]}")
 
 
 def load(name: str) -> Backend:

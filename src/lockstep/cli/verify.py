@@ -71,7 +71,8 @@ def _show(report: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     verdict = "ok" if row["passed"] else "FAILED"
-    return [row["quantity"], f"{row['largest']:.1e}", f"{row['relative']:.1e}", f"{row['bound']:.0e}", verdict]
+    differences = ["-" if value is None else f"{value:.1e}" for value in (row["largest"], row["relative"])]
+    return [row["quantity"], *differences, f"{row['bound']:.0e}", verdict]
 
 
 def _summary(engine: dict[str, Any]) -> str:

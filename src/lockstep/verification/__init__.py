@@ -14,7 +14,7 @@ from lockstep.errors import BackendError, LockstepError, RecipeError
 from lockstep.recipes import Recipe
 from lockstep.recorder import Listener, Recorder
 from lockstep.verification import workload as workloads
-from lockstep.verification.comparison import between, compare, compare_loaders
+from lockstep.verification.comparison import between, compare, compare_loaders, finite
 from lockstep.verification.workload import Arrays
 
 REFERENCE = "reference"
@@ -124,7 +124,7 @@ def _report(
         passed = all(row["passed"] for row in rows) and loader["passed"]
         engines[name] = facts | {"rows": rows, "loader": loader, "passed": passed}
     others = {name: arrays for name, arrays in found.items() if name != REFERENCE}
-    furthest = between(others, full).fields() if len(others) > 1 else None
+    furthest = between(others, work.recipe, full).fields() if len(others) > 1 else None
     return {
         "recipe": work.recipe.fields(),
         "images": work.recipe.global_batch_images,
@@ -133,6 +133,6 @@ def _report(
         "reference": about[REFERENCE],
         "engines": engines,
         "furthest_apart": furthest,
-        "losses": {name: arrays["losses"].tolist() for name, arrays in found.items()},
+        "losses": {name: [finite(loss) for loss in arrays["losses"].tolist()] for name, arrays in found.items()},
         "passed": all(engine["passed"] for engine in engines.values()) and (furthest is None or furthest["passed"]),
     }

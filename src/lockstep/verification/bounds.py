@@ -20,15 +20,21 @@ BOUNDS: dict[str, Bound] = {
     # float32 against float64 (see `distance`). float32 has 24 bits: one operation is off by 6e-8.
     "logits": Bound(5e-6, "a dozen layers, each a sum of up to 600 products"),
     "full logits": Bound(5e-5, "50 to 100 layers of up to 4,608 products; so any two engines are within 1e-4"),
+    "full loss": Bound(5e-5, "the logits' rounding through a logarithm"),
+    "full statistics": Bound(5e-5, "means over up to 10^5 values behind up to 100 layers"),
+    "steady gradient": Bound(1e-3, "rounding alone, where it switches no ReLU"),
+    "full gradient": Bound(0.1, "of its length: the more values before a ReLU, the more of them rounding switches"),
     "loss": Bound(1e-5, "the logits' rounding through a logarithm"),
     "statistics": Bound(1e-5, "means over at least 16 values"),
-    "gradient": Bound(1e-2, "rounding is 1e-5, but a gradient jumps by 3e-3 where it switches a ReLU or moves a maximum"),
+    "gradient": Bound(
+        1e-2, "rounding is 1e-5, but a gradient jumps by some 1e-3 where it switches a ReLU or moves a maximum"
+    ),
     "weights": Bound(2e-2, "of the way gone in 20 small steps: a few such jumps"),
     "decay": Bound(1e-5, "the difference of two velocities"),
     "momentum": Bound(1e-5, "the difference of two velocities twice as large"),
     "move": Bound(1e-3, "the difference of two weights, hundreds of times larger than a step"),
-    "free run": Bound(0.1, "of the way gone, as one vector: switched ReLUs, whose number grows with every step"),
-    "losses": Bound(1e-3, "of a free run, as its weights"),
+    "free run": Bound(1e-2, "of the way gone: hundreds of times the resolution of weights that hardly move"),
+    "losses": Bound(1e-5, "of a free run; as the loss"),
     "update": Bound(5e-7, "a few operations"),
     # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
     "bf16 logits": Bound(5e-2, "8 bits a layer"),

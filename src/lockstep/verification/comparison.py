@@ -32,22 +32,24 @@ class Row:
         return bool(self.relative <= self.bound)
 
     def fields(self) -> dict[str, Any]:
-        """Return the row as plain values."""
-        return asdict(self) | {"passed": self.passed}
+        """Return the row as plain values; None where a difference is no number, which JSON does not have."""
+        return {name: finite(value) for name, value in asdict(self).items()} | {"passed": self.passed}
+
+
+def finite(value: Any) -> Any:
+    """Return a value, or None for a number that is infinite or none."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 Measure = Callable[[Arrays, Arrays], float]
-_MEASURES: dict[str, Measure] = {
-    "of the largest value": distance,
-    "of the length": deviation,
-    "1 - cosine": angle,
-}
+VALUE, LENGTH, DIRECTION = "of the largest value", "of the length", "1 - cosine"
+_MEASURES: dict[str, Measure] = {VALUE: distance, LENGTH: deviation, DIRECTION: angle}
 
 
 def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) -> list[Row]:
     """Return a row for every quantity of an engine; `found` and `reference` are what workers left."""
     recipe, rate = workload.recipe, workload.large_rates[workload.telling_step]
-    low = _low_precision(recipe)
+    low, kind = _low_precision(recipe), _kind(recipe, full)
     # These three follow from what the engine itself found, so that no rounding of a gradient hides them.
     decay = {
         tensor.name: DECAY * (tensor.role in recipe.weight_decay_roles) * workload.state.tensors[tensor.name]
@@ -68,18 +70,18 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
         off = max(largest(actual[name] - value) for name, value in expected.items())
         return Row(quantity, off, _MEASURES[measure](actual, expected), measure, limit.value, limit.why)
 
-    value, length, direction = _MEASURES
     return [
-        row("logits", f"{low} logits" if low else "full logits" if full else "logits", value),
-        row("evaluation", f"{low} loss" if low else "loss", value),
-        row("loss", f"{low} loss" if low else "loss", value),
-        row("statistics", f"{low} statistics" if low else "statistics", value),
-        row("gradient", f"{low} angle" if low else "gradient", direction if low else length),
-        row("decay", "decay", value, decay),
-        row("momentum", "momentum", value, momentum),
-        row("update", "move", value, update),
-        row("weights", f"{low} angle" if low else "free run", direction if low else length),
-        row("losses", f"{low} loss" if low else "losses", value),
+        row("logits", f"{kind}logits", VALUE),
+        row("evaluation", f"{kind}loss", VALUE),
+        row("loss", f"{kind}loss", VALUE),
+        row("statistics", f"{kind}statistics", VALUE),
+        row("gradient", f"{kind}angle" if low else f"{kind}gradient", DIRECTION if low else LENGTH),
+        row("steady gradient", f"{low} angle" if low else "steady gradient", DIRECTION if low else VALUE),
+        row("decay", "decay", VALUE, decay),
+        row("momentum", "momentum", VALUE, momentum),
+        row("update", "move", VALUE, update),
+        row("weights", f"{low} angle" if low else "free run", DIRECTION if low else VALUE),
+        row("losses", f"{low} loss" if low else "losses", VALUE),
     ]
 
 
@@ -88,15 +90,21 @@ def _low_precision(recipe: Recipe) -> str:
     return {"fp32": "", "tf32": "fp16"}.get(recipe.precision, recipe.precision)
 
 
-def between(found: dict[str, Arrays], full: bool) -> Row:
+def _kind(recipe: Recipe, full: bool) -> str:
+    """Return what the names of bounds begin with that depend on precision or size."""
+    low = _low_precision(recipe)
+    return f"{low} " if low else "full " if full else ""
+
+
+def between(found: dict[str, Arrays], recipe: Recipe, full: bool) -> Row:
     """Return how far the logits of the two engines are apart that differ most."""
-    limit = BOUNDS["full logits" if full else "logits"]
+    limit = BOUNDS[f"{_kind(recipe, full)}logits"]
     names = list(found)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     a, b = max(pairs, key=lambda pair: distance(found[pair[0]]["logits"], found[pair[1]]["logits"]))
     off = found[a]["logits"] - found[b]["logits"]
     apart = distance(found[a]["logits"], found[b]["logits"])
-    return Row(f"logits of {a} and {b}", largest(off), apart, "of the largest value", 2 * limit.value, limit.why)
+    return Row(f"logits of {a} and {b}", largest(off), apart, VALUE, 2 * limit.value, limit.why)
 
 
 def compare_loaders(found: Arrays, expected: Arrays) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     curves, differences = figure.subplots(1, 2)
-    losses = {name: np.array(values) for name, values in report["losses"].items()}
+    losses = {name: np.array(values, np.float64) for name, values in report["losses"].items()}
     expected = losses.pop("reference")
     curves.plot(expected, color="0.75", linewidth=6, label="reference (NumPy, float64)")
     floor = np.finfo(np.float64).eps

@@ -10,7 +10,7 @@ from lockstep.data import Batch
 from lockstep.data.host import loader_of
 from lockstep.data.index import open_index
 from lockstep.data.textures import draw_data_set
-from lockstep.models import model_spec, narrowed
+from lockstep.models import blocks, convolutions, model_spec, narrowed
 from lockstep.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.schedule import learning_rates
@@ -18,8 +18,8 @@ from lockstep.training import initial_state
 
 Arrays = dict[str, np.ndarray]
 
-PEAK_LR = 1e-5
-"""Of the free run. At rates that teach something, rounding grows tenfold in a few steps (docs/numerics.md)."""
+PEAK_LR = 1e-4
+"""Of the free run. At rates that teach something, rounding soon grows into another trajectory (docs/numerics.md)."""
 DECAY = 0.5
 """Weight decay of a step that shows which weights are decayed; a recipe's own is lost behind a gradient's rounding."""
 BATCH = {False: 16, True: 8}
@@ -33,6 +33,9 @@ class Workload:
     recipe: Recipe
     data: Path
     state: State
+    """The recipe's initial one."""
+    steady: State
+    """Another, in which no rounding switches a ReLU; see `steadied`."""
     batches: list[Batch]
     """One for every step; `batches[0]` is also what single steps and logits are computed on."""
     evaluation: list[Batch]
@@ -78,7 +81,24 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
     training, validation = loaded(recipe, data)
-    return Workload(recipe, data, initial_state(recipe), [batch for _, batch in training], [b for _, b in validation])
+    state = initial_state(recipe)
+    return Workload(recipe, data, state, steadied(recipe, state), [b for _, b in training], [b for _, b in validation])
+
+
+def steadied(recipe: Recipe, state: State) -> State:
+    """Return a state whose ReLUs are far from switching: each passes all values of a channel or, of a third of the channels
+    within a block, none.
+
+    Where rounding decides the sign of a value before a ReLU, a gradient jumps; in a whole model it does so somewhere. Batch
+    norm biases four deviations from 0 leave few values there.
+    """
+    biases = {
+        f"{conv.bn_name}.bias": np.full(conv.outputs, 4, np.float32) for conv in convolutions(model_spec(recipe.model))
+    }
+    for block in blocks(model_spec(recipe.model)):
+        biases[f"{block.convs[-2].bn_name}.bias"][::3] = -4
+    tensors = state.tensors | {name: bias * state.tensors[name.replace("bias", "weight")] for name, bias in biases.items()}
+    return State(state.step, tensors, state.momentum, dict(tensors) if state.ema else {})
 
 
 def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
@@ -96,7 +116,7 @@ def save(workload: Workload, folder: Path) -> None:
     """Write a workload for `load`."""
     (folder / "recipe.yaml").write_text(workload.recipe.to_yaml(), encoding="utf-8")
     arrays = _joined("tensors", workload.state.tensors) | _joined("momentum", workload.state.momentum)
-    arrays |= _joined("ema", workload.state.ema)
+    arrays |= _joined("ema", workload.state.ema) | _joined("steady", workload.steady.tensors)
     for kind, batches in (("train", workload.batches), ("evaluate", workload.evaluation)):
         for i, batch in enumerate(batches):
             present = {field.name: getattr(batch, field.name) for field in fields(Batch)}
@@ -108,12 +128,14 @@ def load(folder: Path) -> Workload:
     """Return what `save` wrote."""
     arrays = load_arrays(folder / "workload.npz")
     state = State(0, part(arrays, "tensors"), part(arrays, "momentum"), part(arrays, "ema"))
+    steady = part(arrays, "steady")
+    steady_state = State(0, steady, state.momentum, dict(steady) if state.ema else {})
     found: dict[str, list[Batch]] = {"train": [], "evaluate": []}
     for kind, batches in found.items():
         while batch := part(arrays, f"{kind}/{len(batches)}"):
             batches.append(Batch(**batch))
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    return Workload(recipe, folder / "images", state, found["train"], found["evaluate"])
+    return Workload(recipe, folder / "images", state, steady_state, found["train"], found["evaluate"])
 
 
 def part(arrays: Arrays, name: str) -> Arrays:

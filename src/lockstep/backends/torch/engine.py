@@ -5,6 +5,7 @@ waits for the device but `fetch`, `evaluate`, `predict` and `read`.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -111,8 +112,10 @@ class TorchEngine:
             {"params": decayed, "weight_decay": self._recipe.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
+        # At momentum 0 PyTorch keeps no velocity; at the smallest number it keeps the gradient, as the protocol has it.
+        momentum = self._recipe.momentum or sys.float_info.min
         optimizer = torch.optim.SGD(
-            [group for group in groups if group["params"]], lr=self._lr, momentum=self._recipe.momentum, fused=True
+            [group for group in groups if group["params"]], lr=self._lr, momentum=momentum, fused=True
         )
         for parameter in self._parameters.values():
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

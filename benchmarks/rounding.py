@@ -1,0 +1,67 @@
+"""How rounding grows: the reference engine in float64 against itself, its first weights changed by half a unit of float32.
+
+For every peak rate: 1 - cosine between the velocities of the two runs, after some steps of twenty, and the largest difference
+of their losses. No framework is involved: this is the mathematics of the network, not an engine's fault.
+"""
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import State
+from lockstep.data import Batch
+from lockstep.models import MODELS, narrowed
+from lockstep.recipes import Execution, Recipe
+from lockstep.schedule import learning_rates
+from lockstep.training import initial_state
+from lockstep.verification.bounds import angle
+from measuring import recipe, record
+
+STEPS, BATCH, SHOWN = 20, 16, (0, 1, 2, 5, 10, 19)
+Arrays = dict[str, np.ndarray]
+
+
+def run(recipe: Recipe, state: State, batches: list[Batch]) -> tuple[list[Arrays], np.ndarray]:
+    """Return the velocities after every step, and the losses."""
+    backend, execution = backends.load("reference"), Execution(backend="reference")
+    world = backend.world(execution)
+    velocities, losses = [], []
+    with backend.engine(recipe, learning_rates(recipe, steps_per_epoch=1), world, execution) as engine:
+        engine.write(state)
+        for step, batch in enumerate(batches):
+            losses.append(engine.fetch(engine.train([batch], step)).losses[0])
+            velocities.append(engine.read().momentum)
+    return velocities, np.array(losses)
+
+
+def changed(state: State) -> State:
+    """Return the state with every weight changed by up to half a unit in float32's last place."""
+    random = np.random.default_rng(0)
+    tensors = {
+        name: (value * (1 + random.uniform(-6e-8, 6e-8, value.shape))).astype(np.float32)
+        for name, value in state.tensors.items()
+    }
+    return State(0, tensors, state.momentum)
+
+
+def main() -> None:
+    random = np.random.default_rng(1)
+    batches = []
+    for _ in range(STEPS):
+        patches = random.integers(0, 256, (BATCH, 8, 8, 3), dtype=np.uint8).repeat(8, axis=1).repeat(8, axis=2)
+        batches.append(Batch(patches, random.integers(0, 1000, BATCH)))
+    rows = {}
+    for peak in (1e-5, 1e-4, 1e-3, 1e-2):
+        narrow = recipe(
+            model=narrowed(MODELS["resnet50"]), precision="fp32", image_size=64, epochs=STEPS, lr=peak, warmup_epochs=5.0
+        )
+        state = initial_state(narrow)
+        one, other = run(narrow, state, batches), run(narrow, changed(state), batches)
+        rows[f"{peak:.0e}"] = {
+            "1 - cosine after step": {s: float(f"{angle(other[0][s], one[0][s]):.1e}") for s in SHOWN},
+            "losses": float(f"{np.abs(other[1] / one[1] - 1).max():.1e}"),
+        }
+    record("rounding", {"what": f"narrow resnet50 at 64 px, {BATCH} images, {STEPS} steps, by peak rate", **rows})
+
+
+if __name__ == "__main__":
+    main()

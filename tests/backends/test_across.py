@@ -1,0 +1,120 @@
+"""A run begun on one engine and continued on another ends where one without a break ends."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.backends import State
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.bounds import BOUNDS, angle, distance
+from tests.backends import oracle
+from tests.backends.cases import FP16, RATES, bits, moved, random_batches, statistics, steady_state
+from tests.backends.conftest import BACKENDS, Start, starter
+
+PAIRS = tuple(permutations(BACKENDS if len(BACKENDS) > 1 else {*BACKENDS, "reference"}, 2))
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Functions that start the engine a run begins on, and the one it ends on."""
+
+    first: Start
+    second: Start
+
+
+@pytest.fixture(params=PAIRS, ids=" to ".join)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        starts = []
+        for name in request.param:
+            backend = backends.load(name)
+            world = backend.world(Execution())
+            stack.callback(world.close)
+            starts.append(starter(backend, world, stack))
+        yield Pair(*starts)
+
+
+def handed_over(pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1) -> State:
+    """Return the end of a run of which each engine takes half the steps."""
+    batches, half = random_batches(recipe, STEPS, mixup=mixup), STEPS // 2
+    first = pair.first(recipe, begin, accumulation_steps=parts)
+    first.train(batches[:half], 0)
+    second = pair.second(recipe, first.read(), accumulation_steps=parts)
+    second.train(batches[half:], half)
+    return second.read()
+
+
+RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
+    "plain": ({}, "none", 1),
+    "mixup and a moving average": ({"ema_decay": 0.9}, "sample", 1),
+    "two parts": ({"ema_decay": 0.9}, "batch", 2),
+    "much momentum and decay": ({"momentum": 0.99, "weight_decay": 0.05}, "none", 1),
+    "SAME padding": ({"padding": "same"}, "none", 1),
+}
+
+
+@pytest.mark.parametrize(("changes", "mixup", "parts"), RUNS.values(), ids=RUNS)
+def test_a_run_handed_over_ends_where_float64_goes(
+    pair: Pair, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
+) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup=mixup)
+    end = handed_over(pair, recipe, begin, mixup=mixup, parts=parts)
+    expected = oracle.train(recipe, begin, batches, RATES, parts).state
+    assert end.step == expected.step == STEPS
+    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["weights"].value
+    assert distance(end.momentum, expected.momentum) < BOUNDS["weights"].value
+    assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
+    if recipe.ema_decay:
+        assert distance(end.ema, expected.ema) < BOUNDS["statistics"].value
+
+
+def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
+    # Otherwise the test above could not tell whether they were handed over.
+    begin, batches, half = steady_state(tiny_recipe), random_batches(tiny_recipe, STEPS), STEPS // 2
+    middle = oracle.train(tiny_recipe, begin, batches[:half], RATES).state
+    without = replace(middle, momentum={name: np.zeros_like(value) for name, value in middle.momentum.items()})
+    ends = [oracle.train(tiny_recipe, state, batches[half:], RATES).state for state in (middle, without)]
+    assert distance(moved(ends[1], begin), moved(ends[0], begin)) > 5 * BOUNDS["weights"].value
+
+
+def test_what_one_engine_reads_another_takes_over_to_the_last_bit(pair: Pair, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", ema_decay=0.9)
+    first = pair.first(recipe)
+    first.train(random_batches(recipe, 3), 0)
+    state = first.read()
+    taken = pair.second(recipe, state).read()
+    assert (taken.step, taken.scaler) == (state.step, state.scaler)
+    for name in ("tensors", "momentum", "ema"):
+        assert bits(getattr(taken, name)) == bits(getattr(state, name))
+
+
+def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Recipe) -> None:
+    # Step 0 overflows; of the five good steps until the scale grows, three are the first engine's.
+    recipe = tiny_recipe.replace(
+        **FP16,
+        loss_scaling="dynamic",
+        loss_scale=2.0**60,
+        loss_scale_backoff=2.0**-50,
+        loss_scale_growth_steps=5,
+    )
+    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup="sample")
+    end = handed_over(pair, recipe, begin)
+    assert end.scaler == {"scale": 2048.0, "good_steps": 2, "bad_steps": 0}
+    expected = oracle.train(recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES).state
+    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS["fp16 angle"].value
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_run_handed_over_in_low_precision_goes_the_same_way(pair: Pair, tiny_recipe: Recipe, precision: str) -> None:
+    recipe = tiny_recipe.replace(precision=precision, ema_decay=0.9)
+    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup="sample")
+    end, expected = handed_over(pair, recipe, begin), oracle.train(recipe, begin, batches, RATES).state
+    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS[f"{precision} angle"].value

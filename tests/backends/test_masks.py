@@ -1,0 +1,288 @@
+"""What every engine must do: weights that a mask keeps at 0."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.errors import CheckpointError
+from lockstep.recipes import Recipe
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import (
+    FP16,
+    RATES,
+    Arrays,
+    all_bits,
+    bits,
+    moved,
+    parameters,
+    random_batch,
+    random_batches,
+    random_state,
+)
+from tests.backends.conftest import Start
+
+MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer3.0.downsample.0.weight", "layer4.0.bn2.bias", "fc.weight")
+"""A kernel of every kind, a batch norm's bias and the classifier."""
+
+
+def two_of_four(values: np.ndarray) -> np.ndarray:
+    """Keep the two largest of every four weights along the inputs, or of those in a row that the inputs leave."""
+    by_inputs = np.abs(np.moveaxis(values, 1, -1)) if values.ndim > 1 else np.abs(values)
+    rows = by_inputs.reshape(-1, 4) if by_inputs.size % 4 == 0 else by_inputs.reshape(-1, by_inputs.shape[-1])
+    keep = np.argsort(np.argsort(-rows, axis=1), axis=1) < 2
+    keep = keep.reshape(by_inputs.shape)
+    return np.ascontiguousarray(np.moveaxis(keep, -1, 1)) if values.ndim > 1 else keep
+
+
+def half(values: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(values.size).random(values.shape) < 0.5
+
+
+PATTERNS = {"two of four": two_of_four, "half": half, "nothing left": lambda values: np.zeros(values.shape, bool)}
+every_pattern = pytest.mark.parametrize("pattern", PATTERNS)
+
+
+def masks_of(state: State, pattern: str = "two of four") -> dict[str, np.ndarray]:
+    return {name: PATTERNS[pattern](state.tensors[name]) for name in MASKED}
+
+
+def with_velocity(recipe: Recipe, step: int = 0) -> State:
+    """Return a state in which masked weights have somewhere to go: velocities, decay and averages are not 0."""
+    state = random_state(recipe, step=step)
+    rng = np.random.default_rng(7)
+    velocity = {name: rng.normal(0, 0.1, value.shape).astype(np.float32) for name, value in state.momentum.items()}
+    return State(step, state.tensors, velocity, state.ema)
+
+
+def assert_masked(state: State, masks: dict[str, np.ndarray], *, but_only: bool = True) -> None:
+    """Hold that what is masked is 0, and (unless the model left some at 0 itself) nothing else of these is."""
+    for name, mask in masks.items():
+        for values in (state.tensors, state.momentum, *([state.ema] if state.ema else [])):
+            assert not values[name][~mask].any(), name
+            if but_only:
+                assert values[name][mask].all(), name
+
+
+def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
+    return values | {name: np.where(mask, values[name], np.float32(0)) for name, mask in masks.items()}
+
+
+# At once
+
+
+def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    state = with_velocity(recipe)
+    engine, masks = start(recipe, state), masks_of(state)
+    engine.mask(masks)
+    expected = State(
+        state.step, zeroed(state.tensors, masks), zeroed(state.momentum, masks), zeroed(state.ema, masks), state.scaler
+    )
+    assert all_bits(engine.read()) == all_bits(expected)
+
+
+def test_predictions_are_those_of_the_masked_weights(start: Start, tiny_recipe: Recipe) -> None:
+    state, images = random_state(tiny_recipe), random_batch(tiny_recipe).images
+    masks = masks_of(state)
+    masked = start(tiny_recipe, state)
+    masked.mask(masks)
+    written = start(tiny_recipe, State(0, zeroed(state.tensors, masks), state.momentum))
+    assert masked.predict(images).tobytes() == written.predict(images).tobytes()
+
+
+def test_masks_outlive_a_state_that_is_written(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    state = with_velocity(recipe)
+    engine, masks = start(recipe, state), masks_of(state)
+    engine.mask(masks)
+    engine.write(state)
+    assert_masked(engine.read(), masks)
+    engine.train([random_batch(recipe)], 0)
+    assert_masked(engine.read(), masks)
+
+
+def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
+    state = random_state(tiny_recipe)
+    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine.mask(masks)
+    kept = {name: mask.copy() for name, mask in masks.items()}
+    for mask in masks.values():
+        mask[...] = ~mask
+    engine.train([random_batch(tiny_recipe)], 0)
+    assert_masked(engine.read(), kept, but_only=False)
+
+
+# Through training
+
+
+@every_pattern
+def test_masked_weights_stay_at_0_through_training(start: Start, tiny_recipe: Recipe, pattern: str) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight"))
+    state = with_velocity(recipe)
+    engine, masks = start(recipe, state), masks_of(state, pattern)
+    engine.mask(masks)
+    for step, batch in enumerate(random_batches(recipe, 4, mixup="sample")):
+        engine.train([batch], step)
+        assert_masked(engine.read(), masks, but_only=False)
+
+
+# Not "nothing left": a batch norm behind a kernel of zeros divides rounding by the root of its epsilon.
+@pytest.mark.parametrize("pattern", ["two of four", "half"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, pattern: str, parts: int) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    state, batches = random_state(recipe), random_batches(recipe, 5, mixup="sample")
+    engine, masks = start(recipe, state, accumulation_steps=parts), masks_of(state, pattern)
+    engine.mask(masks)
+    engine.train(batches, 0)
+    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, parts, masks).state
+    assert_masked(end, masks, but_only=False)
+    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["weights"].value
+    assert distance(end.ema, expected.ema) < BOUNDS["weights"].value
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(start: Start, tiny_recipe: Recipe, parts: int) -> None:
+    # Up to the first update a mask is nothing but zeros written into the weights.
+    recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
+    state = random_state(recipe)
+    masks = masks_of(state)
+    masked, plain = (start(recipe, state, accumulation_steps=parts) for _ in range(2))
+    masked.mask(masks)
+    plain.write(State(0, zeroed(state.tensors, masks), state.momentum, zeroed(state.ema, masks)))
+    losses = [engine.fetch(engine.train([batch], 0)).losses for engine in (masked, plain)]
+    assert losses[0].tobytes() == losses[1].tobytes()
+    ends = [engine.read() for engine in (masked, plain)]
+    assert any(ends[1].momentum[name][~mask].any() for name, mask in masks.items()), "the masks must be able to matter"
+    assert bits(ends[0].momentum) == bits(zeroed(ends[1].momentum, masks))
+    assert bits(ends[0].tensors) == bits(zeroed(ends[1].tensors, masks))
+    assert bits(ends[0].ema) == bits(zeroed(ends[1].ema, masks))
+
+
+def test_a_mask_that_keeps_everything_changes_nothing(start: Start, tiny_recipe: Recipe) -> None:
+    ends, batches = [], random_batches(tiny_recipe, 3)
+    for masked in (False, True):
+        engine = start(tiny_recipe)
+        if masked:
+            engine.mask({name: np.ones_like(value, bool) for name, value in engine.read().momentum.items()})
+        engine.train(batches, 0)
+        ends.append(all_bits(engine.read()))
+    assert ends[0] == ends[1]
+
+
+def test_a_run_with_masks_goes_on_to_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
+    recipe, batches = tiny_recipe.replace(ema_decay=0.9), random_batches(tiny_recipe, 4)
+    masks = masks_of(random_state(recipe))
+    whole, first, second = start(recipe), start(recipe), start(recipe)
+    for engine in (whole, first, second):
+        engine.mask(masks)
+    whole.train(batches, 0)
+    first.train(batches[:2], 0)
+    second.write(first.read())
+    second.train(batches[2:], 2)
+    assert all_bits(second.read()) == all_bits(whole.read())
+
+
+# Other masks
+
+
+def test_new_masks_replace_those_set_before(start: Start, tiny_recipe: Recipe) -> None:
+    state = random_state(tiny_recipe)
+    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine.mask(masks)
+    other = {"layer4.0.bn2.bias": ~masks["layer4.0.bn2.bias"]}
+    engine.mask(other)
+    engine.train([random_batch(tiny_recipe)], 0)
+    end = engine.read()
+    assert_masked(end, other)
+    assert end.tensors["conv1.weight"].all()
+
+
+def test_no_masks_let_all_weights_move_again(start: Start, tiny_recipe: Recipe) -> None:
+    state = random_state(tiny_recipe)
+    engine, masks = start(tiny_recipe, state), masks_of(state)
+    engine.mask(masks)
+    engine.mask({})
+    engine.train([random_batch(tiny_recipe)], 0)
+    for name in MASKED:
+        assert engine.read().tensors[name].all()
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"fc.weights": np.ones((10, 32), bool)}, "no parameter 'fc.weights'. Did you mean fc.weight"),
+        ({"fc.weight": np.ones((32, 10), bool)}, r"fc.weight is \(32, 10\), expected \(10, 32\)"),
+        ({"conv1.weight": np.ones((8, 3), bool)}, "conv1.weight"),
+        ({"bn1.running_mean": np.ones(8, bool)}, "bn1.running_mean"),
+    ],
+    ids=["unknown", "transposed", "too few axes", "a statistic"],
+)
+def test_masks_that_do_not_fit_are_refused(
+    start: Start, tiny_recipe: Recipe, masks: dict[str, np.ndarray], message: str
+) -> None:
+    engine = start(tiny_recipe)
+    before = all_bits(engine.read())
+    with pytest.raises(CheckpointError, match=message):
+        engine.mask({"bn1.bias": np.zeros(8, bool)} | masks)
+    assert all_bits(engine.read()) == before
+
+
+# Overflows
+
+
+def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.replace(**FP16, loss_scaling="dynamic", loss_scale=1024.0, **changes)
+
+
+def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = dynamic(tiny_recipe, ema_decay=0.9)
+    state, batch = with_velocity(recipe), random_batch(tiny_recipe)
+    engine, masks = start(recipe, state), masks_of(state)
+    engine.mask(masks)
+    for step in range(3):
+        engine.train([batch], step)
+        assert_masked(engine.read(), masks, but_only=False)
+    assert engine.read().scaler["good_steps"] == 3
+
+
+def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
+    state = with_velocity(recipe)
+    engine, masks = start(recipe, state), masks_of(state)
+    engine.mask(masks)
+    engine.train([random_batch(tiny_recipe)], 0)
+    end = engine.read()
+    assert end.scaler["scale"] == 2.0**59
+    assert bits(parameters(end)) == bits(zeroed(parameters(state), masks))
+    assert bits(end.momentum) == bits(zeroed(state.momentum, masks))
+
+
+@pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
+def test_an_infinite_gradient_behind_a_mask_does_no_harm(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
+    # One feature is a thousand, so that in fp16 the scaled gradients of its weights are too large, and no others.
+    recipe = tiny_recipe.replace(**FP16, loss_scaling=loss_scaling, loss_scale=1024.0)
+    state, batch = random_state(recipe), random_batch(recipe)
+    bias, mask = state.tensors["layer4.0.bn3.bias"].copy(), np.ones_like(state.tensors["fc.weight"], bool)
+    bias[5], mask[:, 5] = 1000, False
+    state = State(0, zeroed(state.tensors | {"layer4.0.bn3.bias": bias}, {"fc.weight": mask}), state.momentum)
+    ends = []
+    for masks in ({}, {"fc.weight": mask}):
+        engine = start(recipe, state)
+        engine.mask(masks)
+        engine.train([batch], 0)
+        ends.append(engine.read())
+    without, end = ends
+    if loss_scaling == "dynamic":
+        assert (without.scaler["scale"], end.scaler["scale"]) == (512.0, 1024.0)
+    else:
+        assert not np.isfinite(without.momentum["fc.weight"][:, 5]).all()
+    assert all(np.isfinite(value).all() for value in (*end.tensors.values(), *end.momentum.values()))
+    assert not end.tensors["fc.weight"][:, 5].any()
+    assert end.momentum["fc.weight"][mask].all()

@@ -1,0 +1,91 @@
+"""What every engine must do: twenty steps over a whole schedule, against mathematics in float64 (`oracle`)."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.data import Batch
+from lockstep.recipes import Recipe
+from lockstep.schedule import learning_rates
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import moved, random_batches, statistics, steady_state
+from tests.backends.conftest import Start
+
+STEPS_PER_EPOCH = 5
+
+# The peak is low: rounding grows into another trajectory at rates that teach something.
+SCHEDULES = {
+    "warm-up and cosine": {"warmup_epochs": 1.0},
+    "warm-up and cosine from one increment on": {"warmup_epochs": 1.0, "warmup_counts_from": 1},
+    "linear from a start": {"warmup_epochs": 1.0, "lr_decay": "linear", "warmup_start_lr": 1e-4, "lr_decay_from": "start"},
+    "step": {"warmup_epochs": 0.0, "lr_decay": "step", "lr_step_epochs": (1, 3)},
+    "step after a warm-up by epochs": {
+        "warmup_epochs": 1.0,
+        "warmup_counts_from": 1,
+        "lr_decay": "step",
+        "lr_step_epochs": (2, 3),
+        "lr_unit": "epoch",
+    },
+}
+every_schedule = pytest.mark.parametrize("changes", SCHEDULES.values(), ids=SCHEDULES)
+
+
+@cache
+def whole_run(recipe: Recipe, mixup: str, parts: int) -> tuple[np.ndarray, State, list[Batch], oracle.Trained]:
+    """Return rates, beginning and batches of a run, and what should come of it; once for all engines."""
+    rates = learning_rates(recipe, STEPS_PER_EPOCH)
+    begin, batches = steady_state(recipe), random_batches(recipe, len(rates), mixup=mixup)
+    return rates, begin, batches, oracle.train(recipe, begin, batches, list(rates), parts)
+
+
+def twenty_steps(
+    start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str = "sample", parts: int = 1
+) -> tuple[State, np.ndarray, State, oracle.Trained]:
+    """Return the end, the losses, the beginning, and what the first two should be."""
+    recipe = recipe.replace(epochs=4, lr=9e-4, ema_decay=0.9, **changes)
+    rates, begin, batches, expected = whole_run(recipe, mixup, parts)
+    engine = start(recipe, begin, rates, accumulation_steps=parts)
+    losses = engine.fetch(engine.train(batches, 0)).losses
+    return engine.read(), losses, begin, expected
+
+
+@every_schedule
+def test_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+    end, _, begin, expected = twenty_steps(start, tiny_recipe, changes)
+    assert distance(moved(end, begin), moved(expected.state, begin)) < BOUNDS["weights"].value
+
+
+@every_schedule
+def test_the_loss_curve_is_that_of_float64(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+    # As near as the loss of one step: from a steady state rounding does not grow.
+    _, losses, _, expected = twenty_steps(start, tiny_recipe, changes)
+    assert len(losses) == 20
+    assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+
+
+@every_schedule
+def test_velocities_statistics_and_moving_averages_end_where_those_of_float64_do(
+    start: Start, tiny_recipe: Recipe, changes: dict[str, Any]
+) -> None:
+    end, _, _, expected = twenty_steps(start, tiny_recipe, changes)
+    assert distance(end.momentum, expected.state.momentum) < BOUNDS["weights"].value
+    assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
+    assert distance(end.ema, expected.state.ema) < BOUNDS["statistics"].value
+
+
+def test_a_step_in_two_parts_goes_the_same_way_twenty_times(start: Start, tiny_recipe: Recipe) -> None:
+    changes = SCHEDULES["warm-up and cosine"]
+    end, losses, begin, expected = twenty_steps(start, tiny_recipe, changes, mixup="batch", parts=2)
+    assert distance(moved(end, begin), moved(expected.state, begin)) < BOUNDS["weights"].value
+    assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+
+
+def test_the_rates_of_a_cosine_differ_from_step_to_step(tiny_recipe: Recipe) -> None:
+    # Otherwise the trajectories could not tell the rate of one step from another's.
+    rates = learning_rates(tiny_recipe.replace(epochs=4, lr=9e-4, **SCHEDULES["warm-up and cosine"]), STEPS_PER_EPOCH)
+    assert len(set(rates)) == len(rates) == 20
+    assert rates.max() == 9e-4
