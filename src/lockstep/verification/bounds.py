@@ -21,7 +21,7 @@ BOUNDS: dict[str, Bound] = {
     "logits": Bound(5e-6, "a dozen layers, each a sum of up to 600 products"),
     "full logits": Bound(5e-5, "50 to 100 layers of up to 4,608 products; so any two engines are within 1e-4"),
     "full loss": Bound(5e-5, "the logits' rounding through a logarithm"),
-    "full statistics": Bound(5e-5, "means over up to 10^5 values behind up to 100 layers"),
+    "full statistics": Bound(2e-4, "means of values behind up to 100 layers"),
     "steady gradient": Bound(1e-3, "rounding alone, where it switches no ReLU"),
     "full gradient": Bound(0.1, "of its length: the more values before a ReLU, the more of them rounding switches"),
     "loss": Bound(1e-5, "the logits' rounding through a logarithm"),
