@@ -1,7 +1,7 @@
 """How rounding grows: the reference engine in float64 against itself, its first weights changed by half a unit of float32.
 
-For every peak rate: 1 - cosine between the velocities of the two runs, after some steps of twenty, and the largest difference
-of their losses. No framework is involved: this is the mathematics of the network, not an engine's fault.
+For every peak rate: 1 - cosine between the velocities of the two runs, after some steps of twenty, and the largest
+difference of their losses. No framework is involved: this is the mathematics of the network, not an engine's fault.
 """
 
 import numpy as np
