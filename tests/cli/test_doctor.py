@@ -19,8 +19,9 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert lines[0] == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
     assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
     assert lines[1].endswith(" GiB")
-    assert lines[2].startswith(f"torch      {versions[2]}: ")
-    assert "CPU, " in lines[2]
+    assert lines[2] == f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}"
+    assert lines[3].startswith(f"torch      {versions[2]}: ")
+    assert "CPU, " in lines[3]
 
 
 def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ QUANTITIES = [
     "loss",
     "statistics",
     "gradient",
+    "steady gradient",
     "decay",
     "momentum",
     "update",
