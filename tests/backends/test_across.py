@@ -109,7 +109,7 @@ def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Re
     end = handed_over(pair, recipe, begin)
     assert end.scaler == {"scale": 2048.0, "good_steps": 2, "bad_steps": 0}
     expected = oracle.train(recipe, State(1, begin.tensors, begin.momentum), batches[1:], RATES).state
-    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS["fp16 angle"].value
+    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS["fp16 direction"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -117,4 +117,4 @@ def test_a_run_handed_over_in_low_precision_goes_the_same_way(pair: Pair, tiny_r
     recipe = tiny_recipe.replace(precision=precision, ema_decay=0.9)
     begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup="sample")
     end, expected = handed_over(pair, recipe, begin), oracle.train(recipe, begin, batches, RATES).state
-    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS[f"{precision} angle"].value
+    assert angle(moved(end, begin), moved(expected, begin)) < BOUNDS[f"{precision} direction"].value

@@ -23,14 +23,18 @@ def test_this_python_runs_what_is_installed_here() -> None:
 
 def test_a_variable_names_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "python"
-    named.touch()
+    named.touch(mode=0o700)
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
     assert interpreter("torch") == named
 
 
-def test_a_variable_that_names_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(tmp_path / "python"))
-    with pytest.raises(BackendError, match=r"LOCKSTEP_TORCH_PYTHON is .*which is no file"):
+@pytest.mark.parametrize("kind", ["missing", "a folder", "no program"])
+def test_a_variable_that_names_nothing_to_run_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = tmp_path if kind == "a folder" else tmp_path / "python"
+    if kind == "no program":
+        named.touch(mode=0o600)
+    monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(named))
+    with pytest.raises(BackendError, match=r"LOCKSTEP_TORCH_PYTHON is .*expected a Python that has lockstep and torch"):
         interpreter("torch")
 
 

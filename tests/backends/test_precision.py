@@ -46,7 +46,7 @@ def test_a_step_in_low_precision_is_near(start: Start, tiny_recipe: Recipe, prec
     interval = engine.fetch(engine.train([batch], 0))
     expected = oracle.train(recipe, state, [batch], RATES)
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
-    assert angle(engine.read().momentum, expected.state.momentum) < BOUNDS[f"{precision} angle"].value
+    assert angle(engine.read().momentum, expected.state.momentum) < BOUNDS[f"{precision} direction"].value
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -2,13 +2,13 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.processes import call, finish, running
+from tests.processes import call, finish, running, wait_until
 
 Answer = tuple[int, str, str]
 
@@ -37,8 +37,8 @@ def test_an_engine_that_does_not_pass_gives_exit_code_1(
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", "/bin/false")
     code, output, _ = answer("verify", "--steps", 3)
     assert code == 1
-    assert "torch: failed: it ended with exit code 1" in output
-    assert "NOT within bounds" in output
+    assert "torch: failed: /bin/false ended with exit code 1 and said nothing" in output
+    assert "NOT verified" in output
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,32 @@ def test_wrong_use_is_one_message_and_exit_code_2(
     assert "Traceback" not in errors
 
 
+def workers_in(folder: Path) -> list[str]:
+    """Return the processes whose command names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            command = path.read_text().split("\0")
+            if "lockstep.verification.worker" in command and any(str(folder) in word for word in command):
+                found.append(path.parent.name)
+    return found
+
+
 @pytest.mark.slow
-def test_an_interrupt_ends_it_and_its_workers() -> None:
+@pytest.mark.parametrize(("number", "expected"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129), ("SIGKILL", -9)])
+def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
+    number: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with running("verify", "--steps", 5000) as process:
-        time.sleep(4)
-        process.send_signal(signal.SIGINT)
+        wait_until(lambda: bool(workers_in(tmp_path)))
+        process.send_signal(signal.Signals[number])
         code, _, errors = finish(process, seconds=30)
-    assert code != 0
+    wait_until(lambda: not workers_in(tmp_path))
+    assert code == expected
     assert "Traceback" not in errors
+    if number != "SIGKILL":  # which leaves nobody to remove it
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

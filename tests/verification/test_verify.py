@@ -18,13 +18,18 @@ QUANTITIES = [
     "loss",
     "statistics",
     "gradient",
-    "steady gradient",
+    "two parts",
+    "initial gradient",
+    "weights",
+    "moving average",
+    "losses",
     "decay",
     "momentum",
     "update",
-    "weights",
-    "losses",
+    "counts",
+    "state",
 ]
+EXACT = {"counts", "state"}
 
 
 def failed(report: dict[str, Any], engine: str = "torch") -> list[str]:
@@ -44,7 +49,8 @@ def test_a_sound_engine_passes(report: dict[str, Any]) -> None:
 
 def test_differences_are_rounding_and_not_nothing(report: dict[str, Any]) -> None:
     # An engine compared with itself would differ by nothing.
-    assert all(0 < row["relative"] < row["bound"] for row in report["engines"]["torch"]["rows"])
+    for row in report["engines"]["torch"]["rows"]:
+        assert row["relative"] == 0 if row["quantity"] in EXACT else 0 < row["relative"] < row["bound"], row
 
 
 def test_a_report_says_what_was_run(report: dict[str, Any]) -> None:
@@ -97,8 +103,10 @@ def test_too_few_steps_are_refused() -> None:
 # Wrong engines, in the Python that LOCKSTEP_TORCH_PYTHON names
 
 FAULTS: dict[str, tuple[str, list[str]]] = {
-    "decays batch norm": (
-        "change(lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, 'bn_scale')))",
+    "decays the scale of batch norm": ("change(lambda recipe: decaying(recipe, 'bn_scale'))", ["decay"]),
+    "decays the bias of batch norm": ("change(lambda recipe: decaying(recipe, 'bn_bias'))", ["decay"]),
+    "does not decay the classifier's bias": (
+        "change(lambda recipe: recipe.replace(weight_decay_roles=('conv_weight', 'fc_weight')))",
         ["decay"],
     ),
     "takes the next step's rate": ("change(rates=lambda rates: np.roll(rates, -1))", ["update"]),
@@ -109,11 +117,32 @@ FAULTS: dict[str, tuple[str, list[str]]] = {
     "forgets half of its momentum": ("change(lambda recipe: recipe.replace(momentum=recipe.momentum / 2))", ["momentum"]),
     "does not smooth": ("change(lambda recipe: recipe.replace(label_smoothing=0.0))", ["loss", "gradient"]),
     "follows statistics too fast": ("change(lambda recipe: recipe.replace(bn_momentum=0.9))", ["statistics"]),
+    "averages too fast": (
+        "change(lambda recipe: recipe.replace(ema_decay=recipe.ema_decay and 0.3))",
+        ["moving average"],
+    ),
+    "forgets the running mean": (
+        "write = TorchEngine.write\n"
+        "TorchEngine.write = lambda self, state: write(self, dataclasses.replace(state, tensors={name: value * 0 "
+        "if name.endswith('running_mean') else value for name, value in state.tensors.items()}))",
+        ["logits", "evaluation", "state"],
+    ),
+    "mixes with another partner": ("batches(lambda batch: swapped(batch))", ["loss"]),
+    "computes parts as one": ("execute(lambda execution: execution.replace(accumulation_steps=1))", ["two parts"]),
     "drops the tail": (
         "evaluate = TorchEngine.evaluate\n"
         "TorchEngine.evaluate = lambda self, batches, ema=False: "
         "evaluate(self, [batch for batch in batches if (batch.labels >= 0).all()], ema=ema)",
-        ["evaluation"],
+        ["evaluation", "counts"],
+    ),
+    "counts the first four": (
+        "fetch = TorchEngine.fetch\n"
+        "def fewer(self, handle):\n"
+        "    interval = fetch(self, handle)\n"
+        "    counts = dataclasses.replace(interval.counts, top5=max(interval.counts.top5 - 1, 0))\n"
+        "    return dataclasses.replace(interval, counts=counts)\n"
+        "TorchEngine.fetch = fewer",
+        ["counts"],
     ),
 }
 
@@ -125,9 +154,22 @@ from lockstep.backends.torch.engine import TorchEngine
 from lockstep.data import host
 from lockstep.verification import worker
 
-def change(recipe=lambda recipe: recipe, rates=lambda rates: rates):
+def change(recipe=lambda recipe: recipe, rates=lambda rates: rates, execution=lambda execution: execution):
     sound = TorchEngine.__init__
-    TorchEngine.__init__ = lambda self, r, t, world, execution: sound(self, recipe(r), rates(t), world, execution)
+    TorchEngine.__init__ = lambda self, r, t, world, e: sound(self, recipe(r), rates(t), world, execution(e))
+
+def execute(execution):
+    change(execution=execution)
+
+def decaying(recipe, role):
+    return recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role))
+
+def swapped(batch):
+    return batch if batch.partners is None else dataclasses.replace(batch, partners=np.roll(batch.partners, 1))
+
+def batches(other):
+    sound = TorchEngine.train
+    TorchEngine.train = lambda self, batches, first: sound(self, map(other, batches), first)
 
 {fault}
 worker.main(Path(sys.argv[3]), sys.argv[4])
@@ -170,9 +212,21 @@ def test_a_loader_that_mirrors_images_is_caught(wrong: Any) -> None:
 @pytest.mark.slow
 def test_an_engine_that_fails_is_reported_with_its_own_words(wrong: Any) -> None:
     wrong("raise SystemExit('no such instruction')")
-    report = lockstep.verify(["torch"], steps=3)
-    assert report["engines"]["torch"] == {"error": "no such instruction", "passed": False, "rows": []}
-    assert not report["passed"]
+    found = lockstep.verify(["torch"], steps=3)["engines"]["torch"]
+    assert found["error"].endswith("python ended with exit code 1: no such instruction")
+    assert (found["passed"], found["rows"]) == (False, [])
+
+
+@pytest.mark.slow
+def test_an_engine_that_leaves_nothing_or_cannot_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_program = tmp_path / "python"
+    no_program.write_bytes(b"\x00\x01")
+    no_program.chmod(0o700)
+    for python, message in ((Path("/bin/true"), "exit code 0 and said nothing"), (no_program, "cannot be run")):
+        monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(python))
+        report = lockstep.verify(["torch"], steps=3)
+        assert message in report["engines"]["torch"]["error"]
+        assert not report["passed"]
 
 
 def test_a_reference_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,12 +204,12 @@ def interpreter(name: str) -> Path | None:
     """Return the Python that can run a backend in a process of its own; None if there is none.
 
     It is the one that LOCKSTEP_<NAME>_PYTHON names; or this one, if the framework is installed here; or that of an
-    environment `.venv-<name>` beside this one. Raises `BackendError` if the variable names no file.
+    environment `.venv-<name>` beside this one. Raises `BackendError` if the variable names nothing that can be run.
     """
     variable = f"LOCKSTEP_{name.upper()}_PYTHON"
     if named := os.environ.get(variable):
-        if not Path(named).is_file():
-            raise BackendError(f"{variable} is {named!r}, which is no file; it names a Python that has lockstep and {name}")
+        if not os.access(named, os.X_OK) or Path(named).is_dir():
+            raise BackendError(f"{variable} is {named!r}, expected a Python that has lockstep and {name}")
         return Path(named)
     if FRAMEWORKS[name].version() is not None:
         return Path(sys.executable)

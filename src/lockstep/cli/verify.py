@@ -1,8 +1,9 @@
 """`lockstep verify`."""
 
 import json
+import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -23,6 +24,13 @@ def command(
     from lockstep import verify
     from lockstep.cli.console import Reporter
 
+    if plot is not None:
+        from lockstep.verification.plot import check_path
+        from lockstep.verification.plot import plot as draw
+
+        check_path(plot)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: end the worker and remove its folder
+        signal.signal(number, _exit)
     names = None if engines is None else [name.strip() for name in engines.split(",")]
     with Reporter() as reporter:
         report = verify(
@@ -39,10 +47,12 @@ def command(
     else:
         _show(report)
     if plot is not None:
-        from lockstep.verification.plot import plot as draw
-
         draw(report, plot)
     raise typer.Exit(0 if report["passed"] else 1)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -61,12 +71,21 @@ def _show(report: dict[str, Any]) -> None:
     for name, engine in report["engines"].items():
         for row in engine["rows"]:
             table.add_row(name, *_cells(row))
+        if "seconds" in engine:
+            table.add_row(name, "time", "", f"{engine['seconds']:.1f} s", "", "")
     if report["furthest_apart"]:
         table.add_row("any two", *_cells(report["furthest_apart"]))
     console.print(table)
     for name, engine in report["engines"].items():
         print(f"{name}: {_summary(engine)}")
-    print("all within bounds" if report["passed"] else "NOT within bounds; docs/numerics.md says what each quantity shows")
+    if recipe["precision"] == "tf32":
+        print("note: without a GPU that has TensorFloat-32, tf32 is fp32")
+    if report["passed"]:
+        print("all within bounds")
+    elif any("error" in engine for engine in report["engines"].values()):
+        print("NOT verified: an engine did not run")
+    else:
+        print("NOT within bounds; docs/numerics.md says what each quantity shows")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -83,6 +102,6 @@ def _summary(engine: dict[str, Any]) -> str:
     off = loader["largest_pixel_difference"]
     pixels = f"pixels up to {off} of 255 off" if off else "pixels"
     return (
-        f"{engine['version']} on {engine['device']}, {engine['seconds']:.1f} s, free run {engine['train_sec']:.2f} s; "
+        f"{engine['version']} on {engine['device']}, free run {engine['train_sec']:.2f} s; "
         f"its loader gives the same {', '.join((*same, pixels))}"
     )

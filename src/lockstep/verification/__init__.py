@@ -18,6 +18,8 @@ from lockstep.verification.comparison import between, compare, compare_loaders, 
 from lockstep.verification.workload import Arrays
 
 REFERENCE = "reference"
+LINES_OF_ERROR = 20
+"""Of what a failed worker said last."""
 
 
 def verify(
@@ -37,14 +39,15 @@ def verify(
     at 64 px; with `full` the model itself at its own size. `report["passed"]` says whether all differences are within the
     bounds of `lockstep.verification.bounds`; what an engine that failed said is in its `error`.
 
-    Raises `BackendError` if an engine is unknown or missing, or if there is none to compare.
+    Raises `BackendError` if an engine is unknown or missing or there is none to compare, `RecipeError` for a wrong recipe,
+    model, precision or number of steps, and `LockstepError` if the reference itself fails.
 
     >>> import lockstep
     >>> report = lockstep.verify(["torch"], steps=4)
     >>> report["passed"], [row["quantity"] for row in report["engines"]["torch"]["rows"]][:3]
     (True, ['logits', 'evaluation', 'loss'])
     """
-    steps = steps or (3 if full else 20)
+    steps = (3 if full else 20) if steps is None else steps
     if steps < 3:
         raise RecipeError(f"steps must be at least 3, so that the rate rises and falls, not {steps}")
     pythons = _interpreters(engines)
@@ -66,40 +69,47 @@ def verify(
 
 def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
     """Return the Python of every engine to run, the reference's first."""
-    installed = {name: python for name in backends.FRAMEWORKS if (python := backends.interpreter(name)) is not None}
-    asked = list(installed) if engines is None else list(engines)
-    chosen = [name for name in dict.fromkeys(asked) if name != REFERENCE]
-    for name in chosen:
-        if name not in installed:
+    asked = [name for name in dict.fromkeys(backends.FRAMEWORKS if engines is None else engines) if name != REFERENCE]
+    pythons: dict[str, Path] = {}
+    for name in (REFERENCE, *asked):
+        python = backends.interpreter(name) if name in backends.FRAMEWORKS else None
+        if python is not None:
+            pythons[name] = python
+        elif engines is not None:
             backends.load(name)  # says what is missing and how to install it
-    if not chosen:
+    if len(pythons) == 1:
         raise BackendError("there is no engine to compare with the reference; see `lockstep doctor`")
-    return {name: installed[name] for name in (REFERENCE, *chosen)}
+    return pythons
 
 
 def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
     progress, began = recorder.progress(engine), time.perf_counter()
-    # A worker is no rank of anything, whatever this process is.
+    # A worker is no rank of anything, whatever this process is, and what it leaves behind goes with the folder.
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment["TMPDIR"] = str(folder)
     command: list[str | Path] = [python, "-m", "lockstep.verification.worker", folder, engine]
-    with (folder / f"{engine}.stderr").open("w+", encoding="utf-8") as errors:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-        ) as process:
-            try:
-                assert process.stdout is not None
-                _follow(process.stdout, progress)
-            except BaseException:
-                process.kill()
-                raise
-        code = process.returncode
-        if code:
+    result = folder / f"{engine}.json"
+    with (folder / f"{engine}.stderr").open("w+", encoding="utf-8", errors="replace") as errors:
+        try:
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            ) as process:
+                try:
+                    assert process.stdout is not None
+                    _follow(process.stdout, progress)
+                    process.wait()  # before its stdin is closed, by which it would know that nobody waits for it
+                except BaseException:
+                    process.kill()
+                    raise
+            code = process.returncode
+        except OSError as error:
+            return {"error": f"{python} cannot be run: {error.strerror}"}
+        if code or not result.is_file():
             errors.seek(0)
-            lines = errors.read().strip().splitlines()
-            return {"error": lines[-1] if lines else f"it ended with exit code {code} and said nothing"}
-    about = json.loads((folder / f"{engine}.json").read_text(encoding="utf-8"))
-    return about | {"seconds": time.perf_counter() - began}
+            said = "\n".join(errors.read().strip().splitlines()[-LINES_OF_ERROR:])
+            return {"error": f"{python} ended with exit code {code}{': ' if said else ' and said nothing'}{said}"}
+    return json.loads(result.read_text(encoding="utf-8")) | {"seconds": time.perf_counter() - began}
 
 
 def _follow(lines: IO[str], progress: Any) -> None:

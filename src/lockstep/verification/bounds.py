@@ -23,18 +23,18 @@ BOUNDS: dict[str, Bound] = {
     "full loss": Bound(5e-5, "the logits' rounding through a logarithm"),
     "full statistics": Bound(2e-4, "means of values behind up to 100 layers"),
     "steady gradient": Bound(1e-3, "rounding alone, where it switches no ReLU"),
-    "full gradient": Bound(0.1, "of its length: the more values before a ReLU, the more of them rounding switches"),
     "loss": Bound(1e-5, "the logits' rounding through a logarithm"),
     "statistics": Bound(1e-5, "means over at least 16 values"),
     "gradient": Bound(
         1e-2, "rounding is 1e-5, but a gradient jumps by some 1e-3 where it switches a ReLU or moves a maximum"
     ),
     "weights": Bound(2e-2, "of the way gone in 20 small steps: a few such jumps"),
-    "decay": Bound(1e-5, "the difference of two velocities"),
+    "decay": Bound(1e-3, "the difference of two velocities, some much larger than what decay adds"),
     "momentum": Bound(1e-5, "the difference of two velocities twice as large"),
     "move": Bound(1e-3, "the difference of two weights, hundreds of times larger than a step"),
     "free run": Bound(1e-2, "of the way gone: hundreds of times the resolution of weights that hardly move"),
-    "losses": Bound(1e-5, "of a free run; as the loss"),
+    "direction": Bound(1e-2, "1 - cosine of a gradient in which rounding switches some ReLUs"),
+    "exact": Bound(0.0, "counts and copies are not rounded"),
     "update": Bound(5e-7, "a few operations"),
     # Lower precision against float64: bf16 has 8 bits (4e-3 a layer, in random directions), fp16 11 (5e-4).
     "bf16 logits": Bound(5e-2, "8 bits a layer"),
@@ -43,8 +43,8 @@ BOUNDS: dict[str, Bound] = {
     "fp16 loss": Bound(3e-3, "the logits' rounding through a logarithm"),
     "bf16 statistics": Bound(5e-2, "the activations' rounding"),
     "fp16 statistics": Bound(6e-3, "the activations' rounding"),
-    "bf16 angle": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
-    "fp16 angle": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
+    "bf16 direction": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
+    "fp16 direction": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "scaled gradient": Bound(1e-2, "a power of two is exact in fp16 but for what is below 6e-8 without it"),
     # An engine against itself, with sums in another order:
     "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),

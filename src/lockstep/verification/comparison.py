@@ -50,14 +50,18 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
     """Return a row for every quantity of an engine; `found` and `reference` are what workers left."""
     recipe, rate = workload.recipe, workload.large_rates[workload.telling_step]
     low, kind = _low_precision(recipe), _kind(recipe, full)
-    # These three follow from what the engine itself found, so that no rounding of a gradient hides them.
+    # These follow from what the engine itself found, so that no rounding of a gradient hides them.
     decay = {
         tensor.name: DECAY * (tensor.role in recipe.weight_decay_roles) * workload.state.tensors[tensor.name]
         for tensor in tensors(model_spec(recipe.model), recipe.logits)
         if tensor.is_trained
     }
-    momentum = {name: recipe.momentum * value for name, value in part(found, "gradient").items()}
+    left = recipe.momentum or 0.5
+    momentum = {name: left * value for name, value in part(found, "gradient").items()}
     update = {name: -rate * value for name, value in part(found, "velocity").items()}
+    images = len(workload.batches[0].labels)
+    classes = np.arange(images) % recipe.logits
+    counts = np.array([(classes < 1).sum(), (classes < 5).sum(), images, *classes[:-1], *[0] * (images - 1)])
 
     def row(quantity: str, bound: str, measure: str, expected: Arrays | None = None) -> Row:
         """Compare the arrays of a quantity, or the one array, with the reference's."""
@@ -70,18 +74,24 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
         off = max(largest(actual[name] - value) for name, value in expected.items())
         return Row(quantity, off, _MEASURES[measure](actual, expected), measure, limit.value, limit.why)
 
+    direction = f"{low} direction" if low else "direction"
+    sharp = DIRECTION if low else VALUE
     return [
         row("logits", f"{kind}logits", VALUE),
         row("evaluation", f"{kind}loss", VALUE),
         row("loss", f"{kind}loss", VALUE),
         row("statistics", f"{kind}statistics", VALUE),
-        row("gradient", f"{kind}angle" if low else f"{kind}gradient", DIRECTION if low else LENGTH),
-        row("steady gradient", f"{low} angle" if low else "steady gradient", DIRECTION if low else VALUE),
+        row("gradient", direction if low else "steady gradient", sharp),
+        row("two parts", direction if low else "steady gradient", sharp),
+        row("initial gradient", direction, DIRECTION),
+        row("weights", direction if low else "free run", sharp),
+        row("moving average", f"{kind}statistics", VALUE),
+        row("losses", f"{kind}loss", VALUE),
         row("decay", "decay", VALUE, decay),
         row("momentum", "momentum", VALUE, momentum),
         row("update", "move", VALUE, update),
-        row("weights", f"{low} angle" if low else "free run", DIRECTION if low else VALUE),
-        row("losses", f"{low} loss" if low else "losses", VALUE),
+        row("counts", "exact", VALUE, {"": counts}),
+        row("state", "exact", VALUE, {"": np.zeros_like(found.get("state", counts))}),
     ]
 
 

@@ -8,6 +8,17 @@ import numpy as np
 from lockstep.errors import UserError
 
 
+def check_path(path: Path) -> None:
+    """Raise `UserError` if no drawing can be written there, before anything is computed for it."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in kinds:
+        raise UserError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot draw {path}: there is no folder {path.parent}")
+
+
 def plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `lockstep.verify` into a file; its suffix says the format (png, svg, pdf)."""
     from matplotlib.figure import Figure
@@ -30,5 +41,5 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     try:
         figure.savefig(path, dpi=150)
-    except (ValueError, OSError) as error:
-        raise UserError(f"cannot draw {path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot draw {path}: {error.strerror}") from None

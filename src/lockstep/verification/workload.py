@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep import models
 from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.data.host import loader_of
@@ -32,12 +33,12 @@ class Workload:
 
     recipe: Recipe
     data: Path
+    initial: State
+    """The recipe's own."""
     state: State
-    """The recipe's initial one."""
-    steady: State
-    """Another, in which no rounding switches a ReLU; see `steadied`."""
+    """Another, in which nothing is 0 or 1 and no ReLU is near switching; see `varied`."""
     batches: list[Batch]
-    """One for every step; `batches[0]` is also what single steps and logits are computed on."""
+    """One for every step of the free run."""
     evaluation: list[Batch]
     """The last one is padded."""
 
@@ -74,6 +75,7 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
         lr_end=min(base.lr_end, PEAK_LR),
         warmup_start_lr=min(base.warmup_start_lr, PEAK_LR),
         global_batch_images=BATCH[full],
+        ema_decay=base.ema_decay or 0.99,
         **({} if full else {"image_size": 64, "eval_resize": 72, "eval_crop": 64}),
     )
     data = folder / "images"
@@ -81,24 +83,30 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
     training, validation = loaded(recipe, data)
-    state = initial_state(recipe)
-    return Workload(recipe, data, state, steadied(recipe, state), [b for _, b in training], [b for _, b in validation])
+    initial = initial_state(recipe.replace(ema_decay=0.0))
+    return Workload(recipe, data, initial, varied(recipe, initial), [b for _, b in training], [b for _, b in validation])
 
 
-def steadied(recipe: Recipe, state: State) -> State:
-    """Return a state whose ReLUs are far from switching: each passes all values of a channel or, of a third of the channels
-    within a block, none.
+def varied(recipe: Recipe, initial: State) -> State:
+    """Return a state with the kernels of `initial` in which everything else is drawn, so that nothing that is forgotten or
+    mixed up leaves no trace; and whose ReLUs are far from switching.
 
-    Where rounding decides the sign of a value before a ReLU, a gradient jumps; in a whole model it does so somewhere. Batch
-    norm biases four deviations from 0 leave few values there.
+    Where rounding decides the sign of a value before a ReLU, a gradient jumps; in a whole model it does so somewhere. With
+    batch norm biases six deviations from 0 a ReLU passes all values of a channel or, of a third of the channels within a
+    block, none.
     """
-    biases = {
-        f"{conv.bn_name}.bias": np.full(conv.outputs, 4, np.float32) for conv in convolutions(model_spec(recipe.model))
-    }
+    random = np.random.default_rng(0)
+    tensors = dict(initial.tensors)
+    for tensor in models.tensors(model_spec(recipe.model), recipe.logits):
+        if tensor.role in ("bn_scale", "bn_var"):
+            tensors[tensor.name] = random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
+        elif tensor.role in ("bn_mean", "fc_bias"):
+            tensors[tensor.name] = random.normal(0, 0.3, tensor.shape).astype(np.float32)
+    for conv in convolutions(model_spec(recipe.model)):
+        tensors[f"{conv.bn_name}.bias"] = 6 * tensors[f"{conv.bn_name}.weight"]
     for block in blocks(model_spec(recipe.model)):
-        biases[f"{block.convs[-2].bn_name}.bias"][::3] = -4
-    tensors = state.tensors | {name: bias * state.tensors[name.replace("bias", "weight")] for name, bias in biases.items()}
-    return State(state.step, tensors, state.momentum, dict(tensors) if state.ema else {})
+        tensors[f"{block.convs[-2].bn_name}.bias"][::3] *= -1
+    return State(0, tensors, initial.momentum)
 
 
 def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
@@ -115,8 +123,8 @@ def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], l
 def save(workload: Workload, folder: Path) -> None:
     """Write a workload for `load`."""
     (folder / "recipe.yaml").write_text(workload.recipe.to_yaml(), encoding="utf-8")
-    arrays = _joined("tensors", workload.state.tensors) | _joined("momentum", workload.state.momentum)
-    arrays |= _joined("ema", workload.state.ema) | _joined("steady", workload.steady.tensors)
+    arrays = _joined("initial", workload.initial.tensors) | _joined("varied", workload.state.tensors)
+    arrays |= _joined("momentum", workload.initial.momentum)
     for kind, batches in (("train", workload.batches), ("evaluate", workload.evaluation)):
         for i, batch in enumerate(batches):
             present = {field.name: getattr(batch, field.name) for field in fields(Batch)}
@@ -127,15 +135,13 @@ def save(workload: Workload, folder: Path) -> None:
 def load(folder: Path) -> Workload:
     """Return what `save` wrote."""
     arrays = load_arrays(folder / "workload.npz")
-    state = State(0, part(arrays, "tensors"), part(arrays, "momentum"), part(arrays, "ema"))
-    steady = part(arrays, "steady")
-    steady_state = State(0, steady, state.momentum, dict(steady) if state.ema else {})
+    initial, state = (State(0, part(arrays, name), part(arrays, "momentum")) for name in ("initial", "varied"))
     found: dict[str, list[Batch]] = {"train": [], "evaluate": []}
     for kind, batches in found.items():
         while batch := part(arrays, f"{kind}/{len(batches)}"):
             batches.append(Batch(**batch))
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    return Workload(recipe, folder / "images", state, steady_state, found["train"], found["evaluate"])
+    return Workload(recipe, folder / "images", initial, state, found["train"], found["evaluate"])
 
 
 def part(arrays: Arrays, name: str) -> Arrays:
