@@ -69,8 +69,8 @@ def test_a_run_handed_over_ends_where_float64_goes(
     end = handed_over(pair, recipe, begin, mixup=mixup, parts=parts)
     expected = oracle.train(recipe, begin, batches, RATES, parts).state
     assert end.step == expected.step == STEPS
-    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["weights"].value
-    assert distance(end.momentum, expected.momentum) < BOUNDS["weights"].value
+    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
+    assert distance(end.momentum, expected.momentum) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
     if recipe.ema_decay:
         assert distance(end.ema, expected.ema) < BOUNDS["statistics"].value
@@ -82,7 +82,7 @@ def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
     middle = oracle.train(tiny_recipe, begin, batches[:half], RATES).state
     without = replace(middle, momentum={name: np.zeros_like(value) for name, value in middle.momentum.items()})
     ends = [oracle.train(tiny_recipe, state, batches[half:], RATES).state for state in (middle, without)]
-    assert distance(moved(ends[1], begin), moved(ends[0], begin)) > 5 * BOUNDS["weights"].value
+    assert distance(moved(ends[1], begin), moved(ends[0], begin)) > 5 * BOUNDS["trajectory"].value
 
 
 def test_what_one_engine_reads_another_takes_over_to_the_last_bit(pair: Pair, tiny_recipe: Recipe) -> None:

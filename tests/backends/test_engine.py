@@ -279,6 +279,8 @@ RESUMED = {
     "dynamic fp16": FP16 | {"loss_scaling": "dynamic", "loss_scale_growth_steps": 3},
     "static fp16": FP16 | {"loss_scaling": "static"},
     "synchronised": {"batch_norm": "synchronised"},
+    "narrow resnet50": {"model": narrowed(MODELS["resnet50"])},
+    "narrow resnext101": {"model": narrowed(MODELS["resnext101-32x4d"])},
 }
 
 

@@ -140,8 +140,8 @@ def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, 
     engine.train(batches, 0)
     end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, parts, masks).state
     assert_masked(end, masks, but_only=False)
-    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["weights"].value
-    assert distance(end.ema, expected.ema) < BOUNDS["weights"].value
+    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert distance(end.ema, expected.ema) < BOUNDS["trajectory"].value
 
 
 @pytest.mark.parametrize("parts", [1, 2])

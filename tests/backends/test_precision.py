@@ -56,7 +56,7 @@ def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Rec
     engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {name: state.tensors[name] - np.float64(1e-4) * v for name, v in end.momentum.items()}
-    assert distance(parameters(end), expected) < BOUNDS["update"].value
+    assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
@@ -160,7 +160,7 @@ def test_the_moving_average_follows_the_formula(start: Start, tiny_recipe: Recip
     engine.train([random_batch(recipe)], step)
     end = engine.read()
     expected = {name: keep * state.ema[name] + (1 - keep) * value.astype(np.float64) for name, value in end.tensors.items()}
-    assert distance(end.ema, expected) < BOUNDS["update"].value
+    assert distance(end.ema, expected) < BOUNDS["operation"].value
 
 
 def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: Recipe) -> None:

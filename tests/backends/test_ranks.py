@@ -103,7 +103,7 @@ def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
 
 def test_synchronised_ranks_go_where_one_process_goes(ranks: list[Found], backend: Backend, world: World) -> None:
     one = carry_out(SCENARIOS["synchronised"], backend, world)
-    assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["weights"].value
+    assert distance(way(ranks[0]["synchronised"]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found], backend: Backend, world: World) -> None:
@@ -118,7 +118,7 @@ def test_ranks_are_as_many_parts_of_one_process(
 ) -> None:
     # But for running statistics, which one process moves once for every part.
     one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
-    assert distance(way(ranks[0][name]), way(one)) < BOUNDS["weights"].value
+    assert distance(way(ranks[0][name]), way(one)) < BOUNDS["trajectory"].value
 
 
 def test_an_interval_sums_over_the_ranks(ranks: list[Found], backend: Backend, world: World) -> None:
@@ -171,10 +171,10 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
 ) -> None:
     found = run_ranks(launched, pytestconfig.rootpath, tmp_path, ("compiled",))
     one = carry_out(SCENARIOS["compiled"], backend, world, compile="off", accumulation_steps=4)
-    assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["weights"].value
+    assert distance(way(found[0]["compiled"]), way(one)) < BOUNDS["trajectory"].value
     assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)
 
 
 def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
-    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * BOUNDS["weights"].value
+    assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * BOUNDS["trajectory"].value
     assert len(RATES) >= 4

@@ -104,7 +104,7 @@ def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: 
     engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {name: state.tensors[name] - np.float64(0.3) * v for name, v in end.momentum.items()}
-    assert distance(parameters(end), expected) < BOUNDS["update"].value
+    assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
 def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
@@ -175,7 +175,7 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     engine = start(recipe, state, accumulation_steps=parts)
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, parts).state
-    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["weights"].value
+    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
 
 
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
@@ -186,7 +186,7 @@ def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe:
     gradient = engine.read().momentum
     engine.train([batch], 1)
     velocity = engine.read().momentum
-    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["update"].value
+    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
 
 
 def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:

@@ -466,3 +466,14 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch, missing: 
         monkeypatch.setattr(sys, "platform", "darwin")
     host_memory.keep_freed_memory()
     assert not called
+
+
+@pytest.mark.parametrize(("given", "taken"), [(None, "2000"), ("7", "7")])
+def test_threads_of_a_framework_give_way_unless_told_otherwise(
+    given: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    backends.load("torch")
+    assert os.environ["GOMP_SPINCOUNT"] == taken
