@@ -194,7 +194,9 @@ def padded(batch: Batch, size: int) -> Batch:
 
 def in_order(scores: Scores) -> list[tuple[float, ...]]:
     rows = zip(scores.labels.tolist(), scores.ranks.tolist(), scores.predictions.tolist(), strict=True)
-    return [(*row, pytest.approx(loss, rel=1e-5)) for row, loss in zip(rows, scores.losses.tolist(), strict=True)]
+    return [
+        (*row, pytest.approx(loss, rel=BOUNDS["loss"].value)) for row, loss in zip(rows, scores.losses.tolist(), strict=True)
+    ]
 
 
 def test_padding_does_not_count(start: Start, tiny_recipe: Recipe) -> None:

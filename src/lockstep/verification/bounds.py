@@ -46,6 +46,7 @@ BOUNDS: dict[str, Bound] = {
     "bf16 direction": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "fp16 direction": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "scaled gradient": Bound(1e-2, "a power of two is exact in fp16 but for what is below 6e-8 without it"),
+    "pixels": Bound(3, "of 255: versions of libjpeg-turbo and OpenCV may round otherwise; the same ones do not differ"),
     # An engine against itself, with sums in another order:
     "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),
     "ranks": Bound(1e-5, "weights after 4 small steps"),

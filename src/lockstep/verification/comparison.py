@@ -124,8 +124,4 @@ def compare_loaders(found: Arrays, expected: Arrays) -> dict[str, Any]:
     pixels = [arrays["loader pixels"] for arrays in (found, expected)]
     alike = pixels[0].shape == pixels[1].shape
     off = int(np.abs(pixels[0].astype(np.int16) - pixels[1]).max()) if alike else 255
-    return same | {"largest_pixel_difference": off, "passed": all(same.values()) and off <= PIXEL_BOUND}
-
-
-PIXEL_BOUND = 3
-"""Of 255: two versions of libjpeg-turbo or OpenCV may round otherwise; the same ones give the same pixels."""
+    return same | {"largest_pixel_difference": off, "passed": all(same.values()) and off <= BOUNDS["pixels"].value}
