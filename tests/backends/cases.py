@@ -1,5 +1,6 @@
 """States and batches to test engines with, and what of their results is compared."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,9 +125,15 @@ def parameters(state: State) -> Arrays:
     return {name: value for name, value in state.tensors.items() if not oracle.is_statistic(name)}
 
 
-def bits(values: Arrays) -> dict[str, bytes]:
-    """Return what is equal only if every bit is; -0 differs from 0, and a NaN equals itself."""
-    return {name: value.tobytes() for name, value in values.items()}
+def bits(values: Arrays) -> str:
+    """Return what is equal only if every bit is; -0 differs from 0, and a NaN equals itself.
+
+    A digest: pytest explains how things differ, which takes it minutes for megabytes.
+    """
+    digest = hashlib.sha256()
+    for name, value in values.items():
+        digest.update(f"{name} {value.shape} {value.dtype}".encode() + value.tobytes())
+    return digest.hexdigest()
 
 
 def all_bits(state: State) -> tuple[object, ...]:
