@@ -143,7 +143,9 @@ def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: 
         velocities.append(engine.read().momentum)
     for name in parameters(state):
         expected = decay * state.tensors[name] if oracle.role(name) in roles else 0
-        np.testing.assert_allclose(velocities[1][name] - velocities[0][name], expected, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            velocities[1][name] - velocities[0][name], expected, atol=2 * BOUNDS["operation"].value, err_msg=name
+        )
 
 
 def test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes(start: Start, tiny_recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.verification.bounds import BOUNDS, angle, deviation, distance, largest
+from lockstep.verification.bounds import BOUNDS, angle, distance, largest
 
 
 def test_distance_is_relative_to_the_largest_value_of_a_tensor() -> None:
@@ -25,14 +25,8 @@ def test_what_should_be_nothing_is_nothing(value: float, expected: float) -> Non
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_no_number_is_within_no_bound(value: float) -> None:
     assert not distance(np.array([value, 1.0]), np.ones(2)) <= 1e30
-    assert not deviation({"": np.array([value, 1.0])}, {"": np.ones(2)}) <= 1e30
     assert not angle({"": np.array([value, 1.0])}, {"": np.ones(2)}) <= 1e30
     assert largest(np.array([value])) >= 1e300
-
-
-def test_deviation_takes_all_tensors_as_one_vector() -> None:
-    expected = {"a": np.array([3.0]), "b": np.array([4.0])}
-    assert deviation({"a": np.array([3.0]), "b": np.array([4.5])}, expected) == pytest.approx(0.1)
 
 
 def test_angle_is_one_minus_the_cosine() -> None:

@@ -70,12 +70,6 @@ def largest(difference: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
 
 
-def deviation(actual: Arrays, expected: Arrays) -> float:
-    """Return the length of the difference over the length of what is expected, all tensors taken as one vector."""
-    off = sum(float(np.square(actual[name].astype(np.float64) - value).sum()) for name, value in expected.items())
-    return float(np.nan_to_num(np.sqrt(off / sum(float(np.square(value).sum()) for value in expected.values())), nan=np.inf))
-
-
 def angle(actual: Arrays, expected: Arrays) -> float:
     """Return 1 - cosine between two sets of tensors, each taken as one vector."""
     a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))

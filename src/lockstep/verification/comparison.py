@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Recipe
-from lockstep.verification.bounds import BOUNDS, angle, deviation, distance, largest
+from lockstep.verification.bounds import BOUNDS, angle, distance, largest
 from lockstep.verification.workload import DECAY, Arrays, Workload, part
 
 
@@ -42,8 +42,8 @@ def finite(value: Any) -> Any:
 
 
 Measure = Callable[[Arrays, Arrays], float]
-VALUE, LENGTH, DIRECTION = "of the largest value", "of the length", "1 - cosine"
-_MEASURES: dict[str, Measure] = {VALUE: distance, LENGTH: deviation, DIRECTION: angle}
+VALUE, DIRECTION = "of the largest value", "1 - cosine"
+_MEASURES: dict[str, Measure] = {VALUE: distance, DIRECTION: angle}
 
 
 def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) -> list[Row]:
