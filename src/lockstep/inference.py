@@ -10,9 +10,10 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, State
-from lockstep.data.decode import check, decode, transform
+from lockstep.data.decode import check, decode_into
 from lockstep.data.host import loader_of
 from lockstep.data.index import open_index
+from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.errors import DataError
 from lockstep.initial import zero_momentum
 from lockstep.order import centre_plan, evaluation_plans
@@ -88,17 +89,16 @@ def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterat
 def _prepared(weights: Weights, path: Path) -> np.ndarray:
     try:
         data = path.read_bytes()
-        check(data)  # `decode` alone fills what a truncated file lacks with grey
-        image = decode(data)
+        size = check(data)  # decoding alone fills what a truncated file lacks with grey
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise DataError(f"{path} is not an image that can be read: {error}") from None
     recipe = weights.recipe
-    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([image.shape[:2]]))
+    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     out = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
-    transform(image, window, resized, offset, flip=False, antialias=recipe.antialias, out=out)
+    decode_into(data, size, window, resized, offset, flip=False, antialias=recipe.antialias, out=out)
     return out
 
 
@@ -120,7 +120,7 @@ def evaluate(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Return accuracy, loss and per-class counts on the images of `data/val` (or of `data` itself, if it has no `val`).
+    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has no such.
 
     Every image counts once. `precision` is another than the recipe's, such as "fp32". Works in several processes too
     (torchrun); every process calls this and gets the result.
@@ -132,13 +132,14 @@ def evaluate(
     """
     weights = open_weights(source, which=which, ema=ema).in_precision(precision)
     execution, recipe = execution or Execution(), weights.recipe
-    root = Path(data) / "val" if (Path(data) / "val").is_dir() else Path(data)
+    data = Path(data)
+    images = find_split(data, "val") if holds_split(data, "val") else find_source(data)
     world = backends.load(execution.backend).world(execution)
     recorder = Recorder(listener if world.rank == 0 else None)
     try:
-        index = open_index(root, classes=weights.classes or None, progress=recorder.progress("indexing"))
+        index = open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing"))
         if len(index.classes) > recipe.logits:
-            raise DataError(f"{root} has {len(index.classes)} classes, the model only {recipe.logits} logits")
+            raise DataError(f"{images.named} has {len(index.classes)} classes, the model only {recipe.logits} logits")
         total = math.ceil(len(index) / (batch_images * world.ranks))
         plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
         with (
@@ -150,7 +151,7 @@ def evaluate(
         world.close()
     return {
         "source": str(weights.source),
-        "data": str(root),
+        "data": images.named,
         **scores.counts().summary(),
         "quarantined": index.listed_quarantine(),
         "classes": index.classes,

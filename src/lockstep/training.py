@@ -20,6 +20,7 @@ from lockstep.backends import Engine, Handle, Interval, State, World
 from lockstep.data import Batch
 from lockstep.data.host import loader_of
 from lockstep.data.index import Index, open_index
+from lockstep.data.sources import find_split
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.metrics import Scores, Throughput
@@ -76,7 +77,10 @@ def train(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe on `data/train`, evaluate it on `data/val`, and return the report (`out/report.json`).
+    """Train a recipe on the training images of `data`, evaluate it on its validation images, and return the report.
+
+    `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
+    also in `out/report.json`.
 
     Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
@@ -110,7 +114,7 @@ def train(
 
 
 def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests) -> tuple[Index, Index]:
-    """Return the indexes of `data/train` and `data/val`.
+    """Return the indexes of a data set's training and validation images.
 
     Raises `DataError` if the recipe has too few logits for them, `Interrupted` if a stop is requested while they are built.
     """
@@ -125,8 +129,8 @@ def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests
 
         return advance
 
-    training = open_index(data / "train", progress=progress("indexing train"))
-    validation = open_index(data / "val", classes=training.classes, progress=progress("indexing val"))
+    training = open_index(find_split(data, "train"), progress=progress("indexing train"))
+    validation = open_index(find_split(data, "val"), classes=training.classes, progress=progress("indexing val"))
     if len(training.classes) > recipe.logits:
         count = len(training.classes)
         raise DataError(f"{data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
@@ -193,7 +197,7 @@ class Training:
             return initial_state(self.recipe), damaged
         if digest != self.data_digest:
             raise CheckpointError(
-                f"{self.out} was trained or evaluated on other images than are in {self.training.root.parent} now. "
+                f"{self.out} was trained or evaluated on other images than are in {self.training.source.named} now. "
                 "Restore them, or train into another --out."
             )
         return state, damaged

@@ -10,6 +10,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from lockstep.data.turbojpeg import Window, decode_window
+
 # One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
 cv2.setNumThreads(1)
 
@@ -81,9 +83,10 @@ def _pillow(data: bytes) -> np.ndarray:
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def transform(
-    image: np.ndarray,
-    window: tuple[int, int, int, int],
+def decode_into(
+    data: bytes,
+    size: tuple[int, int],
+    window: Window,
     resized: tuple[int, int],
     offset: tuple[int, int],
     *,
@@ -91,16 +94,24 @@ def transform(
     antialias: bool,
     out: np.ndarray,
 ) -> None:
-    """Cut `window` (top, left, height, width) out of an image, resize it, and write the square at `offset` to `out`.
+    """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
-    `image` is uint8 [height, width, 3], `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias`.
+    `size` is height and width of the image, `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias`. Only the window
+    is decoded where that gives the same pixels. Raises `ValueError` if the bytes are no image or one of another size.
     """
-    top, left, height, width = window
-    size = out.shape[0]
-    part = image[top : top + height, left : left + width]
+    part = decode_window(data, size, window) if data[:2] == b"\xff\xd8" else None
+    if part is None:
+        image = decode(data)
+        if image.shape[:2] != size:
+            raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
+        top, left, height, width = window
+        part = image[top : top + height, left : left + width]
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
     else:
         pixels = cv2.resize(part, (resized[1], resized[0]), interpolation=cv2.INTER_LINEAR)
-    pixels = pixels[offset[0] : offset[0] + size, offset[1] : offset[1] + size]
-    out[:] = pixels[:, ::-1] if flip else pixels
+    pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
+    if flip:
+        cv2.flip(pixels, 1, dst=out)  # ten times as fast as NumPy's reversed copy
+    else:
+        out[:] = pixels

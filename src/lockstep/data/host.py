@@ -9,7 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.decode import decode, transform
+from lockstep.data.decode import decode_into
 from lockstep.data.index import Index
 from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
@@ -25,7 +25,8 @@ class HostLoader:
     def __init__(self, index: Index, *, size: int, antialias: bool, threads: int = 0, ahead: int = 2) -> None:
         assert ahead >= 1
         self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
-        self._pool = ThreadPoolExecutor(threads or share_of_cores(), thread_name_prefix="lockstep-loader")
+        self._threads = threads or share_of_cores()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
     def __enter__(self) -> "HostLoader":
         return self
@@ -58,29 +59,33 @@ class HostLoader:
         images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
         padded = plan.samples < 0
         labels = np.where(padded, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
-        work = [self._pool.submit(self._load, plan, i, images[i]) for i in np.flatnonzero(~padded).tolist()]
+        to_load = np.flatnonzero(~padded).tolist()
+        # A task for each image would cost a tenth of its decoding; too few would leave threads idle at a batch's end.
+        each = max(len(to_load) // (4 * self._threads), 1)
+        tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
+        work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
         return Batch(images, labels, plan.coefficients, plan.partners), work
 
-    def _load(self, plan: BatchPlan, i: int, out: np.ndarray) -> None:
-        sample = int(plan.samples[i])
-        row = self._index.rows[sample]
-        try:
-            image = decode(self._index.read(sample))
-        except ValueError as error:
-            raise self._index.changed(sample, str(error)) from None
-        if image.shape[:2] != (row["height"], row["width"]):
-            raise self._index.changed(sample, f"it has {image.shape[1]} x {image.shape[0]} pixels")
-        top, left, height, width = plan.windows[i].tolist()
-        rows, columns = plan.resized[i].tolist()
-        transform(
-            image,
-            (top, left, height, width),
-            (rows, columns),
-            (int(plan.offsets[i, 0]), int(plan.offsets[i, 1])),
-            flip=bool(plan.flips[i]),
-            antialias=self._antialias,
-            out=out,
+    def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
+        samples, windows, resized, offsets, flips = (
+            column[some].tolist() for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
         )
+        sizes = self._index.rows[["height", "width"]][samples].tolist()
+        for at, i in enumerate(some):
+            data = self._index.read(samples[at])
+            try:
+                decode_into(
+                    data,
+                    sizes[at],
+                    tuple(windows[at]),
+                    tuple(resized[at]),
+                    tuple(offsets[at]),
+                    flip=flips[at],
+                    antialias=self._antialias,
+                    out=images[i],
+                )
+            except ValueError as error:
+                raise self._index.changed(samples[at], str(error)) from None
 
 
 def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> HostLoader:

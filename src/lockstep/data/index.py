@@ -1,7 +1,7 @@
-"""The index of a data set: for every good image its file, place, label and size; and the list of the bad ones.
+"""The index of a split: for every good image its place, label, size and name; and the list of the bad ones.
 
 Built once by decoding every image, kept beside the data (or in the user's cache, where the data is read-only) and mapped
-into memory. A row is 24 bytes and a file name its own length, whatever the number of images.
+into memory. It takes 32 bytes an image and its name, whatever the storage format.
 """
 
 import fcntl
@@ -12,50 +12,51 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.data.decode import check
+from lockstep.data.formats import Places
+from lockstep.data.formats.recordio import image_in_parts
+from lockstep.data.listing import CLASSES, ROW, Names, Progress, Quarantined, list_images
+from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.errors import DataError
 from lockstep.machine import cores
 
-VERSION = 1
-ROW = np.dtype(
-    [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
-)
-_ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<i8")}
+VERSION = 2
+CACHE = ".lockstep"
+QUARANTINE = "quarantine.json"
+"""Beside class folders or files: images to leave out, {"images": {"class/image" or "file@first byte": reason}}."""
+_ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<u4"), "times": np.dtype("<u4")}
 """The files of an index, one array each."""
-Progress = Callable[[int, int], None]
-"""Called with the images done and the images in all."""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """An image that cannot be used, and why."""
-
-    file: str
-    reason: str
+_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class Index:
-    """Every usable image under `root`, in a fixed order."""
+    """Every usable image of a source, in a fixed order."""
 
-    root: Path
+    source: Source
     rows: np.ndarray
-    """[images] of `ROW`: byte offset and length in the file, file number, label, height and width in pixels."""
-    names: np.ndarray
-    """uint8: the files' paths relative to `root`, one after the other, as the file system spells them."""
-    name_ends: np.ndarray
-    """int64 [files]: where each path ends in `names`."""
+    """[images] of `ROW`."""
+    names: Names
+    """Of every image: `class/file` relative to the source's root, or what the files keep; perhaps empty."""
+    times: np.ndarray
+    """uint32: in an image folder, when each file was last written, in microseconds modulo 2**32; otherwise empty."""
     classes: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
     digest: str
-    """SHA-256 of rows, names and classes: two runs with one digest see the same images."""
+    """SHA-256 of labels, lengths, sizes and classes: one for the same images in the same order, whatever holds them."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the source."""
+        return self.source.root
 
     @property
     def sizes(self) -> np.ndarray:
@@ -66,109 +67,138 @@ class Index:
         """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
         return [{"file": os.fsencode(bad.file).decode(errors="replace"), "reason": bad.reason} for bad in self.quarantined]
 
+    def name(self, sample: int) -> str:
+        """Return the name of a sample; empty if its format keeps none."""
+        return os.fsdecode(self.names[sample])
+
     def path(self, sample: int) -> Path:
         """Return the file that holds a sample."""
-        file = int(self.rows["file"][sample])
-        start = int(self.name_ends[file - 1]) if file else 0
-        return self.root / os.fsdecode(self.names[start : int(self.name_ends[file])].tobytes())
+        return _path(self.source, self.rows, self.names, sample)
+
+    def place(self, sample: int) -> str:
+        """Return how a quarantine names a sample: `class/image`, or `file@first byte`."""
+        return _place(self.source, self.rows, self.names, sample)
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
-        Raises `DataError` if the file is gone or no longer as long as it was.
+        Raises `DataError` if its file is gone, or is no longer the one that was indexed.
         """
-        row = self.rows[sample]
         try:
-            with self.path(sample).open("rb") as file:
-                file.seek(int(row["offset"]))
-                data = file.read()
+            if self.source.format != FOLDER:
+                return _from_places(self._places(int(self.rows["file"][sample])), self.rows[sample])
+            data, time = _file(self.path(sample))
         except OSError as error:
             raise self.changed(sample, str(error.strerror)) from None
-        if len(data) != row["length"]:
-            raise self.changed(sample, f"it has {len(data)} bytes instead of {row['length']}")
+        except ValueError as error:
+            raise self.changed(sample, str(error)) from None
+        if len(data) != self.rows["length"][sample]:
+            raise self.changed(sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}")
+        if time != self.times[sample]:
+            raise self.changed(sample, "it was written since")
         return data
+
+    @cached_property
+    def _places(self) -> Callable[[int], Places]:
+        # A data set may be in more files than a process may keep open.
+        return lru_cache(_OPEN_FILES)(lambda file: Places(self.source.root / self.source.files[file]))
 
     def changed(self, sample: int, how: str) -> DataError:
         """Return the error that says how a file differs from what was indexed, and what to do."""
+        name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         return DataError(
-            f"{self.path(sample)} is not the image that was indexed: {how}. "
-            f"Put it back, or delete {_cache_folder(self.root)} to index the images again."
+            f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. "
+            f"Put it back, or index the images again: lockstep data index {self.root}"
         )
 
 
-CACHE = ".lockstep"
+def _path(source: Source, rows: np.ndarray, names: Names, sample: int) -> Path:
+    if source.format == FOLDER:
+        return source.root / os.fsdecode(names[sample])
+    return source.root / source.files[int(rows["file"][sample])]
 
 
-def open_index(root: str | Path, *, classes: tuple[str, ...] | None = None, progress: Progress | None = None) -> Index:
-    """Return the index of an image folder `root/<class>/<image>`, building it if there is none or the folder changed.
+def _place(source: Source, rows: np.ndarray, names: Names, sample: int) -> str:
+    if source.format == FOLDER:
+        return os.fsdecode(names[sample])
+    offset = int(rows["offset"][sample])
+    return f"{source.files[int(rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
 
-    An image written over in place does not change its folder; `Index.read` and the loader refuse one of another length or
-    size. Labels are the positions of the class folders in `classes`, or in their own sorted list. Several processes may call
-    this at once; one builds, the others wait. Raises `DataError` if the folder is not laid out so, or a class holds no file.
+
+def _file(path: Path) -> tuple[bytes, int]:
+    """Return a file and when it was last written."""
+    with path.open("rb") as file:
+        return file.read(), _microseconds(os.fstat(file.fileno()))
+
+
+def _microseconds(status: os.stat_result) -> int:
+    return status.st_mtime_ns // 1000 % 2**32
+
+
+def _from_places(places: Places, row: np.void) -> bytes:
+    offset = int(row["offset"])
+    return places.read(offset, int(row["length"])) if offset >= 0 else image_in_parts(places, ~offset)
+
+
+def open_index(
+    where: str | Path | Source,
+    *,
+    classes: tuple[str, ...] | None = None,
+    progress: Progress | None = None,
+    anew: bool = False,
+) -> Index:
+    """Return the index of a source or of all images in a folder, building it if there is none or the images changed.
+
+    Noticed are files that came or went and, of files that hold many images, sizes and times; an image file written over in
+    place is refused when it is read. `anew` builds it in any case. Labels are the positions of the classes in `classes`, or
+    in the source's own list. Several processes may call this at once; one builds, the others wait. `progress` is called with
+    the images done and the images in all. Raises `DataError` if the images are not laid out as one of the formats asks.
     """
-    root = Path(root)
-    found = class_folders(root)
-    classes = _checked_classes(root, found, classes)
-    stamp = _stamp(root, found, classes)
-    cache = _cache_folder(root)
+    source = where if isinstance(where, Source) else find_source(Path(where))
+    stamp = _stamp(source, classes)
+    cache = _cache_folder(source)
     with _locked(cache / "lock"):
-        index = _load(root, cache, stamp)
+        index = None if anew else _load(source, cache, stamp)
         if index is None:
-            index = _build(root, found, classes, progress)
+            index = _build(source, classes, progress)
             _store(index, cache, stamp)
     return index
 
 
-def class_folders(root: Path) -> list[str]:
-    """Return the sorted names of the class folders.
-
-    Raises `DataError` if there are none, and says how to sort a flat folder of images.
-    """
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
-    with os.scandir(root) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted(entry.name for entry in visible if entry.is_dir())
-    if not folders:
-        files = sum(entry.is_file() for entry in visible)
-        found = f"{files} files and no folders" if files else "nothing"
-        raise DataError(
-            f"{root} holds {found}; expected one folder for each class with its images inside. "
-            "ImageNet's validation images must first be sorted into their classes."
-        )
-    return folders
-
-
-def _checked_classes(root: Path, found: list[str], classes: tuple[str, ...] | None) -> tuple[str, ...]:
-    if classes is None:
-        return tuple(found)
-    unknown = sorted(set(found) - set(classes))
-    if unknown:
-        raise DataError(f"{root} has class folders that training has not: {', '.join(unknown[:5])}")
-    return classes
-
-
-def _stamp(root: Path, found: list[str], classes: tuple[str, ...]) -> str:
+def _stamp(source: Source, classes: tuple[str, ...] | None) -> str:
     """Return a text that changes when an image is added, removed or renamed (a folder's own time changes with it)."""
-    times = [(name, (root / name).stat().st_mtime_ns) for name in found]
-    return hashlib.sha256(json.dumps([VERSION, times, classes]).encode()).hexdigest()
+    names = class_folders(source.root) if source.format == FOLDER else source.files
+    states = [(name, _state(source.root / name)) for name in names]
+    beside = [_contents(source.root / QUARANTINE)]
+    if source.format != FOLDER:
+        beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
+    return hashlib.sha256(json.dumps([VERSION, states, beside, classes]).encode()).hexdigest()
 
 
-def _cache_folder(root: Path) -> Path:
-    beside = root / CACHE
+def _state(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_mtime_ns, 0 if path.is_dir() else status.st_size]
+
+
+def _contents(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _cache_folder(source: Source) -> Path:
+    beside = source.root / CACHE / source.split
     try:
-        beside.mkdir(exist_ok=True)
+        beside.mkdir(exist_ok=True, parents=True)
         if os.access(beside, os.W_OK):
             return beside
     except OSError:  # a read-only data set
         pass
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "lockstep" / hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    folder = home / "lockstep" / hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16] / source.split
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the index of {root} can be written neither to {beside} nor to {folder}: {error.strerror}. "
+            f"the index of {source.root} can be written neither to {beside} nor to {folder}: {error.strerror}. "
             "Set XDG_CACHE_HOME to a folder for it."
         ) from None
     return folder
@@ -181,36 +211,52 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(root: Path, found: list[str], classes: tuple[str, ...], progress: Progress | None) -> Index:
-    label_of = {name: label for label, name in enumerate(classes)}
-    files, labels = [], []
-    for name in found:
-        for file in _files(root / name):
-            files.append(f"{name}/{file}")
-            labels.append(label_of[name])
-    rows, bad = _inspected(root, files, progress)
-    rows["label"] = labels
-    good = np.array([i for i in range(len(files)) if i not in bad], np.int64)
+def quarantine_of(source: Source) -> dict[str, str]:
+    """Return the images that the quarantine beside a source leaves out, and why. Raises `DataError` if it is no list."""
+    path = source.root / QUARANTINE
+    if not path.is_file():
+        return {}
+    try:
+        images = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))["images"]
+        return {str(place): str(reason) for place, reason in images.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f'{path} is no quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
+
+
+def _build(source: Source, classes: tuple[str, ...] | None, progress: Progress | None) -> Index:
+    listing = list_images(source, classes)
+    rows, names = listing.rows, listing.names
+    times, bad = _inspected(source, rows, names, progress)
+    if left_out := quarantine_of(source):
+        places = (_place(source, rows, names, i) for i in range(len(rows)))
+        bad |= {i: f"left out by {QUARANTINE}: {left_out[place]}" for i, place in enumerate(places) if place in left_out}
+    good = np.array([i for i in range(len(rows)) if i not in bad], np.int64)
     if not len(good):
-        raise DataError(f"{root}: none of {len(files)} files is an image that can be read")
+        raise DataError(f"{source.named}: none of {len(rows) or 'its'} images can be read")
+    quarantined = tuple(Quarantined(_place(source, rows, names, i), bad[i]) for i in sorted(bad))
+    names = Names.of(names[i] for i in good.tolist())
+    times = times[good] if len(times) else times
     rows = rows[good]
-    rows["file"] = np.arange(len(good))
-    encoded = [os.fsencode(files[i]) for i in good]
-    quarantined = tuple(Quarantined(files[i], bad[i]) for i in sorted(bad))
-    names = np.frombuffer(b"".join(encoded), np.uint8)
-    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    return Index(root, rows, names, ends, classes, quarantined, _digest(rows, names, ends, classes))
+    digest = _digest(rows, listing.classes)
+    return Index(source, rows, names, times, listing.classes, (*quarantined, *listing.damaged), digest)
 
 
-def _inspected(root: Path, files: list[str], progress: Progress | None) -> tuple[np.ndarray, dict[int, str]]:
-    """Decode all files; return rows of `ROW` with length, height and width, and why bad files are bad."""
-    rows = np.zeros(len(files), ROW)
+def _inspected(
+    source: Source, rows: np.ndarray, names: Names, progress: Progress | None
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Decode all images and fill in height, width and length; return times, and why bad images are bad."""
+    times = np.zeros(len(rows) if source.format == FOLDER else 0, np.uint32)
+    files = lru_cache(_OPEN_FILES)(Places)
     bad: dict[int, str] = {}
 
     def inspect(some: range) -> int:
         for i in some:
             try:
-                data = (root / files[i]).read_bytes()
+                path = _path(source, rows, names, i)
+                if source.format == FOLDER:
+                    data, times[i] = _file(path)
+                else:
+                    data = _from_places(files(path), rows[i])
                 height, width = check(data)
                 if max(height, width) > np.iinfo(np.uint16).max:
                     raise ValueError(f"{width} x {height} pixels are too many")
@@ -223,42 +269,43 @@ def _inspected(root: Path, files: list[str], progress: Progress | None) -> tuple
         return some.stop
 
     # A task for each image would take 2 GB for ImageNet.
-    tasks = [range(first, min(first + 64, len(files))) for first in range(0, len(files), 64)]
+    tasks = [range(first, min(first + 64, len(rows))) for first in range(0, len(rows), 64)]
     # Closed before the pool: an interruption does not wait for the tasks that have not begun.
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
             if progress is not None:
-                progress(done, len(files))
-    return rows, bad
+                progress(done, len(rows))
+    return times, bad
 
 
-def _files(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted(entry.name for entry in visible if entry.is_dir())
-    if folders:
-        raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
-    if not visible:
-        raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
-    return sorted(entry.name for entry in visible)
+def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(json.dumps(classes).encode())
+    for column in ("label", "length", "height", "width"):
+        digest.update(np.ascontiguousarray(rows[column]).data)
+    return digest.hexdigest()
 
 
-def _digest(rows: np.ndarray, names: np.ndarray, ends: np.ndarray, classes: tuple[str, ...]) -> str:
+def _arrays(index: Index) -> dict[str, np.ndarray]:
+    return {"rows": index.rows, "names": index.names.text, "name_ends": index.names.ends, "times": index.times}
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
-    for array in (rows, names, ends):
+    for array in arrays.values():
         digest.update(array.data)
-    digest.update(json.dumps(classes).encode())
     return digest.hexdigest()
 
 
 def _store(index: Index, cache: Path, stamp: str) -> None:
-    for name, dtype in _ARRAYS.items():
+    arrays = {name: np.ascontiguousarray(array, _ARRAYS[name]) for name, array in _arrays(index).items()}
+    for name, array in arrays.items():
         temporary = cache / f"{name}.tmp"
-        getattr(index, name).astype(dtype).tofile(temporary)
+        array.tofile(temporary)
         temporary.replace(cache / name)
     about = {
         "stamp": stamp,
         "digest": index.digest,
+        "checksum": _checksum(arrays),
         "classes": index.classes,
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
     }
@@ -267,17 +314,22 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
     temporary.replace(cache / "index.json")
 
 
-def _load(root: Path, cache: Path, stamp: str) -> Index | None:
+def _load(source: Source, cache: Path, stamp: str) -> Index | None:
     try:
         about = json.loads((cache / "index.json").read_text(encoding="utf-8"))
         if about["stamp"] != stamp:
             return None
-        rows, names, ends = (np.memmap(cache / name, dtype, "r") for name, dtype in _ARRAYS.items())
-        classes = tuple(about["classes"])
+        arrays = {name: _mapped(cache / name, dtype) for name, dtype in _ARRAYS.items()}
         # Files that a killed process or a full disk left behind do not fit together.
-        if _digest(rows, names, ends, classes) != about["digest"]:
+        if _checksum(arrays) != about["checksum"]:
             return None
+        quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
+        names, classes = Names(arrays["names"], arrays["name_ends"]), tuple(about["classes"])
+        return Index(source, arrays["rows"], names, arrays["times"], classes, quarantined, about["digest"])
     except (OSError, ValueError, KeyError):
         return None
-    quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
-    return Index(root, rows, names, ends, classes, quarantined, about["digest"])
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    # Nothing cannot be mapped.
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)

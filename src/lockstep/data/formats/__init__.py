@@ -1,0 +1,128 @@
+"""Storage formats that hold many images in a file: where each stands, and how they are written. No framework is needed.
+
+Every module has `stored`, which lists the images of a file without decoding them, and `Writer`. Damage is listed too: what
+was read around it is right, and nothing behind it is lost as long as a next record can be found.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+NO_LABEL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An image as a file holds it."""
+
+    offset: int
+    """Of its first byte; of its record, if it stands there in several parts."""
+    length: int
+    """In bytes."""
+    label: int
+    """Counted from 0, or `NO_LABEL` where `class_name` alone says it."""
+    name: str = ""
+    """A path or key, if the format keeps one."""
+    class_name: str = ""
+    number: int = -1
+    """Its place in the order the data set was listed in, if the format keeps one."""
+    in_parts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes `begin` to `end` of a file that hold no usable image, and why."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An image to be written."""
+
+    number: int
+    """Its place in the data set, from 0."""
+    name: str
+    """`class/file`."""
+    label: int
+    class_name: str
+    data: bytes
+    """The encoded image."""
+    height: int
+    width: int
+
+
+class Places:
+    """A file that is read by place, from several threads at once; closed when it is forgotten."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes. Raises `ValueError` if the file ends before."""
+        data = os.pread(self._descriptor, length, offset)
+        while len(data) < length:  # Linux reads 2 GiB at most, and network file systems less
+            more = os.pread(self._descriptor, length - len(data), offset + len(data))
+            if not more:
+                raise ValueError(f"the file ends at byte {offset + len(data)}, expected {length} bytes from {offset}")
+            data += more
+        return data
+
+
+class Appended:
+    """A file of whole records, written as `<name>.partial` until it is finished; a context manager.
+
+    What a killed process left of a last record is cut off; those before it stay.
+    """
+
+    def __init__(self, path: Path, end: int) -> None:
+        self.path = path
+        partial = _partial(path)
+        self._file = partial.open("r+b" if partial.exists() else "xb")
+        self._file.truncate(end)
+        self._file.seek(end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def finish(self) -> None:
+        """Bring the file to the disk and give it its name."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        _partial(self.path).replace(self.path)
+
+
+def begun(path: Path) -> Path | None:
+    """Return the file that an interrupted writer left, if there is one."""
+    partial = _partial(path)
+    return partial if partial.exists() else None
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[TextIO]:
+    """Give a text file that appears under its name when it is complete."""
+    partial = _partial(path)
+    with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        yield file
+    partial.replace(path)

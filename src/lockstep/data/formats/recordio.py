@@ -1,0 +1,290 @@
+"""RecordIO, MXNet's format: records one after the other in `.rec`, their places in `.idx`, their sources in `.lst`.
+
+Written by hand because its only library is the framework that is retired. A record as dmlc-core's recordio.cc frames it, in
+little endian:
+
+    magic 0xced7230a | flag << 29 | length, 4 bytes each | payload | zeros up to a multiple of 4
+
+A payload that holds the magic number at a multiple of 4 is split there and the number left out: the parts have flags 1 (the
+first), 2 (those between) and 3 (the last); an undivided record has 0. The payload of an image is `Header` and its file.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.formats import Appended, Damage, Places, Sample, Stored, atomically, begun
+
+MAGIC = 0xCED7230A
+MOST_BYTES = 2**29 - 1
+"""Of a part: its length has 29 bits."""
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_FRAME = struct.Struct("<II")
+_HEADER = struct.Struct("<IfQQ")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_SEARCHED_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands in front of an image: `IRHeader` of MXNet."""
+
+    labels: tuple[float, ...]
+    """One or more. More than one are written behind the header, which counts them; MXNet calls the count its flag."""
+    number: int
+    second_number: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record's place in a file."""
+
+    offset: int
+    """Where its first frame begins."""
+    spans: tuple[tuple[int, int], ...]
+    """Begin and end of every part of its payload."""
+    end: int
+    """Where the next record begins."""
+
+
+def framed(payload: bytes) -> list[bytes]:
+    """Return a record as it stands in a file, in pieces. Raises `ValueError` if it is too long."""
+    cuts = _aligned_magic(payload)
+    begins, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)]
+    pieces = []
+    for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        flag = _WHOLE if not cuts else _FIRST if i == 0 else _LAST if i == len(cuts) else _MIDDLE
+        if end - begin > MOST_BYTES:
+            raise ValueError(f"a record of {len(payload)} bytes; a part can have no more than {MOST_BYTES}")
+        part = payload[begin:end] if cuts else payload
+        pieces += [_FRAME.pack(MAGIC, flag << 29 | (end - begin)), part, bytes(-(end - begin) % 4)]
+    return pieces
+
+
+def _aligned_magic(data: bytes) -> list[int]:
+    """Return every multiple of 4 at which the magic number stands."""
+    found, at = [], data.find(_MAGIC_BYTES)
+    while at >= 0:
+        if at % 4 == 0:
+            found.append(at)
+        # The number cannot overlap itself.
+        at = data.find(_MAGIC_BYTES, at + 4 if at % 4 == 0 else at + 1)
+    return found
+
+
+def record_at(file: Places, offset: int) -> Record:
+    """Return the record that begins at an offset. Raises `ValueError` that says what is wrong and where."""
+    spans: list[tuple[int, int]] = []
+    at = offset
+    while True:
+        if at + _FRAME.size > file.size:
+            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+        magic, word = _FRAME.unpack(file.read(at, _FRAME.size))
+        if magic != MAGIC:
+            raise ValueError(f"no record begins at byte {at}: expected {MAGIC:#x}, found {magic:#x}")
+        flag, length = word >> 29, word & MOST_BYTES
+        expected = (_WHOLE, _FIRST) if not spans else (_MIDDLE, _LAST)
+        if flag not in expected:
+            raise ValueError(f"the part at byte {at} has flag {flag}, expected {expected[0]} or {expected[1]}")
+        begin = at + _FRAME.size
+        if begin + length > file.size:
+            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+        spans.append((begin, begin + length))
+        at = begin + length + -length % 4
+        if flag in (_WHOLE, _LAST):
+            return Record(offset, tuple(spans), min(at, file.size))
+
+
+def records(file: Places) -> Iterator[Record | Damage]:
+    """Yield every record of a file in order, and the damage between them.
+
+    A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
+    it or be missing. Those behind it are found wherever they stand now.
+    """
+    offset, before = 0, None
+    while offset < file.size:
+        try:
+            record = record_at(file, offset)
+        except ValueError as error:
+            begin = offset
+            if before is not None:
+                if _begins(file, offset):
+                    yield before
+                else:
+                    begin = before.offset
+            offset, before = _next_record(file, begin), None
+            yield Damage(begin, offset, str(error))
+            continue
+        if before is not None:
+            yield before
+        before, offset = record, record.end
+    if before is not None:
+        yield before
+
+
+def _begins(file: Places, offset: int) -> bool:
+    """Tell whether a record begins here, be it a damaged one or the torn end of a file."""
+    front = file.read(offset, min(_FRAME.size, file.size - offset))
+    if len(front) < _FRAME.size:
+        return _MAGIC_BYTES.startswith(front[:4])
+    magic, word = _FRAME.unpack(front)
+    return magic == MAGIC and word >> 29 not in (_MIDDLE, _LAST)
+
+
+def _next_record(file: Places, offset: int) -> int:
+    """Return where the first sound record behind an offset begins, or the end of the file.
+
+    It need not be a multiple of 4 away: bytes may be missing.
+    """
+    start = offset + 1
+    while start < file.size:
+        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+        found = chunk.find(_MAGIC_BYTES)
+        while found >= 0:
+            if _sound(file, start + found):
+                return start + found
+            found = chunk.find(_MAGIC_BYTES, found + 1)
+        start += max(len(chunk) - len(_MAGIC_BYTES) + 1, 1)
+    return file.size
+
+
+def _sound(file: Places, offset: int) -> bool:
+    """Tell whether a record begins here and another behind it."""
+    try:
+        return _begins(file, record_at(file, offset).end)
+    except ValueError:
+        return False
+
+
+def payload_of(file: Places, record: Record) -> bytes:
+    """Return a record's payload, the magic numbers it was split at in their places.
+
+    Raises `ValueError` if it should have been split elsewhere too: then a length in it is wrong.
+    """
+    parts = [file.read(begin, end - begin) for begin, end in record.spans]
+    for (begin, _), part in zip(record.spans, parts, strict=True):
+        if inside := _aligned_magic(part):
+            raise ValueError(f"a part begins at byte {begin + inside[0]}, within that at byte {begin - _FRAME.size}")
+    return _MAGIC_BYTES.join(parts)
+
+
+def packed(header: Header, image: bytes) -> bytes:
+    """Return the payload of an image."""
+    if len(header.labels) == 1:
+        return _HEADER.pack(0, header.labels[0], header.number, header.second_number) + image
+    labels = np.asarray(header.labels, "<f4").tobytes()
+    return _HEADER.pack(len(header.labels), 0.0, header.number, header.second_number) + labels + image
+
+
+def unpacked(payload: bytes) -> tuple[Header, int]:
+    """Return the header of an image's payload, and where the image begins. Raises `ValueError` if it is too short."""
+    if len(payload) < _HEADER.size:
+        raise ValueError(f"a record of {len(payload)} bytes has no room for a header of {_HEADER.size}")
+    count, label, number, second = _HEADER.unpack_from(payload)
+    begin = _HEADER.size + 4 * count
+    if len(payload) < begin:
+        raise ValueError(f"a record of {len(payload)} bytes has no room for {count} labels")
+    labels = tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist()) if count else (label,)
+    return Header(labels, number, second), begin
+
+
+def stored(path: Path) -> Iterator[Stored | Damage]:
+    """Yield the images of a `.rec` file in its order, read without an `.idx`. Of several labels the first one counts.
+
+    Their names come from the `.lst` beside it, where there is one: a line for each record, `number <tab> labels <tab> path`.
+    """
+    file, names = Places(path), _names(path.with_suffix(".lst"))
+    for record in records(file):
+        if isinstance(record, Damage):
+            yield record
+            continue
+        try:
+            yield _stored(file, record, names)
+        except ValueError as error:
+            yield Damage(record.offset, record.end, f"the record at byte {record.offset}: {error}")
+
+
+def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
+    length = sum(end - begin for begin, end in record.spans) + 4 * (len(record.spans) - 1)
+    begin, end = record.spans[0]
+    in_parts = len(record.spans) > 1
+    first = payload_of(file, record) if in_parts else file.read(begin, min(end - begin, _HEADER.size))
+    count = _HEADER.unpack_from(first)[0] if len(first) >= _HEADER.size else 0
+    if count and not in_parts:
+        first = file.read(begin, min(end - begin, _HEADER.size + 4 * count))
+    header, image = unpacked(first)
+    label = header.labels[0]
+    if not label.is_integer() or label < 0:
+        raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
+    offset = record.offset if in_parts else begin + image
+    number = header.number if header.number < 2**63 else -1
+    return Stored(offset, length - image, int(label), names.get(header.number, ""), number=number, in_parts=in_parts)
+
+
+def _names(path: Path) -> dict[int, str]:
+    if not path.exists():
+        return {}
+    # Not splitlines: to it, more characters end a line than may stand in no name.
+    columns = (line.split("\t") for line in path.read_text("utf-8", "surrogateescape").split("\n"))
+    return {int(fields[0]): fields[-1] for fields in columns if len(fields) > 2 and fields[0].isdecimal()}
+
+
+def image_in_parts(file: Places, offset: int) -> bytes:
+    """Return the image of a record that stands in several parts. Raises `ValueError` if it no longer does."""
+    payload = payload_of(file, record_at(file, offset))
+    return payload[unpacked(payload)[1] :]
+
+
+def read_index(path: Path) -> list[tuple[int, int]]:
+    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line that says neither."""
+    places = []
+    for row, line in enumerate(path.read_text("ascii", "replace").splitlines(), 1):
+        number, tab, offset = line.partition("\t")
+        if not (tab and number.isdigit() and offset.strip().isdigit()):
+            raise ValueError(f"line {row} of {path.name} is {line[:60]!r}; expected a number, a tab and an offset")
+        places.append((int(number), int(offset)))
+    return places
+
+
+class Writer(Appended):
+    """Writes `.rec`, and `.idx` and `.lst` beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self._offsets = array("q")
+        end = 0
+        for record in _whole(begun(path)):
+            self._offsets.append(record.offset)
+            end = record.end + -record.end % 4  # of the last record, the zeros behind it may be missing
+        self._end = end
+        super().__init__(path, end)
+
+    @property
+    def written(self) -> int:
+        """Whole samples in the file."""
+        return len(self._offsets)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample. Raises `ValueError` if it is too long for a record."""
+        pieces = framed(packed(Header((float(sample.label),), sample.number), sample.data))
+        self._file.writelines(pieces)
+        self._offsets.append(self._end)
+        self._end += sum(map(len, pieces))
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does."""
+        with atomically(self.path.with_suffix(".idx")) as places, atomically(self.path.with_suffix(".lst")) as names:
+            for (number, label, name), offset in zip(rows, self._offsets, strict=True):
+                places.write(f"{number}\t{offset}\n")
+                names.write(f"{number}\t{label:f}\t{name}\n")
+
+
+def _whole(path: Path | None) -> Iterator[Record]:
+    """Yield the records of a file up to the first damage."""
+    for record in records(Places(path)) if path is not None else ():
+        if isinstance(record, Damage):
+            return
+        yield record

@@ -1,0 +1,239 @@
+"""TFRecord files of `Example` messages, as NVIDIA's and TensorFlow's ImageNet scripts write them.
+
+A record, in little endian: length in 8 bytes | masked CRC-32C of those | payload | masked CRC-32C of it, 4 bytes each. The
+payload is a protocol buffer, tensorflow.Example: a map from keys to lists of bytes, floats or integers.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import DecodeError
+
+from lockstep.data.formats import Appended, Damage, Places, Sample, Stored, atomically, begun
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_FRONT = _LENGTH.size + _CRC.size
+_SEARCHED_BYTES = 2**20
+_EXAMPLE = """
+name: "lockstep/example.proto" package: "lockstep" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: "BytesList" label: LABEL_OPTIONAL oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: "FloatList" label: LABEL_OPTIONAL oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: "Int64List" label: LABEL_OPTIONAL oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: "Feature" label: LABEL_OPTIONAL }
+    options { map_entry: true }
+  }
+  field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: "Features.FeatureEntry" label: LABEL_REPEATED }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" label: LABEL_OPTIONAL }
+}
+"""
+"""example.proto and feature.proto of TensorFlow."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Under which keys a writer keeps what."""
+
+    image: str
+    label: str
+    first_label: int
+    name: str
+    class_name: str
+
+
+KNOWN_KEYS = (
+    Keys("image/encoded", "image/class/label", 1, "image/filename", "image/class/synset"),
+    Keys("image", "label", 0, "file_name", ""),
+)
+"""Of NVIDIA's and TensorFlow's scripts, where 0 is the background; of TensorFlow Datasets."""
+
+
+@cache
+def _example() -> Any:
+    file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("lockstep.Example"))
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the checksum as TFRecord keeps it: turned by 15 bits and moved, so that checksums of checksums differ."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def framed(payload: bytes) -> list[bytes]:
+    """Return a record as it stands in a file, in pieces."""
+    length = _LENGTH.pack(len(payload))
+    return [length + _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))]
+
+
+def length_at(file: Places, offset: int) -> int:
+    """Return the length of the payload of the record at an offset. Raises `ValueError` that says what is wrong."""
+    if offset + _FRONT > file.size:
+        raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+    front = file.read(offset, _FRONT)
+    (length,), (crc,) = _LENGTH.unpack_from(front), _CRC.unpack_from(front, _LENGTH.size)
+    if masked_crc(front[: _LENGTH.size]) != crc:
+        raise ValueError(f"no record begins at byte {offset}: the checksum of its length is wrong")
+    if offset + _FRONT + length + _CRC.size > file.size:
+        raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+    return int(length)
+
+
+def payload_at(file: Places, offset: int) -> bytes:
+    """Return the payload of the record at an offset. Raises `ValueError` that says what is wrong."""
+    length = length_at(file, offset)
+    data = file.read(offset + _FRONT, length + _CRC.size)
+    payload = data[:length]
+    if masked_crc(payload) != _CRC.unpack_from(data, length)[0]:
+        raise ValueError(f"the checksum of the record at byte {offset} is wrong")
+    return payload
+
+
+def records(file: Places) -> Iterator[tuple[int, int] | Damage]:
+    """Yield offset and payload's length of every record whose checksums are right, and the damage between them."""
+    for record in _payloads(file):
+        yield record if isinstance(record, Damage) else (record[0], len(record[1]))
+
+
+def _payloads(file: Places) -> Iterator[tuple[int, bytes] | Damage]:
+    """Yield offset and payload of every record, and the damage between them."""
+    offset = 0
+    while offset < file.size:
+        try:
+            payload = payload_at(file, offset)
+        except ValueError as error:
+            # Even if the length is right the next record may stand before its end: bytes may be missing.
+            end = _next_record(file, offset + 1)
+            yield Damage(offset, end, str(error))
+            offset = end
+            continue
+        yield offset, payload
+        offset += _FRONT + len(payload) + _CRC.size
+
+
+def _next_record(file: Places, start: int) -> int:
+    """Return where the next length with a right checksum stands, or the end of the file."""
+    while start + _FRONT <= file.size:
+        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+        data = np.frombuffer(chunk, np.uint8)
+        # The upper half of a length is 0, and zeros have another checksum than 0: few places need a closer look.
+        zero, places = data == 0, len(data) - _FRONT + 1
+        upper = np.logical_and.reduce([zero[i : places + i] for i in range(4, 8)])
+        rest = np.logical_and.reduce([zero[i : places + i] for i in (0, 1, 2, 3, 8, 9, 10, 11)])
+        for i in np.flatnonzero(upper & ~rest).tolist():
+            try:
+                length_at(file, start + i)
+            except ValueError:
+                continue
+            return int(start + i)
+        start += places
+    return file.size
+
+
+def stored(path: Path) -> Iterator[Stored | Damage]:
+    """Yield the images of a file in its order."""
+    for record in _payloads(Places(path)):
+        if isinstance(record, Damage):
+            yield record
+            continue
+        offset, payload = record
+        try:
+            yield _stored(payload, offset + _FRONT)
+        except ValueError as error:
+            yield Damage(offset, offset + _FRONT + len(payload) + _CRC.size, f"the record at byte {offset}: {error}")
+
+
+def _stored(payload: bytes, offset: int) -> Stored:
+    try:
+        features = _example().FromString(payload).features.feature
+    except DecodeError:
+        raise ValueError("it is no Example message") from None
+    keys = next((keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None)
+    if keys is None:
+        found, known = ", ".join(sorted(features)) or "none", " or ".join(f"{k.image} and {k.label}" for k in KNOWN_KEYS)
+        raise ValueError(f"it has not the keys {known}, but {found}")
+    images, labels = features[keys.image].bytes_list.value, features[keys.label].int64_list.value
+    if len(images) != 1 or len(labels) != 1:
+        raise ValueError(f"it has {len(images)} images and {len(labels)} labels; expected one of each")
+    label = labels[0] - keys.first_label
+    if label < 0:
+        raise ValueError(f"its label is {labels[0]}; expected a class, counted from {keys.first_label}")
+    # Whatever stands there is the image, byte for byte: it was searched for.
+    begin = payload.find(images[0])
+    return Stored(offset + begin, len(images[0]), label, _text(features, keys.name), _text(features, keys.class_name))
+
+
+def _text(features: Any, key: str) -> str:
+    values: Any = features[key].bytes_list.value if key in features else ()
+    return values[0].decode("utf-8", "surrogateescape") if len(values) else ""
+
+
+def example(sample: Sample) -> bytes:
+    """Return the message of a sample, with the keys and the first label of NVIDIA's scripts."""
+    message = _example()()
+    texts = {"colorspace": "RGB", "format": "JPEG", "filename": sample.name, "class/synset": sample.class_name}
+    numbers = {"height": sample.height, "width": sample.width, "channels": 3, "class/label": sample.label + 1}
+    feature = message.features.feature
+    for key, text in (texts | {"class/text": sample.class_name}).items():
+        feature[f"image/{key}"].bytes_list.value.append(text.encode("utf-8", "surrogateescape"))
+    for key, number in numbers.items():
+        feature[f"image/{key}"].int64_list.value.append(number)
+    feature["image/encoded"].bytes_list.value.append(sample.data)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+class Writer(Appended):
+    """Writes a file of examples, and `idx/<name>` for DALI: offset and size of every record."""
+
+    def __init__(self, path: Path) -> None:
+        self._offsets = array("q", [0])
+        partial = begun(path)
+        for record in records(Places(partial)) if partial is not None else ():
+            if isinstance(record, Damage):
+                break
+            self._offsets.append(record[0] + _FRONT + record[1] + _CRC.size)
+        super().__init__(path, self._offsets[-1])
+
+    @property
+    def written(self) -> int:
+        """Whole samples in the file."""
+        return len(self._offsets) - 1
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        pieces = framed(example(sample))
+        self._file.writelines(pieces)
+        self._offsets.append(self._offsets[-1] + sum(map(len, pieces)))
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """Write DALI's index."""
+        folder = self.path.parent / "idx"
+        folder.mkdir(exist_ok=True)
+        with atomically(folder / self.path.name) as places:
+            for _, begin, end in zip(rows, self._offsets, self._offsets[1:], strict=False):
+                places.write(f"{begin} {end - begin}\n")

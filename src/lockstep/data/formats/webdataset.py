@@ -1,0 +1,239 @@
+"""WebDataset: tar files in which the members of a sample follow each other and share a key, the name up to its first dot.
+
+`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. An image without a number takes the
+folder in its name as its class, as in a tar of an image folder.
+"""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.data.formats import NO_LABEL, Appended, Damage, Places, Sample, Stored, begun
+
+_BLOCK = tarfile.BLOCKSIZE
+_KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
+_IMAGES = ("jpg", "jpeg", "png", "bmp", "gif", "ppm", "tif", "tiff", "webp")
+_ABOUT = ("cls", "json")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+_MAGIC, _MAGIC_AT = b"ustar", 257
+"""In a header, and where."""
+_SEARCHED_BYTES = 2**20
+
+
+def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
+    """Yield the members of a tar and the damage between them. Raises `ValueError` if it is compressed.
+
+    Only headers have checksums. But they stand multiples of 512 bytes apart, and so does the end of the file: where one does
+    not, bytes were added to the member in front of it or are missing there, and that counts as damaged. Those behind it are
+    found wherever they stand now.
+    """
+    if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
+        raise ValueError("the tar is compressed: images in it cannot be read by place. Unpack it, say with gunzip")
+    start = 0
+    with file.path.open("rb") as stream:
+        while start < file.size:
+            last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
+            stream.seek(start)
+            try:
+                with tarfile.open(fileobj=stream, mode="r:") as tar:
+                    while (member := tar.next()) is not None:
+                        tar.members.clear()  # type: ignore[attr-defined]  # otherwise every one is kept
+                        torn = not 0 <= member.size <= file.size - member.offset_data
+                        if torn:
+                            reason = f"the file ends at byte {file.size} within {member.name}"
+                            break
+                        if last is not None:
+                            yield last
+                        last, end = member, tar.offset
+                        reason = f"no member of a tar begins at byte {end}"
+            except (tarfile.TarError, ValueError, OverflowError) as error:
+                reason += f": {error}"
+            ended = not torn and _only_zeros(file, end)
+            start = file.size if ended else _next_member(file, end + 1 if torn or last is None else last.offset_data)
+            if last is not None and not torn and (start < end or (start - end) % _BLOCK):
+                yield Damage(last.offset, start, reason)
+                continue
+            if last is not None:
+                yield last
+            if not ended:
+                yield Damage(end, start, reason)
+
+
+def _only_zeros(file: Places, offset: int) -> bool:
+    while offset < file.size:
+        length = min(_SEARCHED_BYTES, file.size - offset)
+        if file.read(offset, length).count(0) != length:
+            return False
+        offset += length
+    return True
+
+
+def _next_member(file: Places, start: int) -> int:
+    """Return where the next sound header stands, or the end of the file.
+
+    It need not be a multiple of 512 bytes away: bytes may be missing.
+    """
+    while start + _BLOCK <= file.size:
+        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+        at = chunk.find(_MAGIC, _MAGIC_AT)
+        while 0 <= at <= len(chunk) - _BLOCK + _MAGIC_AT:
+            begin = at - _MAGIC_AT
+            try:
+                member = tarfile.TarInfo.frombuf(chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape")
+                if 0 <= member.size <= file.size - start - begin - _BLOCK:
+                    return start + begin
+            except (tarfile.TarError, ValueError):
+                pass
+            at = chunk.find(_MAGIC, at + 1)
+        start += len(chunk) - _BLOCK + 1
+    return file.size
+
+
+@dataclass
+class _Group:
+    """Members that share a key."""
+
+    key: str
+    members: dict[str, tarfile.TarInfo]
+    doubtful: bool
+    """Damage stands beside it, which may have been a part of it."""
+
+    @property
+    def image(self) -> tarfile.TarInfo | None:
+        return next((self.members[kind] for kind in _IMAGES if kind in self.members), None)
+
+    @property
+    def about(self) -> set[str]:
+        return self.members.keys() & set(_ABOUT)
+
+
+def stored(path: Path) -> Iterator[Stored | Damage]:
+    """Yield the images of a tar in its order.
+
+    An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
+    the first image without such a neighbour; those before that one come behind it.
+    """
+    file = Places(path)
+    waiting: list[_Group] = []
+    expected: set[str] | None = None
+    for item in _groups(file):
+        if isinstance(item, Damage):
+            yield item
+        elif item.image is None:
+            continue
+        elif item.doubtful and expected is None:
+            waiting.append(item)
+        else:
+            if expected is None:
+                expected = item.about
+            for group in (item, *waiting):
+                yield _sample(file, group, expected)
+            waiting = []
+    for group in waiting:
+        yield _sample(file, group, {"cls"})
+
+
+def _groups(file: Places) -> Iterator[_Group | Damage]:
+    group, beside_damage = None, False
+    for member in members(file):
+        if isinstance(member, Damage):
+            yield member
+            beside_damage = True
+            if group is not None:
+                group.doubtful = True
+            continue
+        found = _KEY.match(member.name)
+        if found is None or not member.isfile():
+            continue
+        if group is None or found[1] != group.key:
+            if group is not None:
+                yield group
+            group = _Group(found[1], {}, beside_damage)
+        group.members[found[2].lower()] = member
+        beside_damage = False
+    if group is not None:
+        yield group
+
+
+def _sample(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
+    image, parts = group.image, group.members
+    assert image is not None
+    try:
+        if group.doubtful and (lost := sorted(expected - group.about)):
+            raise ValueError(f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes beside it")
+        about = _about(file, parts["json"]) if "json" in parts else {}
+        label = _label(file, parts, about)
+        class_name = str(about.get("class_name", ""))
+        if label == NO_LABEL:
+            class_name = image.name.rpartition("/")[0].rpartition("/")[2]
+            if class_name in ("", "."):
+                raise ValueError("it has no class: expected a number in .cls, or a folder in its name")
+    except ValueError as error:
+        return Damage(image.offset, image.offset_data + image.size, f"{image.name} at byte {image.offset}: {error}")
+    return Stored(image.offset_data, image.size, label, str(about.get("name", image.name)), class_name)
+
+
+def _about(file: Places, member: tarfile.TarInfo) -> dict[str, object]:
+    try:
+        about = json.loads(file.read(member.offset_data, member.size))
+    except ValueError:
+        raise ValueError(f"{member.name} is not JSON") from None
+    return about if isinstance(about, dict) else {}
+
+
+def _label(file: Places, parts: dict[str, tarfile.TarInfo], about: dict[str, object]) -> int:
+    if "cls" in parts:
+        member = parts["cls"]
+        text = file.read(member.offset_data, member.size).decode("ascii", "replace").strip()
+        where = member.name
+    elif "label" in about:
+        text, where = str(about["label"]), parts["json"].name
+    else:
+        return NO_LABEL
+    if not text.isdigit():
+        raise ValueError(f"{where} is {text[:40]!r}; expected the number of a class, counted from 0")
+    return int(text)
+
+
+class Writer(Appended):
+    """Writes a tar: for every sample its class, its names as JSON, and last the image."""
+
+    def __init__(self, path: Path) -> None:
+        self.written, end = 0, 0
+        partial = begun(path)
+        for member in members(Places(partial)) if partial is not None else ():
+            if isinstance(member, Damage):
+                break
+            if member.name.rpartition(".")[2] not in _ABOUT:
+                self.written += 1
+                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+        super().__init__(path, end)
+        self._tar = tarfile.open(fileobj=self._file, mode="w:", format=tarfile.PAX_FORMAT)  # noqa: SIM115 - ours to close
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        about = {"name": sample.name, "class_name": sample.class_name}
+        kind = Path(sample.name).suffix[1:].lower()
+        parts = {
+            "cls": str(sample.label).encode(),
+            "json": json.dumps(about, ensure_ascii=True).encode(),
+            kind if kind in _IMAGES else "jpg": sample.data,
+        }
+        for ending, data in parts.items():
+            member = tarfile.TarInfo(f"{sample.number:08d}.{ending}")
+            member.size, member.mode = len(data), 0o644
+            self._tar.addfile(member, io.BytesIO(data))
+            self._tar.members.clear()  # type: ignore[attr-defined]  # otherwise every one is kept
+        self.written += 1
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
+        """Nothing stands beside a tar."""
+
+    def finish(self) -> None:
+        """End the archive, bring it to the disk and give it its name."""
+        self._tar.close()
+        super().finish()

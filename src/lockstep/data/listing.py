@@ -1,0 +1,214 @@
+"""What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.formats import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
+from lockstep.data.sources import FOLDER, Source, class_files, class_folders
+from lockstep.errors import DataError
+
+ROW = np.dtype(
+    [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
+)
+"""Of an image: first byte in its file (of one that stands in several parts, the bitwise inverse of its record's), number of
+the file, bytes, class, and size in pixels."""
+CLASSES = "classes.txt"
+"""Beside files that keep numbers alone: the names of the classes, one a line, the first is class 0."""
+MOST_CLASSES = 2**20
+_STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
+    "recordio": recordio.stored,
+    "tfrecord": tfrecord.stored,
+    "webdataset": webdataset.stored,
+}
+_AT_ONCE = 2**14
+Progress = Callable[[int, int], None]
+"""Called with what is done and how much there is in all."""
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """An image or a stretch of a file that cannot be used, and why."""
+
+    file: str
+    """`class/image`, or `file@first byte`."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Names:
+    """Many texts in two arrays: 4 bytes each and their own length; 4 GiB in all at most."""
+
+    text: np.ndarray
+    """uint8: all of them, one after the other, as the file system spells them."""
+    ends: np.ndarray
+    """uint32 [names]: where each ends in `text`."""
+
+    @classmethod
+    def of(cls, names: Iterable[bytes]) -> "Names":
+        """Return names as arrays."""
+        names = list(names)
+        ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        if len(ends) and ends[-1] >= 2**32:
+            raise DataError(f"the names of {len(names)} images take {ends[-1]} bytes; there is room for 4 GiB")
+        return cls(np.frombuffer(b"".join(names), np.uint8), ends.astype(np.uint32))
+
+    def __getitem__(self, i: int) -> bytes:
+        start = int(self.ends[i - 1]) if i else 0
+        return self.text[start : int(self.ends[i])].tobytes()
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every image of a source; sizes in pixels are not known yet."""
+
+    rows: np.ndarray
+    """[images] of `ROW`; height and width are 0, and in an image folder the length too."""
+    names: Names
+    """Of every image: `class/file` in an image folder, empty where the format keeps none."""
+    classes: tuple[str, ...]
+    damaged: tuple[Quarantined, ...]
+
+
+def list_images(source: Source, classes: tuple[str, ...] | None = None, progress: Progress | None = None) -> Listing:
+    """Return what a source holds. `progress` counts files.
+
+    Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by class
+    and name in a folder; by the number im2rec gave them in RecordIO; by name in the other formats. Where numbers or names
+    are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
+    """
+    listing = _of_folder(source, progress) if source.format == FOLDER else _of_files(source, progress)
+    return listing if classes is None else _relabelled(source, listing, classes)
+
+
+def _of_folder(source: Source, progress: Progress | None) -> Listing:
+    classes = class_folders(source.root)
+    names, labels = [], []
+    for label, name in enumerate(classes):
+        files = class_files(source.root / name)
+        names += [_encoded(f"{name}/{file}") for file in files]
+        labels += [label] * len(files)
+        if progress is not None:
+            progress(label + 1, len(classes))
+    rows = np.zeros(len(names), ROW)
+    rows["label"] = labels
+    return Listing(rows, Names.of(names), tuple(classes), ())
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _of_files(source: Source, progress: Progress | None) -> Listing:
+    parts: list[np.ndarray] = []
+    numbers: list[np.ndarray] = []
+    names: list[bytes] = []
+    class_names: dict[int, str] = {}
+    folders: dict[str, int] = {}
+    damaged: list[Quarantined] = []
+    for file, path in enumerate(source.files):
+        try:
+            stored = _STORED[source.format](source.root / path)
+            while some := list(islice(stored, _AT_ONCE)):
+                good = []
+                for each in some:
+                    if isinstance(each, Damage):
+                        damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
+                    elif each.label > MOST_CLASSES:
+                        damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
+                    else:
+                        good.append(each)
+                parts.append(_rows(good, file, folders))
+                numbers.append(np.array([each.number for each in good], np.int64))
+                names += [_encoded(each.name) for each in good]
+                class_names.update((each.label, each.class_name) for each in good if each.class_name)
+        except ValueError as error:
+            raise DataError(f"{source.root / path}: {error}") from None
+        if progress is not None:
+            progress(file + 1, len(source.files))
+    rows = np.concatenate(parts) if parts else np.zeros(0, ROW)
+    order = _order(np.concatenate(numbers) if numbers else np.zeros(0, np.int64), names)
+    rows, names = rows[order], [names[i] for i in order.tolist()]
+    rows, classes = _classes(source, rows, class_names, folders)
+    return Listing(rows, Names.of(names), classes, tuple(damaged))
+
+
+def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
+    """Return rows; the class of an image without a number is a new negative number in `folders`."""
+    rows = np.zeros(len(some), ROW)
+    rows["file"] = file
+    rows["offset"] = [~each.offset if each.in_parts else each.offset for each in some]
+    rows["length"] = [each.length for each in some]
+    rows["label"] = [
+        each.label if each.label != NO_LABEL else folders.setdefault(each.class_name, -1 - len(folders)) for each in some
+    ]
+    return rows
+
+
+def _order(numbers: np.ndarray, names: list[bytes]) -> np.ndarray:
+    if len(numbers) and numbers.min() >= 0 and len(np.unique(numbers)) == len(numbers):
+        return np.argsort(numbers, kind="stable")
+    # As a folder orders them: a class before another of which it is the beginning.
+    keys = [name.replace(b"/", b"\0") for name in names]
+    if all(names) and len(set(keys)) == len(keys):
+        return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    return np.arange(len(names))
+
+
+def _classes(
+    source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return rows with labels from 0, and the names of the classes."""
+    labels = rows["label"]
+    if folders:
+        if len(labels) and labels.max() >= 0:
+            raise DataError(f"{source.named}: some images have a number as their class, some a folder; expected one of both")
+        ordered = sorted(folders)
+        table = np.zeros(len(ordered) + 1, np.int32)
+        table[[-folders[name] for name in ordered]] = np.arange(len(ordered))
+        rows["label"] = table[-labels]
+        return rows, tuple(ordered)
+    listed = _listed_classes(source)
+    count = int(labels.max()) + 1 if len(labels) else 0
+    if listed is not None:
+        if count > len(listed):
+            raise DataError(
+                f"{source.named} has an image of class {count - 1}, but {CLASSES} beside it lists {len(listed)} classes, "
+                "the first of which is 0. Complete the list, or, if the labels begin with 1, write the images anew with: "
+                "lockstep data pack --first-label 1"
+            )
+        return rows, listed
+    names = [class_names.get(label) or str(label) for label in range(count)]
+    return rows, tuple(names if len(set(names)) == count else map(str, range(count)))
+
+
+def _listed_classes(source: Source) -> tuple[str, ...] | None:
+    for folder in (source.root, source.root.parent):
+        if (folder / CLASSES).is_file():
+            lines = (folder / CLASSES).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            return tuple(line.strip() for line in lines if line.strip())
+    return None
+
+
+def _relabelled(source: Source, listing: Listing, classes: tuple[str, ...]) -> Listing:
+    """Return a listing whose labels are positions in `classes`."""
+    own = listing.classes
+    if own == tuple(map(str, range(len(own)))):
+        if len(own) > len(classes):
+            raise DataError(
+                f"{source.named} has an image of class {len(own) - 1}; training has {len(classes)} classes, counted from 0"
+            )
+        return Listing(listing.rows, listing.names, classes, listing.damaged)
+    used = {own[label] for label in np.unique(listing.rows["label"]).tolist()}
+    unknown = sorted(used - set(classes))
+    if unknown:
+        raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
+    position = {name: i for i, name in enumerate(classes)}
+    listing.rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[listing.rows["label"]]
+    return Listing(listing.rows, listing.names, classes, listing.damaged)

@@ -1,0 +1,151 @@
+"""Where the images of a split are, and in which storage format."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import DataError
+
+FOLDER = "folder"
+ALIASES = {"train": ("train",), "val": ("val", "validation")}
+"""The splits, and the words that mean them in names of files and folders."""
+_NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})(?:\.\w+)?$")
+_IS_OF: dict[str, Callable[[str], bool]] = {
+    "recordio": lambda name: name.endswith(".rec"),
+    "tfrecord": lambda name: name.endswith((".tfrecord", ".tfrecords")) or re.search(r"-\d{5}-of-\d{5}$", name) is not None,
+    "webdataset": lambda name: name.endswith(".tar"),
+}
+"""By which names the files of a format are known."""
+FORMATS = (FOLDER, *_IS_OF)
+_DALI_INDEXES = "idx"
+"""The folder of DALI's indexes beside TFRecord files."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The images of a split."""
+
+    format: str
+    """One of `FORMATS`."""
+    root: Path
+    """What names of files are relative to."""
+    files: tuple[str, ...] = ()
+    """The files that hold the images, in order; none for a folder, where every image is a file."""
+    split: str = ""
+    """Which of the files in `root`; empty if all."""
+
+    @property
+    def named(self) -> str:
+        """How messages name it."""
+        return str(self.root) if self.format == FOLDER else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)
+
+
+def find_split(data: Path, split: str) -> Source:
+    """Return the source of "train" or "val" in a data set: a folder of that name, or files with that word in their names.
+
+    Raises `DataError` if there is none, if a numbered file is missing, or if there are two formats.
+    """
+    if not data.is_dir():
+        raise DataError(f"there is no folder {data}; expected {_layouts(data, split)}")
+    for alias in ALIASES[split]:
+        if (data / alias).is_dir():
+            return find_source(data / alias)
+    word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
+    found = _of_files(data, (name for name in _visible_files(data) if word.search(name)), split)
+    if found is None:
+        raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
+    return found
+
+
+def find_source(root: Path) -> Source:
+    """Return the source of all images in a folder: class folders, or files that hold many images.
+
+    Raises `DataError` as `find_split` does.
+    """
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
+    with os.scandir(root) as entries:
+        folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+    if folders - {_DALI_INDEXES}:
+        return Source(FOLDER, root)
+    return _of_files(root, _visible_files(root), "") or Source(FOLDER, root)
+
+
+def holds_split(data: Path, split: str) -> bool:
+    """Tell whether `find_split` would find something."""
+    if any((data / alias).is_dir() for alias in ALIASES[split]):
+        return True
+    try:
+        find_split(data, split)
+    except DataError:
+        return False
+    return True
+
+
+def _layouts(data: Path, split: str) -> str:
+    word = ALIASES[split][-1]
+    return f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or {data}/{split}-000000.tar"
+
+
+def _visible_files(root: Path) -> list[str]:
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file())
+
+
+def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
+    names = list(names)
+    by_format = {format: tuple(filter(is_of, names)) for format, is_of in _IS_OF.items()}
+    by_format = {format: files for format, files in by_format.items() if files}
+    if not by_format:
+        return None
+    if len(by_format) > 1:
+        examples = ", ".join(f"{files[0]} ({format})" for format, files in by_format.items())
+        raise DataError(f"{root} holds images in more than one format: {examples}. Give each format a folder of its own")
+    [(format, files)] = by_format.items()
+    _check_complete(root, files)
+    return Source(format, root, files, split)
+
+
+def _check_complete(root: Path, files: tuple[str, ...]) -> None:
+    """Raise `DataError` if one of the files numbered `-i-of-n` is missing."""
+    present: dict[tuple[str, int], set[int]] = {}
+    for name in files:
+        if number := _NUMBERED.search(name):
+            present.setdefault((name[: number.start()], int(number[2])), set()).add(int(number[1]))
+    for (prefix, count), numbers in present.items():
+        missing = sorted(set(range(count)) - numbers)
+        if missing:
+            names = ", ".join(f"{prefix}-{i:05d}-of-{count:05d}" for i in missing[:3]) + " ..." * (len(missing) > 3)
+            raise DataError(f"{root} lacks {len(missing)} of {count} files: {names}. Put them back")
+
+
+def class_folders(root: Path) -> list[str]:
+    """Return the sorted names of the class folders.
+
+    Raises `DataError` if there are none, and says how to sort a flat folder of images.
+    """
+    with os.scandir(root) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    if not folders:
+        files = sum(entry.is_file() for entry in visible)
+        found = f"{files} files and no folders" if files else "nothing"
+        raise DataError(
+            f"{root} holds {found}; expected one folder for each class with its images inside. Sort ImageNet's "
+            f"validation images into their classes with: lockstep data sort-val {root} --labels FILE"
+        )
+    return folders
+
+
+def class_files(folder: Path) -> list[str]:
+    """Return the sorted names of the images of a class folder. Raises `DataError` if it is empty or holds a folder."""
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    if folders:
+        raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
+    if not visible:
+        raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
+    return sorted(entry.name for entry in visible)

@@ -1,0 +1,142 @@
+"""A window decoded alone has the pixels of a full decode, to the last bit, for every kind of JPEG."""
+
+import io
+import threading
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from lockstep.data import turbojpeg
+from lockstep.data.decode import decode, decode_into
+from lockstep.data.turbojpeg import Window, decode_window
+
+SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+
+
+def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Patches and noise: sharp borders of colour, where upsampling shows."""
+    patches = rng.integers(0, 256, (-(-height // 7), -(-width // 7), 3)).repeat(7, 0).repeat(7, 1)[:height, :width]
+    return np.clip(patches + rng.integers(-20, 21, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def encoded(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
+    if sampling == "Gray":
+        return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, colorspace="Gray")
+    return simplejpeg.encode_jpeg(pixels, quality, colorsubsampling=sampling)
+
+
+def any_window(rng: np.random.Generator, height: int, width: int) -> Window:
+    rows, columns = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
+    return int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
+
+
+def assert_same(data: bytes, window: Window, case: str) -> None:
+    whole = decode(data)
+    top, left, height, width = window
+    found = decode_window(data, whole.shape[:2], window)
+    assert found is not None, case
+    assert np.array_equal(found, whole[top : top + height, left : left + width]), case
+
+
+def test_the_library_is_installed_with_lockstep() -> None:
+    assert turbojpeg.library() is not None
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_window_has_the_pixels_of_a_full_decode(sampling: str) -> None:
+    rng = np.random.default_rng(SAMPLINGS.index(sampling))
+    for case in range(150):
+        height, width = rng.integers(1, 140, 2).tolist()
+        data = encoded(picture(rng, height, width), sampling, int(rng.integers(30, 99)))
+        window = any_window(rng, height, width)
+        assert_same(data, window, f"case {case}: {height} x {width}, window {window}")
+
+
+def test_a_window_of_a_progressive_jpeg_too() -> None:
+    rng = np.random.default_rng(9)
+    for case in range(100):
+        height, width = rng.integers(1, 140, 2).tolist()
+        file = io.BytesIO()
+        Image.fromarray(picture(rng, height, width)).save(file, "JPEG", progressive=True, subsampling=case % 3)
+        assert_same(file.getvalue(), any_window(rng, height, width), f"case {case}")
+
+
+def test_every_window_of_a_small_image() -> None:
+    data = encoded(picture(np.random.default_rng(1), 19, 21), "420")
+    for top in range(19):
+        for left in range(0, 21, 4):
+            assert_same(data, (top, left, 19 - top, 21 - left), f"from {top}, {left}")
+            assert_same(data, (0, 0, top + 1, left + 1), f"to {top}, {left}")
+
+
+def test_the_window_of_one_image_does_not_reach_into_the_next() -> None:
+    rng = np.random.default_rng(2)
+    data = encoded(picture(rng, 90, 80), "420")
+    decode_window(data, (90, 80), (40, 40, 5, 5))
+    assert_same(data, (0, 0, 90, 80), "the whole image after a part")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(picture(np.random.default_rng(3), 40, 40), "420")[:-300],
+        b"\xff\xd8\xff",
+        b"",
+        b"no image",
+    ],
+    ids=["cut short", "a marker", "nothing", "text"],
+)
+def test_what_is_damaged_is_left_to_a_full_decode(data: bytes) -> None:
+    assert decode_window(data, (40, 40), (0, 0, 40, 40)) is None
+
+
+def test_an_image_of_another_size_is_left_to_a_full_decode() -> None:
+    data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+    assert decode_window(data, (40, 41), (0, 0, 10, 10)) is None
+    with pytest.raises(ValueError, match="it has 40 x 40 pixels"):
+        decode_into(
+            data,
+            (40, 41),
+            (0, 0, 10, 10),
+            (8, 8),
+            (0, 0),
+            flip=False,
+            antialias=False,
+            out=np.empty((8, 8, 3), np.uint8),
+        )
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_without_the_library_the_pixels_are_the_same(antialias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    data = encoded(picture(rng, 130, 170), "420")
+    outs = []
+    for _ in range(2):
+        out = np.zeros((32, 32, 3), np.uint8)
+        decode_into(data, (130, 170), (33, 41, 70, 90), (40, 36), (3, 2), flip=True, antialias=antialias, out=out)
+        outs.append(out)
+        monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    assert decode_window(data, (130, 170), (0, 0, 130, 170)) is None
+    assert np.array_equal(*outs)
+
+
+def test_threads_do_not_share_a_decoder() -> None:
+    rng = np.random.default_rng(5)
+    files = [encoded(picture(rng, 100, 120), "420") for _ in range(4)]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        whole = decode(files[number])
+        for top in range(60):
+            part = decode_window(files[number], (100, 120), (top, top, 40, 50))
+            if part is None or not np.array_equal(part, whole[top : top + 40, top : top + 50]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
