@@ -1,5 +1,6 @@
 """Events as a person reads them: a progress bar and lines on a terminal, plain lines otherwise."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from rich.console import Console
@@ -38,6 +39,10 @@ class Reporter:
         show = getattr(self, f"_on_{event['kind']}", None)
         if show is not None:
             show(event)
+
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """Return a function that shows what is done and the total."""
+        return lambda done, total: self({"kind": "progress", "what": what, "done": done, "total": total})
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -4,6 +4,7 @@ EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays a
 """
 
 import io
+import warnings
 
 import cv2
 import numpy as np
@@ -54,6 +55,19 @@ def check(data: bytes) -> tuple[int, int]:
         if not any(words in str(error) for words in _HARMLESS):
             raise
     return size
+
+
+def header_size(data: bytes) -> tuple[int, int]:
+    """Return height and width as an image's header says; (0, 0) if the bytes are no image."""
+    try:
+        if (size := _jpeg_size(data)) is not None:
+            return size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            width, height = Image.open(io.BytesIO(data), formats=_FORMATS).size
+    except Exception:  # a damaged file makes Pillow's readers raise almost anything
+        return 0, 0
+    return height, width
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:

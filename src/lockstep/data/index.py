@@ -8,19 +8,16 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.data.decode import check
-from lockstep.data.formats import Places
-from lockstep.data.formats.recordio import image_in_parts
-from lockstep.data.listing import CLASSES, ROW, Names, Progress, Quarantined, list_images
+from lockstep.data.listing import CLASSES, ROW, Images, Listing, Names, Progress, Quarantined, list_images
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.errors import DataError
 from lockstep.machine import cores
@@ -31,27 +28,17 @@ QUARANTINE = "quarantine.json"
 """Beside class folders or files: images to leave out, {"images": {"class/image" or "file@first byte": reason}}."""
 _ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<u4"), "times": np.dtype("<u4")}
 """The files of an index, one array each."""
-_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
-class Index:
-    """Every usable image of a source, in a fixed order."""
+class Index(Images):
+    """Every usable image of a source."""
 
-    source: Source
-    rows: np.ndarray
-    """[images] of `ROW`."""
-    names: Names
-    """Of every image: `class/file` relative to the source's root, or what the files keep; perhaps empty."""
     times: np.ndarray
     """uint32: in an image folder, when each file was last written, in microseconds modulo 2**32; otherwise empty."""
-    classes: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: one for the same images in the same order, whatever holds them."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def root(self) -> Path:
@@ -67,18 +54,6 @@ class Index:
         """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
         return [{"file": os.fsencode(bad.file).decode(errors="replace"), "reason": bad.reason} for bad in self.quarantined]
 
-    def name(self, sample: int) -> str:
-        """Return the name of a sample; empty if its format keeps none."""
-        return os.fsdecode(self.names[sample])
-
-    def path(self, sample: int) -> Path:
-        """Return the file that holds a sample."""
-        return _path(self.source, self.rows, self.names, sample)
-
-    def place(self, sample: int) -> str:
-        """Return how a quarantine names a sample: `class/image`, or `file@first byte`."""
-        return _place(self.source, self.rows, self.names, sample)
-
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
@@ -86,7 +61,7 @@ class Index:
         """
         try:
             if self.source.format != FOLDER:
-                return _from_places(self._places(int(self.rows["file"][sample])), self.rows[sample])
+                return self.encoded(sample)
             data, time = _file(self.path(sample))
         except OSError as error:
             raise self.changed(sample, str(error.strerror)) from None
@@ -98,11 +73,6 @@ class Index:
             raise self.changed(sample, "it was written since")
         return data
 
-    @cached_property
-    def _places(self) -> Callable[[int], Places]:
-        # A data set may be in more files than a process may keep open.
-        return lru_cache(_OPEN_FILES)(lambda file: Places(self.source.root / self.source.files[file]))
-
     def changed(self, sample: int, how: str) -> DataError:
         """Return the error that says how a file differs from what was indexed, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
@@ -112,32 +82,10 @@ class Index:
         )
 
 
-def _path(source: Source, rows: np.ndarray, names: Names, sample: int) -> Path:
-    if source.format == FOLDER:
-        return source.root / os.fsdecode(names[sample])
-    return source.root / source.files[int(rows["file"][sample])]
-
-
-def _place(source: Source, rows: np.ndarray, names: Names, sample: int) -> str:
-    if source.format == FOLDER:
-        return os.fsdecode(names[sample])
-    offset = int(rows["offset"][sample])
-    return f"{source.files[int(rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
-
-
 def _file(path: Path) -> tuple[bytes, int]:
-    """Return a file and when it was last written."""
+    """Return a file and when it was last written, in microseconds modulo 2**32."""
     with path.open("rb") as file:
-        return file.read(), _microseconds(os.fstat(file.fileno()))
-
-
-def _microseconds(status: os.stat_result) -> int:
-    return status.st_mtime_ns // 1000 % 2**32
-
-
-def _from_places(places: Places, row: np.void) -> bytes:
-    offset = int(row["offset"])
-    return places.read(offset, int(row["length"])) if offset >= 0 else image_in_parts(places, ~offset)
+        return file.read(), os.fstat(file.fileno()).st_mtime_ns // 1000 % 2**32
 
 
 def open_index(
@@ -170,8 +118,7 @@ def _stamp(source: Source, classes: tuple[str, ...] | None) -> str:
     names = class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
     beside = [_contents(source.root / QUARANTINE)]
-    if source.format != FOLDER:
-        beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
+    beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
     return hashlib.sha256(json.dumps([VERSION, states, beside, classes]).encode()).hexdigest()
 
 
@@ -225,38 +172,37 @@ def quarantine_of(source: Source) -> dict[str, str]:
 
 def _build(source: Source, classes: tuple[str, ...] | None, progress: Progress | None) -> Index:
     listing = list_images(source, classes)
-    rows, names = listing.rows, listing.names
-    times, bad = _inspected(source, rows, names, progress)
+    times, bad = _inspected(listing, progress)
     if left_out := quarantine_of(source):
-        places = (_place(source, rows, names, i) for i in range(len(rows)))
-        bad |= {i: f"left out by {QUARANTINE}: {left_out[place]}" for i, place in enumerate(places) if place in left_out}
-    good = np.array([i for i in range(len(rows)) if i not in bad], np.int64)
+        places = {i: listing.place(i) for i in range(len(listing))}
+        bad |= {i: f"left out by {QUARANTINE}: {left_out[place]}" for i, place in places.items() if place in left_out}
+    good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
-        raise DataError(f"{source.named}: none of {len(rows) or 'its'} images can be read")
-    quarantined = tuple(Quarantined(_place(source, rows, names, i), bad[i]) for i in sorted(bad))
-    names = Names.of(names[i] for i in good.tolist())
-    times = times[good] if len(times) else times
-    rows = rows[good]
-    digest = _digest(rows, listing.classes)
-    return Index(source, rows, names, times, listing.classes, (*quarantined, *listing.damaged), digest)
+        raise DataError(f"{source.named}: none of {len(listing) or 'its'} images can be read")
+    return Index(
+        source,
+        rows := listing.rows[good],
+        Names.of(listing.names[i] for i in good.tolist()),
+        listing.classes,
+        times=times[good] if len(times) else times,
+        quarantined=(*(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)), *listing.damaged),
+        digest=_digest(rows, listing.classes),
+    )
 
 
-def _inspected(
-    source: Source, rows: np.ndarray, names: Names, progress: Progress | None
-) -> tuple[np.ndarray, dict[int, str]]:
+def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray, dict[int, str]]:
     """Decode all images and fill in height, width and length; return times, and why bad images are bad."""
-    times = np.zeros(len(rows) if source.format == FOLDER else 0, np.uint32)
-    files = lru_cache(_OPEN_FILES)(Places)
+    rows, is_folder = listing.rows, listing.source.format == FOLDER
+    times = np.zeros(len(rows) if is_folder else 0, np.uint32)
     bad: dict[int, str] = {}
 
     def inspect(some: range) -> int:
         for i in some:
             try:
-                path = _path(source, rows, names, i)
-                if source.format == FOLDER:
-                    data, times[i] = _file(path)
+                if is_folder:
+                    data, times[i] = _file(listing.path(i))
                 else:
-                    data = _from_places(files(path), rows[i])
+                    data = listing.encoded(i)
                 height, width = check(data)
                 if max(height, width) > np.iinfo(np.uint16).max:
                     raise ValueError(f"{width} x {height} pixels are too many")
@@ -325,7 +271,7 @@ def _load(source: Source, cache: Path, stamp: str) -> Index | None:
             return None
         quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
         names, classes = Names(arrays["names"], arrays["name_ends"]), tuple(about["classes"])
-        return Index(source, arrays["rows"], names, arrays["times"], classes, quarantined, about["digest"])
+        return Index(source, arrays["rows"], names, classes, arrays["times"], quarantined, about["digest"])
     except (OSError, ValueError, KeyError):
         return None
 

@@ -1,13 +1,15 @@
 """What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.formats import NO_LABEL, Damage, Stored, recordio, tfrecord, webdataset
+from lockstep.data.formats import NO_LABEL, Damage, Places, Stored, recordio, tfrecord, webdataset
 from lockstep.data.sources import FOLDER, Source, class_files, class_folders
 from lockstep.errors import DataError
 
@@ -25,6 +27,7 @@ _STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "webdataset": webdataset.stored,
 }
 _AT_ONCE = 2**14
+_OPEN_FILES = 64
 Progress = Callable[[int, int], None]
 """Called with what is done and how much there is in all."""
 
@@ -65,49 +68,89 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Every image of a source; sizes in pixels are not known yet."""
+class Images:
+    """Images of a source, in a fixed order."""
 
+    source: Source
     rows: np.ndarray
-    """[images] of `ROW`; height and width are 0, and in an image folder the length too."""
+    """[images] of `ROW`."""
     names: Names
-    """Of every image: `class/file` in an image folder, empty where the format keeps none."""
+    """Of every image: `class/file` in an image folder, otherwise what the files keep; perhaps empty."""
     classes: tuple[str, ...]
-    damaged: tuple[Quarantined, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, sample: int) -> str:
+        """Return the name of a sample; empty if its format keeps none."""
+        return os.fsdecode(self.names[sample])
+
+    def path(self, sample: int) -> Path:
+        """Return the file that holds a sample."""
+        if self.source.format == FOLDER:
+            return self.source.root / self.name(sample)
+        return self.source.root / self.source.files[int(self.rows["file"][sample])]
+
+    def place(self, sample: int) -> str:
+        """Return how a quarantine names a sample: `class/image`, or `file@first byte`."""
+        if self.source.format == FOLDER:
+            return self.name(sample)
+        offset = int(self.rows["offset"][sample])
+        return f"{self.source.files[int(self.rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
+
+    def encoded(self, sample: int) -> bytes:
+        """Return the bytes of an image as they are now. Raises `OSError`, or `ValueError` if its file has changed."""
+        if self.source.format == FOLDER:
+            return self.path(sample).read_bytes()
+        row = self.rows[sample]
+        offset, places = int(row["offset"]), self._places(int(row["file"]))
+        return places.read(offset, int(row["length"])) if offset >= 0 else recordio.image_in_parts(places, ~offset)
+
+    @cached_property
+    def _places(self) -> Callable[[int], Places]:
+        # A data set may be in more files than a process may keep open.
+        return lru_cache(_OPEN_FILES)(lambda file: Places(self.source.root / self.source.files[file]))
 
 
-def list_images(source: Source, classes: tuple[str, ...] | None = None, progress: Progress | None = None) -> Listing:
-    """Return what a source holds. `progress` counts files.
+@dataclass(frozen=True)
+class Listing(Images):
+    """Every image of a source; the rows have no height and width yet, and in an image folder no length."""
+
+    damaged: tuple[Quarantined, ...] = ()
+
+
+def list_images(source: Source, classes: tuple[str, ...] | None = None, *, first_label: int = 0) -> Listing:
+    """Return what a source holds. `first_label` is the number that files with numbers as labels give their first class.
 
     Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by class
     and name in a folder; by the number im2rec gave them in RecordIO; by name in the other formats. Where numbers or names
     are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
     """
-    listing = _of_folder(source, progress) if source.format == FOLDER else _of_files(source, progress)
+    listing = _of_folder(source) if source.format == FOLDER else _of_files(source, first_label)
     return listing if classes is None else _relabelled(source, listing, classes)
 
 
-def _of_folder(source: Source, progress: Progress | None) -> Listing:
-    classes = class_folders(source.root)
+def _of_folder(source: Source) -> Listing:
+    folders, listed = class_folders(source.root), _listed_classes(source)
+    classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
+    label_of = {name: label for label, name in enumerate(classes)}
     names, labels = [], []
-    for label, name in enumerate(classes):
-        files = class_files(source.root / name)
-        names += [_encoded(f"{name}/{file}") for file in files]
-        labels += [label] * len(files)
-        if progress is not None:
-            progress(label + 1, len(classes))
+    for folder in sorted(folders, key=label_of.__getitem__):
+        files = class_files(source.root / folder)
+        names += [_encoded(f"{folder}/{file}") for file in files]
+        labels += [label_of[folder]] * len(files)
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
-    return Listing(rows, Names.of(names), tuple(classes), ())
+    return Listing(source, rows, Names.of(names), classes)
 
 
 def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _of_files(source: Source, progress: Progress | None) -> Listing:
-    parts: list[np.ndarray] = []
-    numbers: list[np.ndarray] = []
+def _of_files(source: Source, first_label: int) -> Listing:
+    parts: list[np.ndarray] = [np.zeros(0, ROW)]
+    numbers: list[np.ndarray] = [np.zeros(0, np.int64)]
     names: list[bytes] = []
     class_names: dict[int, str] = {}
     folders: dict[str, int] = {}
@@ -120,23 +163,23 @@ def _of_files(source: Source, progress: Progress | None) -> Listing:
                 for each in some:
                     if isinstance(each, Damage):
                         damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
-                    elif each.label > MOST_CLASSES:
-                        damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
-                    else:
+                    elif each.label == NO_LABEL:
                         good.append(each)
+                    elif 0 <= each.label - first_label <= MOST_CLASSES:
+                        good.append(replace(each, label=each.label - first_label))
+                    else:
+                        damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
                 parts.append(_rows(good, file, folders))
                 numbers.append(np.array([each.number for each in good], np.int64))
                 names += [_encoded(each.name) for each in good]
                 class_names.update((each.label, each.class_name) for each in good if each.class_name)
         except ValueError as error:
             raise DataError(f"{source.root / path}: {error}") from None
-        if progress is not None:
-            progress(file + 1, len(source.files))
-    rows = np.concatenate(parts) if parts else np.zeros(0, ROW)
-    order = _order(np.concatenate(numbers) if numbers else np.zeros(0, np.int64), names)
+    rows = np.concatenate(parts)
+    order = _order(np.concatenate(numbers), names)
     rows, names = rows[order], [names[i] for i in order.tolist()]
-    rows, classes = _classes(source, rows, class_names, folders)
-    return Listing(rows, Names.of(names), classes, tuple(damaged))
+    classes = _classes(source, rows, class_names, folders)
+    return Listing(source, rows, Names.of(names), classes, tuple(damaged))
 
 
 def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
@@ -161,10 +204,8 @@ def _order(numbers: np.ndarray, names: list[bytes]) -> np.ndarray:
     return np.arange(len(names))
 
 
-def _classes(
-    source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return rows with labels from 0, and the names of the classes."""
+def _classes(source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]) -> tuple[str, ...]:
+    """Return the names of the classes, and give the rows of classes without numbers theirs."""
     labels = rows["label"]
     if folders:
         if len(labels) and labels.max() >= 0:
@@ -173,7 +214,7 @@ def _classes(
         table = np.zeros(len(ordered) + 1, np.int32)
         table[[-folders[name] for name in ordered]] = np.arange(len(ordered))
         rows["label"] = table[-labels]
-        return rows, tuple(ordered)
+        return tuple(ordered)
     listed = _listed_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
     if listed is not None:
@@ -183,9 +224,9 @@ def _classes(
                 "the first of which is 0. Complete the list, or, if the labels begin with 1, write the images anew with: "
                 "lockstep data pack --first-label 1"
             )
-        return rows, listed
+        return listed
     names = [class_names.get(label) or str(label) for label in range(count)]
-    return rows, tuple(names if len(set(names)) == count else map(str, range(count)))
+    return tuple(names if len(set(names)) == count else map(str, range(count)))
 
 
 def _listed_classes(source: Source) -> tuple[str, ...] | None:
@@ -204,11 +245,11 @@ def _relabelled(source: Source, listing: Listing, classes: tuple[str, ...]) -> L
             raise DataError(
                 f"{source.named} has an image of class {len(own) - 1}; training has {len(classes)} classes, counted from 0"
             )
-        return Listing(listing.rows, listing.names, classes, listing.damaged)
+        return replace(listing, classes=classes)
     used = {own[label] for label in np.unique(listing.rows["label"]).tolist()}
     unknown = sorted(used - set(classes))
     if unknown:
         raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
     position = {name: i for i, name in enumerate(classes)}
     listing.rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[listing.rows["label"]]
-    return Listing(listing.rows, listing.names, classes, listing.damaged)
+    return replace(listing, classes=classes)

@@ -91,12 +91,12 @@ def record_at(file: Places, offset: int) -> Record:
         if flag not in expected:
             raise ValueError(f"the part at byte {at} has flag {flag}, expected {expected[0]} or {expected[1]}")
         begin = at + _FRAME.size
-        if begin + length > file.size:
+        at = begin + length + -length % 4
+        if at > file.size:
             raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
         spans.append((begin, begin + length))
-        at = begin + length + -length % 4
         if flag in (_WHOLE, _LAST):
-            return Record(offset, tuple(spans), min(at, file.size))
+            return Record(offset, tuple(spans), at)
 
 
 def records(file: Places) -> Iterator[Record | Damage]:
@@ -258,7 +258,7 @@ class Writer(Appended):
         end = 0
         for record in _whole(begun(path)):
             self._offsets.append(record.offset)
-            end = record.end + -record.end % 4  # of the last record, the zeros behind it may be missing
+            end = record.end
         self._end = end
         super().__init__(path, end)
 

@@ -27,9 +27,8 @@ _SEARCHED_BYTES = 2**20
 def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
     """Yield the members of a tar and the damage between them. Raises `ValueError` if it is compressed.
 
-    Only headers have checksums. But they stand multiples of 512 bytes apart, and so does the end of the file: where one does
-    not, bytes were added to the member in front of it or are missing there, and that counts as damaged. Those behind it are
-    found wherever they stand now.
+    Only headers have checksums. A member behind which neither another nor the end of the archive stands counts as damaged:
+    bytes may have been added to it or be missing. Those behind it are found wherever they stand now.
     """
     if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
         raise ValueError("the tar is compressed: images in it cannot be read by place. Unpack it, say with gunzip")
@@ -42,6 +41,8 @@ def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     while (member := tar.next()) is not None:
                         tar.members.clear()  # type: ignore[attr-defined]  # otherwise every one is kept
+                        if not _has_magic(file, member):
+                            break
                         torn = not 0 <= member.size <= file.size - member.offset_data
                         if torn:
                             reason = f"the file ends at byte {file.size} within {member.name}"
@@ -54,13 +55,19 @@ def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
                 reason += f": {error}"
             ended = not torn and _only_zeros(file, end)
             start = file.size if ended else _next_member(file, end + 1 if torn or last is None else last.offset_data)
-            if last is not None and not torn and (start < end or (start - end) % _BLOCK):
-                yield Damage(last.offset, start, reason)
-                continue
-            if last is not None:
+            if last is not None and (torn or (ended and end <= start and (start - end) % _BLOCK == 0)):
                 yield last
-            if not ended:
-                yield Damage(end, start, reason)
+                last = None
+            if last is not None or not ended:
+                yield Damage(end if last is None else last.offset, start, reason)
+
+
+def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
+    """Tell whether "ustar" stands where it should, or nothing, as in the oldest tars.
+
+    The checksum is a mere sum: it can be right in a header that is shifted by a byte.
+    """
+    return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (_MAGIC, bytes(len(_MAGIC)))
 
 
 def _only_zeros(file: Places, offset: int) -> bool:
@@ -115,7 +122,7 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a tar in its order.
 
     An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
-    the first image without such a neighbour; those before that one come behind it.
+    the first image without such a neighbour.
     """
     file = Places(path)
     waiting: list[_Group] = []
@@ -130,7 +137,7 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
         else:
             if expected is None:
                 expected = item.about
-            for group in (item, *waiting):
+            for group in (*waiting, item):
                 yield _sample(file, group, expected)
             waiting = []
     for group in waiting:
@@ -180,7 +187,7 @@ def _sample(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
 def _about(file: Places, member: tarfile.TarInfo) -> dict[str, object]:
     try:
         about = json.loads(file.read(member.offset_data, member.size))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{member.name} is not JSON") from None
     return about if isinstance(about, dict) else {}
 

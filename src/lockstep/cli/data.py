@@ -1,0 +1,138 @@
+"""`lockstep data`: look at data sets, check them, and write them in another storage format."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.data.index import Index
+    from lockstep.data.sources import Source
+
+app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
+
+Data = Annotated[Path, typer.Argument(help="A data set with training and validation images, or a folder of images.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("pack")
+def pack(
+    source: Annotated[Path, typer.Argument(help="The data set to read, in any storage format.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    format: Annotated[str, typer.Option(help="recordio, tfrecord, webdataset or folder.")],
+    shards: Annotated[int, typer.Option(min=0, help="Files for each split; 0: one for RecordIO, else by size.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
+    resize: Annotated[int, typer.Option(min=0, help="Reduce the shorter side to this; 0: leave the bytes alone.")] = 0,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of what is reduced.")] = 95,
+    first_label: Annotated[int, typer.Option(min=0, help="The number the source's files give their first class.")] = 0,
+) -> None:
+    """Write a data set in another storage format: the same images in the same order, byte for byte unless reduced."""
+    from lockstep.cli.console import Reporter
+    from lockstep.data.pack import Packing
+    from lockstep.data.pack import pack as write
+
+    packing = Packing(format, shards, resize, quality, first_label, workers)
+    with Reporter() as reporter:
+        counts = write(source, target, packing, reporter.progress("packing"))
+    for split, count in counts.items():
+        print(f"{split}: {count} images in {target}")
+
+
+@app.command("index")
+def index(data: Data) -> None:
+    """Decode every image once and keep what training needs to know; an index that is there is made anew."""
+    for split, index in _indexes(data, anew=True):
+        print(f"{split}: {len(index)} images of {len(index.classes)} classes, {len(index.quarantined)} left out")
+        _print_quarantined(index)
+
+
+@app.command("info")
+def info(data: Data, as_json: AsJson = False) -> None:
+    """Print counts, classes, sizes and a histogram of the labels."""
+    from lockstep.data.facts import facts
+
+    found = {split: facts(index) for split, index in _indexes(data)}
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    for split, about in found.items():
+        print(split)
+        for name, value in _lines(about):
+            print(f"  {name:<18} {value}")
+
+
+def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
+    sizes, counts = about["shorter_side"], about["images_by_class"]
+    most, least = max(counts.values()), min(counts.values())
+    bar = max(most // 40, 1)
+    shown = sorted(counts.items(), key=lambda pair: -pair[1])
+    rows = [
+        ("format", f"{about['format']}, {about['files']} files"),
+        ("images", f"{about['images']}, {about['bytes'] / 1e6:,.1f} MB"),
+        ("left out", str(about["quarantined"])),
+        ("classes", f"{len(counts)}, {least} to {most} images each"),
+        ("shorter side", f"{sizes['least']} to {sizes['most']} px, median {sizes['median']}"),
+        ("digest", about["digest"][:16]),
+    ]
+    rows += [(name[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]]
+    if len(shown) > 10:
+        rows += [("...", f"{len(shown) - 10} more; --json lists all")]
+    return rows
+
+
+@app.command("show")
+def show(
+    data: Data,
+    recipe: Annotated[str, typer.Option(help="Name or file of a recipe.")],
+    out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
+    images: Annotated[int, typer.Option(min=1, max=1000, help="How many images.")] = 32,
+    split: Annotated[str, typer.Option(help="train, as the first step sees it, or val, as an evaluation does.")] = "train",
+) -> None:
+    """Draw a contact sheet of what the model sees, after cropping, flipping and resizing."""
+    from lockstep.data.sheet import contact_sheet, write_sheet
+    from lockstep.errors import DataError, nearest
+    from lockstep.recipes import load_recipe
+
+    indexes = dict(_indexes(data))
+    if split not in indexes and list(indexes) != [""]:
+        raise DataError(f"{data} has no images called {split}. {nearest(split, indexes)}")
+    sheet = contact_sheet(indexes.get(split) or indexes[""], load_recipe(recipe), images, evaluation=split == "val")
+    write_sheet(sheet, out)
+    print(f"{out}: {sheet.width} x {sheet.height} pixels")
+
+
+@app.command("sort-val")
+def sort_val(
+    folder: Annotated[Path, typer.Argument(help="The folder of validation images.")],
+    labels: Annotated[Path, typer.Option(help="A line for each image: its name and class, or in their order the class.")],
+) -> None:
+    """Move the images of a flat folder into a folder for each class."""
+    from lockstep.data.sorting import sort_into_classes
+
+    print(f"{sort_into_classes(folder, labels)} images sorted into classes in {folder}")
+
+
+def _sources(data: Path) -> "dict[str, Source]":
+    from lockstep.data.sources import ALIASES, find_source, find_split, holds_split
+
+    found = {split: find_split(data, split) for split in ALIASES if data.is_dir() and holds_split(data, split)}
+    return found or {"": find_source(data)}
+
+
+def _indexes(data: Path, *, anew: bool = False) -> "list[tuple[str, Index]]":
+    from lockstep.cli.console import Reporter
+    from lockstep.data.index import open_index
+
+    indexes: list[tuple[str, Index]] = []
+    with Reporter() as reporter:
+        for split, source in _sources(data).items():
+            classes = indexes[0][1].classes if indexes else None
+            progress = reporter.progress(f"indexing {split}".strip())
+            indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))
+    return indexes
+
+
+def _print_quarantined(index: "Index") -> None:
+    for bad in index.listed_quarantine():
+        print(f"  left out: {bad['file']}: {bad['reason']}")

@@ -1,0 +1,305 @@
+"""Writing a data set in another storage format: the same images in the same order, byte for byte unless they are resized.
+
+Every file has another name until it is complete. A pack that was interrupted goes on behind the last whole image when it is
+started again with the same arguments.
+"""
+
+import fcntl
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from lockstep.data.decode import decode, header_size
+from lockstep.data.formats import Sample, atomically, recordio, tfrecord, webdataset
+from lockstep.data.index import CACHE, quarantine_of
+from lockstep.data.listing import CLASSES, Listing, Progress, list_images
+from lockstep.data.sources import ALIASES, FOLDER, FORMATS, find_source, find_split, holds_split
+from lockstep.errors import DataError
+from lockstep.machine import cores
+
+SHARD_BYTES = 2**27
+"""About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""
+_AT_ONCE = 32
+Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
+_WRITERS: dict[str, Callable[[Path], Writer]] = {
+    "recordio": recordio.Writer,
+    "tfrecord": tfrecord.Writer,
+    "webdataset": webdataset.Writer,
+}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a data set is to be written."""
+
+    format: str
+    """One of `FORMATS`."""
+    shards: int = 0
+    """Files for each split; 0 is one for RecordIO, and for the others one for each `SHARD_BYTES`."""
+    resize: int = 0
+    """Shorter side in pixels to which larger images are reduced; 0 leaves the bytes as they are."""
+    quality: int = 95
+    """Of JPEG, for images that are reduced."""
+    first_label: int = 0
+    """The number by which the source's files call their first class."""
+    workers: int = 0
+    """Threads that read, and decode and encode what is reduced; 0 is one for each core."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of a split as they are to be written."""
+
+    name: str
+    """"train", "val", or empty where the source has no splits."""
+    listing: Listing
+    samples: np.ndarray
+    """int64: rows of the listing, those in quarantine left out."""
+    names: tuple[str, ...] | None
+    """`class/file` of every sample; None if each is named by its number."""
+
+    def sample_name(self, number: int, data: bytes) -> str:
+        """Return the name of the sample that is written as this number."""
+        if self.names is not None:
+            return self.names[number]
+        kind = "jpg" if data[:2] == b"\xff\xd8" else "png" if data[:4] == b"\x89PNG" else "img"
+        return f"{self.class_of(number)}/{number:08d}.{kind}"
+
+    def label(self, number: int) -> int:
+        """Return the label of a sample."""
+        return int(self.listing.rows["label"][self.samples[number]])
+
+    def class_of(self, number: int) -> str:
+        """Return the name of the class of a sample."""
+        return self.listing.classes[self.label(number)]
+
+
+def pack(source: Path, target: Path, packing: Packing, progress: Progress | None = None) -> dict[str, int]:
+    """Write the images of `source`, a data set or a folder of images, to the folder `target`; return counts of images.
+
+    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are.
+    `progress` is called with the images done and the images in all. Raises `DataError` if the target holds something else.
+    """
+    if packing.format not in FORMATS:
+        raise DataError(f"{packing.format} is no storage format; choose one of {', '.join(FORMATS)}")
+    splits = list(_splits(source, packing))
+    total = sum(len(split.samples) for split in splits)
+    if not total:
+        raise DataError(f"{source} has no images")
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    with _begun(target, _identity(splits, packing)), ThreadPoolExecutor(packing.workers or cores()) as pool:
+        with atomically(target / CLASSES) as file:
+            file.writelines(f"{name}\n" for name in splits[0].listing.classes)
+        for split in splits:
+            if packing.format == FOLDER:
+                _write_folder(split, target / split.name, packing, pool, advance)
+            else:
+                _write_files(split, target, packing, pool, advance)
+    return {split.name or "images": len(split.samples) for split in splits}
+
+
+def _splits(source: Path, packing: Packing) -> Iterator[Split]:
+    found = [(name, find_split(source, name)) for name in ALIASES if source.is_dir() and holds_split(source, name)]
+    classes: tuple[str, ...] | None = None
+    for name, where in found or [("", find_source(source))]:
+        listing = list_images(where, classes, first_label=packing.first_label)
+        if listing.damaged:
+            bad = listing.damaged[0]
+            raise DataError(
+                f"{where.root}: {len(listing.damaged)} stretches hold no usable image, the first at {bad.file}: "
+                f"{bad.reason}. Restore the file; lockstep data check lists them all"
+            )
+        classes = listing.classes
+        left_out = quarantine_of(where)
+        kept = [i for i in range(len(listing)) if not left_out or listing.place(i) not in left_out]
+        samples = np.array(kept, np.int64)
+        yield Split(name, listing, samples, _kept_names(listing, samples, packing))
+
+
+def _kept_names(listing: Listing, samples: np.ndarray, packing: Packing) -> tuple[str, ...] | None:
+    """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
+    names, before = [], ""
+    for i in samples.tolist():
+        label, class_name = int(listing.rows["label"][i]), listing.classes[int(listing.rows["label"][i])]
+        file = PurePosixPath(listing.name(i)).name
+        if not file or file.startswith("."):
+            return None
+        if packing.resize and not file.lower().endswith((".jpg", ".jpeg")):
+            file = f"{PurePosixPath(file).stem}.jpg"
+        # A folder is read by class and then by name; other formats by name alone.
+        key = f"{label:08d}\0{file}" if packing.format == FOLDER else f"{class_name}\0{file}"
+        if key <= before:
+            return None
+        before = key
+        names.append(f"{class_name}/{file}")
+    return tuple(names)
+
+
+def _identity(splits: list[Split], packing: Packing) -> str:
+    """Return a text that is the same for the same images and the same way to write them."""
+    digest = hashlib.sha256()
+    for split in splits:
+        listing = split.listing
+        digest.update(json.dumps([split.name, listing.source.format, listing.source.files, listing.classes]).encode())
+        for array in (listing.rows, listing.names.text, listing.names.ends, split.samples):
+            digest.update(np.ascontiguousarray(array).data)
+    about = {"format": packing.format, "shards": packing.shards, "resize": packing.resize, "quality": packing.quality}
+    return json.dumps({**about, "images": digest.hexdigest()})
+
+
+@contextmanager
+def _begun(target: Path, identity: str) -> Iterator[None]:
+    """Hold the target for one pack. Raises `DataError` if it holds another's files, or another process writes there."""
+    target.mkdir(parents=True, exist_ok=True)
+    about, lock = target / CACHE / "pack.json", target / CACHE / "pack.lock"
+    strange = [path.name for path in target.iterdir() if path.name != CACHE]
+    if strange and not about.exists():
+        raise DataError(f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder")
+    about.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another process is writing to {target}") from None
+        if about.exists() and about.read_text(encoding="utf-8") != identity:
+            raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
+        with atomically(about) as begun:
+            begun.write(identity)
+        yield
+
+
+def _read(split: Split, packing: Packing, numbers: Sequence[int]) -> list[Sample]:
+    return [_sample(split, packing, number) for number in numbers]
+
+
+def _sample(split: Split, packing: Packing, number: int) -> Sample:
+    i = int(split.samples[number])
+    try:
+        data = split.listing.encoded(i)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{split.listing.source.root}/{split.listing.place(i)} cannot be read: {reason}") from None
+    if packing.resize:
+        data = reduced(data, packing.resize, packing.quality)
+    height, width = header_size(data)
+    name = split.sample_name(number, data)
+    return Sample(number, name, split.label(number), split.class_of(number), data, height, width)
+
+
+def reduced(data: bytes, shorter: int, quality: int) -> bytes:
+    """Return an image as JPEG with its shorter side reduced; as it is, if that is no longer or the bytes are no image."""
+    try:
+        image = decode(data)
+    except ValueError:
+        return data
+    height, width = image.shape[:2]
+    if min(height, width) <= shorter:
+        return data
+    size = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
+    smaller = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    return simplejpeg.encode_jpeg(smaller, quality, colorsubsampling="420")
+
+
+def _in_order(
+    split: Split, packing: Packing, pool: ThreadPoolExecutor, numbers: Sequence[int], ahead: int = 8
+) -> Iterator[list[Sample]]:
+    """Yield samples, read some ahead by the threads of a pool."""
+    tasks = (numbers[first : first + _AT_ONCE] for first in range(0, len(numbers), _AT_ONCE))
+    work = partial(_read, split, packing)
+    waiting: deque[Future[list[Sample]]] = deque(pool.submit(work, some) for some in islice(tasks, ahead))
+    try:
+        while waiting:
+            samples = waiting.popleft().result()
+            waiting.extend(pool.submit(work, some) for some in islice(tasks, 1))
+            yield samples
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _write_files(
+    split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+) -> None:
+    shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
+    shards = max(min(shards, len(split.samples)), 1)
+    for shard in range(shards):
+        numbers = range(len(split.samples) * shard // shards, len(split.samples) * (shard + 1) // shards)
+        path = target / shard_name(packing.format, split.name, shard, shards)
+        if path.exists():
+            advance(len(numbers))
+            continue
+        with _WRITERS[packing.format](path) as writer:
+            advance(writer.written)
+            for samples in _in_order(split, packing, pool, numbers[writer.written :]):
+                for sample in samples:
+                    writer.add(sample)
+                advance(len(samples))
+            writer.describe(_rows(split, numbers))
+            writer.finish()
+
+
+def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]]:
+    for number in numbers:
+        yield number, split.label(number), split.sample_name(number, b"\xff\xd8")
+
+
+def _bytes(split: Split) -> int:
+    listing = split.listing
+    if listing.source.format != FOLDER:
+        return int(listing.rows["length"].sum())
+    return sum(listing.path(i).stat().st_size for i in split.samples.tolist())
+
+
+def shard_name(format: str, split: str, shard: int, shards: int) -> str:
+    """Return the name of a file of a split, as users of the format name it.
+
+    >>> shard_name("recordio", "val", 0, 1), shard_name("tfrecord", "val", 7, 128), shard_name("webdataset", "train", 7, 128)
+    ('val.rec', 'validation-00007-of-00128', 'train-000007.tar')
+    """
+    split = split or "images"
+    if format == "tfrecord":
+        return f"{ALIASES.get(split, (split,))[-1]}-{shard:05d}-of-{shards:05d}"
+    if format == "webdataset":
+        return f"{split}-{shard:06d}.tar"
+    return f"{split}.rec" if shards == 1 else f"{split}-{shard:05d}-of-{shards:05d}.rec"
+
+
+def _write_folder(
+    split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
+) -> None:
+    for label in np.unique(split.listing.rows["label"][split.samples]).tolist():
+        name = split.listing.classes[label]
+        if not name or name.startswith(".") or "/" in name or "\0" in name:
+            raise DataError(
+                f"class {label} is called {name!r}, which is no name of a folder; name it otherwise in {CLASSES}"
+            )
+        (target / name).mkdir(parents=True, exist_ok=True)
+    numbers: Sequence[int] = range(len(split.samples))
+    if split.names is not None:
+        numbers = [number for number in numbers if not (target / split.names[number]).exists()]
+        advance(len(split.samples) - len(numbers))
+    for samples in _in_order(split, packing, pool, numbers):
+        for sample in samples:
+            path = target / sample.name
+            unfinished = path.with_name(f".{path.name}.partial")
+            unfinished.write_bytes(sample.data)
+            unfinished.replace(path)
+        advance(len(samples))

@@ -1,0 +1,52 @@
+"""A contact sheet: what the model sees of a data set, after the recipe's cropping, flipping and resizing."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lockstep.data.host import loader_of
+from lockstep.data.index import Index
+from lockstep.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.recipes import Execution, Recipe
+
+_MARGIN, _LINE = 8, 16
+
+
+def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
+    """Return the plan of the first images of a run, as many as there are at most; or of an evaluation."""
+    images = min(images, len(index))
+    if evaluation:
+        return next(evaluation_plans(recipe, index.sizes, images))
+    return next(islice(training_plans(recipe.replace(global_batch_images=images), index.sizes, 0), 1))
+
+
+def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:
+    """Return the first `images` images of a run in a grid, the name of its class below each."""
+    plan = first_plan(index, recipe, images, evaluation=evaluation)
+    size = recipe.eval_crop if evaluation else recipe.image_size
+    with loader_of(index, recipe, Execution(), size=size) as loader:
+        batch = next(iter(loader.batches([plan])))
+    count = len(batch.images)
+    columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)
+    step = size + _MARGIN
+    sheet = Image.new("RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for i, (pixels, label) in enumerate(zip(batch.images, batch.labels.tolist(), strict=True)):
+        left, top = _MARGIN + i % columns * step, _MARGIN + i // columns * (step + _LINE)
+        sheet.paste(Image.fromarray(pixels), (left, top))
+        draw.text((left, top + size + 1), _fitting(index.classes[label], size, draw, font), fill="black", font=font)
+    return sheet
+
+
+def _fitting(text: str, width: int, draw: ImageDraw.ImageDraw, font: "ImageFont.ImageFont | ImageFont.FreeTypeFont") -> str:
+    while text and draw.textlength(text, font=font) > width:
+        text = text[:-1]
+    return text
+
+
+def write_sheet(sheet: Image.Image, path: Path) -> None:
+    """Write a sheet as PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path, "PNG")

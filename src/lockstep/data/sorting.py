@@ -1,0 +1,60 @@
+"""A flat folder of images -> a folder for each class, as the labels in a file say."""
+
+import re
+from pathlib import Path, PurePosixPath
+
+from lockstep.errors import DataError
+
+_IMAGES = (".jpg", ".jpeg", ".png")
+
+
+def sort_into_classes(folder: Path, labels: Path) -> int:
+    """Move every image of a folder into a folder of its class, and return how many were moved.
+
+    A line of `labels` is a file's name and its class, parted by spaces, a tab or a comma (more columns are ignored), or the
+    class alone, in the order of the sorted names. Nothing is moved unless every image has a class; run again after an
+    interruption, it moves the rest. Raises `DataError` naming what is missing.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    flat = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix.lower() in _IMAGES)
+    sorted_before = {path.name: path.parent.name for path in folder.glob("*/*") if path.suffix.lower() in _IMAGES}
+    class_of = _classes(labels, sorted([*flat, *sorted_before]))
+    unknown = [name for name in flat if name not in class_of]
+    if unknown:
+        raise DataError(f"{labels} names no class for {len(unknown)} of {len(flat)} images, the first {unknown[0]}")
+    for name in flat:
+        target = folder / class_of[name]
+        target.mkdir(exist_ok=True)
+        (folder / name).rename(target / name)
+    return len(flat)
+
+
+def _classes(labels: Path, names: list[str]) -> dict[str, str]:
+    try:
+        lines = [line.strip() for line in labels.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{labels} cannot be read: {error}") from None
+    rows = [re.split(r"[,\s]+", line) for line in lines if line]
+    if rows and rows[0][0] == "ImageId":  # the heading of Kaggle's LOC_val_solution.csv
+        del rows[0]
+    if not rows:
+        raise DataError(f"{labels} is empty; expected a line for each image: its name and its class")
+    if all(len(row) == 1 for row in rows):
+        if len(rows) != len(names):
+            raise DataError(f"{labels} has {len(rows)} classes, and there are {len(names)} images; expected one for each")
+        found = dict(zip(names, (row[0] for row in rows), strict=True))
+    else:
+        short = next((i for i, row in enumerate(rows) if len(row) < 2), None)
+        if short is not None:
+            raise DataError(f"{labels}: {rows[short][0]!r} has no class; expected a file's name and its class")
+        by_stem = {PurePosixPath(name).stem: name for name in names}
+        listed = ((PurePosixPath(row[0]), row[1]) for row in rows)
+        found = {by_stem.get(path.stem, path.name): name for path, name in listed}
+    # Numbers get zeros in front, so that folders sort as the numbers do.
+    width = max(map(len, found.values()))
+    found = {name: label.zfill(width) if label.isdigit() else label for name, label in found.items()}
+    bad = next((label for label in found.values() if "/" in label or label.startswith(".")), None)
+    if bad is not None:
+        raise DataError(f"{labels}: {bad!r} is no name of a class")
+    return found
