@@ -11,8 +11,8 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, State
 from lockstep.data.decode import check, decode_into
-from lockstep.data.host import loader_of
 from lockstep.data.index import open_index
+from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.errors import DataError
 from lockstep.initial import zero_momentum

@@ -225,6 +225,8 @@ class Execution(_Settings):
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
     accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Parts a rank's share of a step is computed in, one after the other."""
+    loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
+    """What decodes images: Lockstep's own threads, NVIDIA's DALI on the CPU or the GPU, or nothing ("synthetic": noise)."""
     loader_threads: Annotated[int, Field(ge=0)] = 0
     """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
     loader_batches: Annotated[int, Field(ge=1)] = 2

@@ -18,8 +18,8 @@ import numpy as np
 from lockstep import backends, checkpoint
 from lockstep.backends import Engine, Handle, Interval, State, World
 from lockstep.data import Batch
-from lockstep.data.host import loader_of
 from lockstep.data.index import Index, open_index
+from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_split
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.initial import initial_tensors, zero_momentum

@@ -11,12 +11,13 @@ from lockstep.cli import options
 
 def command(
     source: Annotated[Path, typer.Argument(help="A run's folder, a checkpoint or a .safetensors file.")],
-    data: Annotated[Path, typer.Option(help="Folder with val/<class>/<image>, or with <class>/<image>.")],
+    data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
     batch: Annotated[int, typer.Option(help="Images computed at once on each rank.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     backend: options.Backend = "torch",
+    loader: options.Loader = None,
     assignments: options.Set = None,
 ) -> None:
     """Evaluate trained weights on a folder of images; every image counts once."""
@@ -24,7 +25,7 @@ def command(
     from lockstep.cli.console import Reporter
     from lockstep.launched import is_leading
 
-    how = options.for_inference(assignments, backend)
+    how = options.for_inference(assignments, backend, loader)
     with Reporter() as reporter:
         listener = None if as_json else reporter
         result = evaluate(source, data, which=which, ema=ema, batch_images=batch, **how, listener=listener)

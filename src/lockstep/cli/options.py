@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
+Loader = Annotated[str | None, typer.Option(help="What decodes the images: host, dali, dali-gpu or synthetic.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
@@ -13,19 +14,20 @@ Which = Annotated[str, typer.Option("--checkpoint", help="Of a run: newest, best
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 
 
-def settings(assignments: list[str] | None, backend: str) -> tuple[dict[str, Any], Any]:
+def settings(assignments: list[str] | None, backend: str, loader: str | None = None) -> tuple[dict[str, Any], Any]:
     """Return the changes of the recipe, and the execution."""
     from lockstep.recipes import Execution, parse_settings
 
     recipe, execution = parse_settings(assignments or [])
-    return recipe, Execution.of({"backend": backend} | execution)
+    chosen = {"backend": backend} | ({"loader": loader} if loader else {})
+    return recipe, Execution.of(chosen | execution)
 
 
-def for_inference(assignments: list[str] | None, backend: str) -> dict[str, Any]:
+def for_inference(assignments: list[str] | None, backend: str, loader: str | None = None) -> dict[str, Any]:
     """Return precision and execution; other fields of a recipe are refused, since the recipe comes with the weights."""
     from lockstep.errors import RecipeError
 
-    recipe, execution = settings(assignments, backend)
+    recipe, execution = settings(assignments, backend, loader)
     precision = recipe.pop("precision", None)
     if recipe:
         raise RecipeError(

@@ -10,15 +10,16 @@ from lockstep.cli import options
 
 def command(
     recipe: Annotated[str, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")],
-    data: Annotated[Path, typer.Option(help="Folder with train/<class>/<image> and val/<class>/<image>.")],
+    data: Annotated[Path, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")],
     out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there goes on.")],
     backend: options.Backend = "torch",
+    loader: options.Loader = None,
     assignments: options.Set = None,
 ) -> None:
     """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
     from lockstep import load_recipe, train
     from lockstep.cli.console import Reporter
 
-    changes, execution = options.settings(assignments, backend)
+    changes, execution = options.settings(assignments, backend, loader)
     with Reporter() as reporter:
         train(load_recipe(recipe).replace(**changes), data, out, execution=execution, listener=reporter)

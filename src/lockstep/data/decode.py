@@ -57,6 +57,14 @@ def check(data: bytes) -> tuple[int, int]:
     return size
 
 
+def is_plain_jpeg(data: bytes) -> bool:
+    """Tell whether the bytes are a JPEG that libjpeg-turbo decodes, and none whose colours Pillow converts."""
+    try:
+        return _jpeg_size(data) is not None
+    except ValueError:
+        return False
+
+
 def header_size(data: bytes) -> tuple[int, int]:
     """Return height and width as an image's header says; (0, 0) if the bytes are no image."""
     try:

@@ -13,7 +13,6 @@ from lockstep.data.decode import decode_into
 from lockstep.data.index import Index
 from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
-from lockstep.recipes import Execution, Recipe
 
 
 class HostLoader:
@@ -86,9 +85,3 @@ class HostLoader:
                 )
             except ValueError as error:
                 raise self._index.changed(samples[at], str(error)) from None
-
-
-def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> HostLoader:
-    """Return a loader of an index for images of `size` pixels, resized as the recipe says and run as the execution says."""
-    threads, ahead = execution.loader_threads, execution.loader_batches
-    return HostLoader(index, size=size, antialias=recipe.antialias, threads=threads, ahead=ahead)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from lockstep.data.host import loader_of
 from lockstep.data.index import Index
+from lockstep.data.loaders import loader_of
 from lockstep.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.recipes import Execution, Recipe
 

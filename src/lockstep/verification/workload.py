@@ -8,8 +8,8 @@ import numpy as np
 from lockstep import models
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.data.host import loader_of
 from lockstep.data.index import open_index
+from lockstep.data.loaders import loader_of
 from lockstep.data.textures import draw_data_set
 from lockstep.models import blocks, convolutions, model_spec, narrowed
 from lockstep.order import BatchPlan, evaluation_plans, training_plans

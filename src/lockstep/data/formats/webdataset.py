@@ -122,17 +122,20 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a tar in its order.
 
     An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
-    the first image without such a neighbour.
+    the first image without such a neighbour; if there is none, all kinds in the file.
     """
     file = Places(path)
     waiting: list[_Group] = []
+    seen: set[str] = set()
     expected: set[str] | None = None
     for item in _groups(file):
         if isinstance(item, Damage):
             yield item
-        elif item.image is None:
             continue
-        elif item.doubtful and expected is None:
+        seen |= item.about
+        if item.image is None:
+            continue
+        if item.doubtful and expected is None:
             waiting.append(item)
         else:
             if expected is None:
@@ -141,7 +144,7 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
                 yield _sample(file, group, expected)
             waiting = []
     for group in waiting:
-        yield _sample(file, group, {"cls"})
+        yield _sample(file, group, seen)
 
 
 def _groups(file: Places) -> Iterator[_Group | Damage]:
