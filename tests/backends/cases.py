@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.models import ModelSpec, model_spec, tensors
+from lockstep.models import MODELS, ModelSpec, model_spec, narrowed, tensors
 from lockstep.recipes import Recipe
 from tests.backends import oracle
 
@@ -17,6 +17,10 @@ Arrays = dict[str, np.ndarray]
 NARROW: dict[str, Any] = {"layers": (2, 1, 1, 1), "stem_width": 8, "widths": (8, 8, 16, 16)}
 BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
 V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
+PUBLISHED = ("resnet50", "resnext101-32x4d")
+NARROWED: dict[str, dict[str, Any]] = {f"narrow {name}": {"model": narrowed(MODELS[name])} for name in PUBLISHED}
+"""What makes a recipe that of a published model with fewer channels and layers."""
+
 OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
 """Far apart, so that a mixed-up channel or a swapped mean and deviation shows."""
 

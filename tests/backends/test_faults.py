@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from lockstep import backends
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.recipes import Execution, Recipe
 from tests.backends import test_across, test_engine, test_masks, test_precision, test_steps, test_trajectories, wrong
-from tests.backends.cases import FP16, OTHER_COLOURS
+from tests.backends.cases import FP16, NARROWED, OTHER_COLOURS
 from tests.backends.conftest import starter
 from tests.backends.test_steps import STEPS, TRAJECTORIES
 from tests.backends.wrong import Build, with_function, with_rates, with_recipe
@@ -69,6 +70,11 @@ WEIGHTS, CURVE = (
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
 COSINE, BY_STEPS = "warm-up and cosine", "step"
 RESNET50, RESNEXT101 = "narrow resnet50 at 32 pixels", "narrow resnext101-32x4d at 32 pixels"
+
+
+def narrow(*kinds: str) -> tuple[str, ...]:
+    """Return the names of these steps of both narrow models."""
+    return tuple(f"{model} {kind}" for model in NARROWED for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,8 @@ FAULTS = {
         ),
     ),
     "symmetric padding where SAME was asked": Fault(
-        with_function("padding", wrong.symmetric), (*of_step(LOSS, "SAME padding"), *of_logits({"padding": "same"}))
+        with_function("padding", wrong.symmetric),
+        (*of_step(LOSS, "SAME padding", *narrow("with SAME padding and 1001 logits")), *of_logits({"padding": "same"})),
     ),
     "SAME with the odd row before": Fault(
         with_function("padding", wrong.odd_row_before), (*of_step(LOSS, "SAME padding"), *of_logits({"padding": "same"}))
@@ -190,7 +197,13 @@ FAULTS = {
     # Loss and targets
     "labels not mixed": Fault(
         with_function("mix", wrong.images_mixed_alone),
-        of_step(LOSS, "one mixup coefficient", "a mixup coefficient each", "two parts with mixup", RESNET50),
+        of_step(
+            LOSS,
+            "one mixup coefficient",
+            "a mixup coefficient each",
+            "two parts with mixup",
+            *narrow("at 32 pixels", "with one mixup coefficient"),
+        ),
     ),
     "the first image's coefficient for all": Fault(
         with_function("mix", wrong.mixed_by_the_first),
@@ -207,7 +220,7 @@ FAULTS = {
         with_recipe(lambda recipe: {"label_smoothing": 0.0}), of_step(LOSS, "smoothed", "1001 logits", RESNET50)
     ),
     "smoothing where none was asked": Fault(
-        with_recipe(lambda recipe: {"label_smoothing": 0.1}), of_step(LOSS, "not smoothed")
+        with_recipe(lambda recipe: {"label_smoothing": 0.1}), of_step(LOSS, "not smoothed", *narrow("not smoothed"))
     ),
     "gradient of the sum of losses": Fault(
         with_function("cross_entropy", wrong.summed),
@@ -221,7 +234,7 @@ FAULTS = {
     "sums parts": Fault(
         wrong.SumsParts,
         (
-            *of_step(GRADIENT, "two parts", "two parts with mixup"),
+            *of_step(GRADIENT, "two parts", "two parts with mixup", *narrow("in two parts")),
             test_steps.test_two_equal_parts_have_the_gradient_of_one,
             *of_trajectory("two parts"),
             test_trajectories.test_a_step_in_two_parts_goes_the_same_way_twenty_times,
@@ -315,7 +328,11 @@ FAULTS = {
     ),
     "the scale never shrinks": Fault(
         with_recipe(lambda recipe: {"loss_scale_backoff_steps": 10**9}),
-        (of_scaler("an overflow halves the scale"), test_precision.test_training_recovers_after_an_overflow),
+        (
+            of_scaler("an overflow halves the scale"),
+            test_precision.test_an_overflow_skips_the_update,
+            test_precision.test_training_recovers_after_an_overflow,
+        ),
     ),
     "float32 where fp16 was asked": Fault(
         with_recipe(lambda recipe: {"precision": "fp32"}),
@@ -351,10 +368,17 @@ FAULTS = {
     "loses the moving average": Fault(wrong.LosesTheAverage, (WRITTEN, of_resumed("fp32"))),
 }
 
+
+def name_of_recipe(test: Test) -> str:
+    """Return "recipe" for a test that is carried out on narrow models too, "tiny_recipe" for others."""
+    return "recipe" if "recipe" in signature(test).parameters else "tiny_recipe"
+
+
 CASES = [
-    pytest.param(fault.build, test, id=f"{name}-{number}")
+    pytest.param(fault.build, test, model, id=f"{name}-{number}-{model}")
     for name, fault in FAULTS.items()
     for number, test in enumerate(fault.tests)
+    for model in ("tiny", *(NARROWED if name_of_recipe(test) == "recipe" else ()))
 ]
 
 
@@ -386,13 +410,13 @@ def carry_out(test: Test, build: Build, recipe: Recipe) -> None:
     """Carry out a test of the suite on another engine."""
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
-        test(start=starter(of(build), world, stack), tiny_recipe=recipe)
+        test(start=starter(of(build), world, stack), **{name_of_recipe(test): recipe})
 
 
-@pytest.mark.parametrize(("build", "test"), CASES)
-def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
+@pytest.mark.parametrize(("build", "test", "model"), CASES)
+def test_a_fault_is_found(build: Build, test: Test, model: str, tiny_recipe: Recipe) -> None:
     with pytest.raises(AssertionError):
-        carry_out(test, build, tiny_recipe)
+        carry_out(test, build, tiny_recipe.replace(**NARROWED.get(model, {})))
 
 
 def described(test: Test) -> str:
@@ -415,6 +439,7 @@ def test_what_is_lost_between_engines_is_found(build: Build, test: Test, tiny_re
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
         sound, faulty = (starter(of(each), world, stack) for each in (ReferenceEngine, build))
-        test(pair=test_across.Pair(sound, sound), tiny_recipe=tiny_recipe)
+        test = partial(test, **{name_of_recipe(test): tiny_recipe})
+        test(pair=test_across.Pair(sound, sound))
         with pytest.raises(AssertionError):
-            test(pair=test_across.Pair(sound, faulty), tiny_recipe=tiny_recipe)
+            test(pair=test_across.Pair(sound, faulty))

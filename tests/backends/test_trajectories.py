@@ -8,12 +8,11 @@ import pytest
 
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.models import MODELS, narrowed
 from lockstep.recipes import Recipe
 from lockstep.schedule import learning_rates
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import moved, random_batches, statistics, steady_state
+from tests.backends.cases import NARROWED, moved, random_batches, statistics, steady_state
 from tests.backends.conftest import Start
 
 STEPS_PER_EPOCH = 5
@@ -31,9 +30,7 @@ SCHEDULES = {
         "lr_step_epochs": (2, 3),
         "lr_unit": "epoch",
     },
-    "a narrow resnet50": {"warmup_epochs": 1.0, "lr": 5e-5, "model": narrowed(MODELS["resnet50"])},
-    "a narrow resnext101": {"warmup_epochs": 1.0, "lr": 5e-5, "model": narrowed(MODELS["resnext101-32x4d"])},
-}
+} | {f"a {name}": {"warmup_epochs": 1.0, "lr": 5e-5} | changes for name, changes in NARROWED.items()}
 every_schedule = pytest.mark.parametrize("changes", SCHEDULES.values(), ids=SCHEDULES)
 
 
