@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from lockstep.cli import data, demo, doctor, evaluate, launch, predict, recipes, train, verify
+from lockstep.cli import benchmark, data, demo, doctor, evaluate, launch, predict, recipes, train, verify
 from lockstep.errors import LockstepError, UserError
 from lockstep.launched import follow_launcher, leave_exit_code
 
@@ -24,6 +24,7 @@ app.command("predict")(predict.command)
 app.command("verify")(verify.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(benchmark.app, name="benchmark")
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
 app.command("doctor")(doctor.command)
 

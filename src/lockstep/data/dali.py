@@ -32,7 +32,7 @@ class DaliLoader:
         self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
-        _dali()
+        import_dali()
 
     def __enter__(self) -> "DaliLoader":
         return self
@@ -70,7 +70,7 @@ class DaliLoader:
             yield self._batch(plan, None)
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
-        fn, types, pipeline_def = _dali()
+        fn, types, pipeline_def = import_dali()
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=most_images,
@@ -145,7 +145,8 @@ class DaliLoader:
         return DataError(f"DALI could not make a batch of images that libjpeg-turbo decodes: {error}")
 
 
-def _dali() -> tuple[Any, Any, Any]:
+def import_dali() -> tuple[Any, Any, Any]:
+    """Return DALI's functions, types and `pipeline_def`. Raises `BackendError` if it is not installed."""
     try:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import pipeline_def

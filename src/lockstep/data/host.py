@@ -55,8 +55,9 @@ class HostLoader:
                     image.cancel()
 
     def _start(self, plan: BatchPlan) -> tuple[Batch, list[Future[None]]]:
-        images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
+        images = np.empty((len(plan.samples), self._size, self._size, 3), np.uint8)
         padded = plan.samples < 0
+        images[padded] = 0
         labels = np.where(padded, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
         to_load = np.flatnonzero(~padded).tolist()
         # A task for each image would cost a tenth of its decoding; too few would leave threads idle at a batch's end.

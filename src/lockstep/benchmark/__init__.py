@@ -1,0 +1,1 @@
+"""Measuring Lockstep beside what people would pick instead, in one run."""

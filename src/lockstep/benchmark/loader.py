@@ -1,0 +1,295 @@
+"""Loaders side by side: the same JPEGs, the same cores, the same output, in turns, each turn a process of its own.
+
+All give batches of uint8 RGB [N, size, size, 3]: of every image a random window of 8 to 100 % of its area, resized
+bilinearly and mirrored half the time. Lockstep's loaders, DALI and TensorFlow resize without antialiasing; Pillow always
+antialiases. The peers are written as their documentation shows.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.dali import DaliLoader, import_dali
+from lockstep.data.decode import decode, is_plain_jpeg
+from lockstep.data.host import HostLoader
+from lockstep.data.index import Index, open_index
+from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
+from lockstep.data.turbojpeg import decode_window
+from lockstep.errors import DataError, nearest
+from lockstep.order import training_plans
+from lockstep.recipes import Recipe
+
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+WARMUP_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every loader is asked to do."""
+
+    data: str
+    threads: int
+    batch: int
+    size: int
+    seconds: float
+    """How long a turn lasts after the first batches."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn measured."""
+
+    images_per_sec: float
+    cpu_ms: float
+    """Processor time of an image on all cores together: what remains comparable on a machine that does other things too."""
+    peak_mb: float
+    """Of main memory."""
+
+
+def host(work: Work, index: Index) -> Iterator[int]:
+    """Lockstep's host loader."""
+    with HostLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
+        for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
+            yield len(batch.images)
+
+
+def dali(work: Work, index: Index) -> Iterator[int]:
+    """Lockstep's DALI loader."""
+    with DaliLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
+        for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
+            yield len(batch.images)
+
+
+def dali_fused(work: Work, index: Index) -> Iterator[int]:
+    """DALI as NVIDIA's systems use it: its reader, and its decoder of random crops."""
+    fn, types, pipeline_def = import_dali()
+
+    @pipeline_def(batch_size=work.batch, num_threads=work.threads, device_id=None, seed=1)  # type: ignore[untyped-decorator]
+    def pipeline() -> Any:
+        encoded, labels = fn.readers.file(files=_files(index), random_shuffle=True, name="reader")
+        images = fn.decoders.image_random_crop(
+            encoded, device="cpu", output_type=types.RGB, random_area=AREA, random_aspect_ratio=ASPECT, num_attempts=100
+        )
+        images = fn.resize(images, size=[work.size, work.size], interp_type=types.INTERP_LINEAR, antialias=False)
+        return fn.flip(images, horizontal=fn.random.coin_flip()), labels
+
+    built = pipeline()
+    built.build()
+    while True:
+        images, _ = built.run()
+        yield len(images)
+
+
+def torch_pillow(work: Work, index: Index) -> Iterator[int]:
+    """A PyTorch DataLoader with Pillow, a worker process for each core."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    pictures: Any = Pictures(_files(index), work.size)
+    loader: DataLoader[Any] = DataLoader(
+        pictures, batch_size=work.batch, shuffle=True, drop_last=True, num_workers=work.threads, persistent_workers=True
+    )
+    torch.set_num_threads(1)
+    while True:
+        for images in loader:
+            yield len(images)
+
+
+class Pictures:
+    """A map-style dataset of files, opened, cropped, resized and mirrored by Pillow."""
+
+    def __init__(self, files: list[str], size: int) -> None:
+        self.files, self.size = files, size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        from PIL import Image
+
+        image = Image.open(self.files[i]).convert("RGB")
+        top, left, height, width = _random_window(np.random, image.height, image.width)
+        image = image.crop((left, top, left + width, top + height)).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        if np.random.random() < 0.5:  # noqa: NPY002 - seeded by the DataLoader, one generator for each worker
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.array(image)
+
+
+def tf_data(work: Work, index: Index) -> Iterator[int]:
+    """tf.data with TensorFlow's fused decoding and cropping."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    def load(path: Any) -> Any:
+        data = tf.io.read_file(path)
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(data),
+            tf.zeros([1, 0, 4]),
+            min_object_covered=0.1,
+            area_range=AREA,
+            aspect_ratio_range=ASPECT,
+            max_attempts=100,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.stack([begin[0], begin[1], size[0], size[1]])
+        image = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), [work.size, work.size])
+        return tf.image.random_flip_left_right(tf.cast(image, tf.uint8))
+
+    files = _files(index)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = work.threads
+    options.threading.max_intra_op_parallelism = 1
+    data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat().map(load, num_parallel_calls=work.threads)
+    for images in data.batch(work.batch).prefetch(2).with_options(options):
+        yield len(images)
+
+
+def libjpeg_windows(work: Work, index: Index) -> Iterator[int]:
+    """The limit: libjpeg-turbo decoding the windows and nothing else, from memory."""
+    return _decoding(work, index, lambda data, size, window: decode_window(data, size, window))
+
+
+def libjpeg_whole(work: Work, index: Index) -> Iterator[int]:
+    """libjpeg-turbo decoding whole images and nothing else, from memory."""
+    return _decoding(work, index, lambda data, size, window: decode(data))
+
+
+def _decoding(work: Work, index: Index, how: Callable[[bytes, Any, Any], object]) -> Iterator[int]:
+    files = [index.read(i) for i in range(len(index))]
+    sizes = [tuple(size) for size in index.sizes.tolist()]
+
+    def one(samples: list[int], windows: list[list[int]]) -> None:
+        for sample, window in zip(samples, windows, strict=True):
+            how(files[sample], sizes[sample], tuple(window))
+
+    each = -(-work.batch // (4 * work.threads))
+    with ThreadPoolExecutor(work.threads) as pool:
+        waiting: list[Any] = []
+        for plan in training_plans(_recipe(work), index.sizes, 0):
+            starts = range(0, work.batch, each)
+            samples, windows = plan.samples.tolist(), plan.windows.tolist()
+            begun = [pool.submit(one, samples[i : i + each], windows[i : i + each]) for i in starts]
+            for task in waiting:
+                task.result()
+            if waiting:
+                yield work.batch
+            waiting = begun
+
+
+CONTENDERS: dict[str, Callable[[Work, Index], Iterator[int]]] = {
+    "host": host,
+    "dali": dali,
+    "dali-fused": dali_fused,
+    "torch-pillow": torch_pillow,
+    "tf-data": tf_data,
+    "libjpeg-windows": libjpeg_windows,
+    "libjpeg-whole": libjpeg_whole,
+}
+
+
+def _recipe(work: Work) -> Recipe:
+    return Recipe(global_batch_images=work.batch, epochs=100_000, crop_area=AREA, crop_aspect=ASPECT, image_size=work.size)
+
+
+def _random_window(random: Any, height: int, width: int) -> tuple[int, int, int, int]:
+    for _ in range(100):
+        area, aspect = height * width * random.uniform(*AREA), np.exp(random.uniform(*np.log(ASPECT)))
+        rows, columns = round((area / aspect) ** 0.5), round((area * aspect) ** 0.5)
+        if 0 < rows <= height and 0 < columns <= width:
+            return random.randint(0, height - rows + 1), random.randint(0, width - columns + 1), rows, columns
+    return 0, 0, height, width
+
+
+def _files(index: Index) -> list[str]:
+    return [str(index.path(i)) for i in range(len(index))]
+
+
+def _plain_jpegs(data: Path) -> Index:
+    """Return the index of the images that every loader decodes, at least a batch of them."""
+    index = open_index(find_split(data, "train") if holds_split(data, "train") else find_source(data))
+    if index.source.format != FOLDER:
+        raise DataError(f"{data} is no image folder, which all loaders read: lockstep data pack {data} DIR --format folder")
+    return index
+
+
+def measured(name: str, work: Work) -> Turn:
+    """Return one turn of a loader in this process."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
+    batches = CONTENDERS[name](work, _plain_jpegs(Path(work.data)))
+    for _ in range(WARMUP_BATCHES):
+        next(batches)
+    began, cpu_began, images = time.perf_counter(), _cpu_sec(), 0
+    while time.perf_counter() - began < work.seconds:
+        images += next(batches)
+    wall, cpu = time.perf_counter() - began, _cpu_sec() - cpu_began
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    return Turn(images / wall, 1000 * cpu / images, peak)
+
+
+def _cpu_sec() -> float:
+    """Return the processor time of this process and of those it has started, running ones too."""
+    own = time.process_time()
+    tick = os.sysconf("SC_CLK_TCK")
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            own += (int(fields[11]) + int(fields[12])) / tick
+    return own
+
+
+def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """Return, for every loader, the turns it was measured in and their median, or why it cannot run.
+
+    Raises `DataError` for an unknown name or data that not every loader reads.
+    """
+    for name in names:
+        if name not in CONTENDERS:
+            raise DataError(f"there is no loader {name!r} to measure. {nearest(name, CONTENDERS)}")
+    index = _plain_jpegs(Path(work.data))
+    strange = next((i for i in range(len(index)) if not is_plain_jpeg(index.read(i))), None)
+    if strange is not None:
+        raise DataError(f"{index.path(strange)} is no JPEG that every loader decodes; leave it out of the folder")
+    taken: dict[str, list[Turn]] = {name: [] for name in names}
+    missing: dict[str, str] = {}
+    for turn in range(turns):
+        for i, name in enumerate(names):
+            if name not in missing:
+                result = _in_a_process(name, work)
+                if isinstance(result, str):
+                    missing[name] = result
+                else:
+                    taken[name].append(result)
+            if progress is not None:
+                progress(turn * len(names) + i + 1, turns * len(names))
+    results: dict[str, Any] = {name: {"missing": reason} for name, reason in missing.items()}
+    for name in names:
+        if name not in missing:
+            columns = {key: [asdict(turn)[key] for turn in taken[name]] for key in ("images_per_sec", "cpu_ms", "peak_mb")}
+            results[name] = {key: round(median(values), 3) for key, values in columns.items()}
+            results[name]["turns"] = [round(value, 1) for value in columns["images_per_sec"]]
+    return {"work": asdict(work), "images": len(index), "results": {name: results[name] for name in names}}
+
+
+def _in_a_process(name: str, work: Work) -> Turn | str:
+    command = [sys.executable, "-m", __name__, name, json.dumps(asdict(work))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return Turn(**json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measured(sys.argv[1], Work(**json.loads(sys.argv[2]))))))
+    sys.stdout.flush()
+    os._exit(0)  # the peers' own threads and workers need not end

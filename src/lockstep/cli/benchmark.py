@@ -1,0 +1,49 @@
+"""`lockstep benchmark`: measure Lockstep beside what people would pick instead."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Measure Lockstep beside what people would pick instead, in one run.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `loader` a command of its own while it is the only one."""
+
+
+@app.command("loader")
+def loader(
+    data: Annotated[Path, typer.Argument(help="A folder of JPEGs by class, or a data set of such.")],
+    loaders: Annotated[
+        str, typer.Option(help="Which to compare, parted by commas; the first is what others are held to.")
+    ] = ("host,dali,dali-fused,torch-pillow,tf-data,libjpeg-windows"),
+    threads: Annotated[int, typer.Option(min=1, help="Threads, or worker processes, and the cores they may use.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Pixels of a side of the output.")] = 224,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn.")] = 5.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each loader, one after the other.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare loaders on the same JPEGs, cores and output: images a second, and processor time of an image."""
+    from lockstep.benchmark.loader import Work, compare
+    from lockstep.cli.console import Reporter
+
+    work = Work(str(data), threads, batch, size, seconds)
+    with Reporter() as reporter:
+        found = compare(loaders.split(","), work, turns, reporter.progress("measuring"))
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    results = found["results"]
+    first = next(iter(results))
+    print(f"{'loader':<16} {'images/s':>9} {'per core':>9} {'CPU ms':>8} {'peak MB':>8}  {first} is faster by")
+    for name, result in results.items():
+        if "missing" in result:
+            print(f"{name:<16} cannot run: {result['missing']}")
+            continue
+        rate, own = result["images_per_sec"], results[first].get("images_per_sec")
+        ratio = f"{own / rate:>8.2f}" if own else ""
+        print(f"{name:<16} {rate:>9.0f} {rate / threads:>9.0f} {result['cpu_ms']:>8.3f} {result['peak_mb']:>8.0f}  {ratio}")

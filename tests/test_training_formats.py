@@ -1,0 +1,97 @@
+"""One run, whatever holds its images: the losses and weights of four storage formats are equal to the last bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.data.pack import Packing, pack
+from lockstep.data.sources import FORMATS
+from lockstep.published import RECIPES
+from lockstep.recipes import Execution, Recipe
+from lockstep.weights import open_weights
+from tests.conftest import TINY_MODEL
+
+PACKED = {"recordio": 1, "tfrecord": 3, "webdataset": 2, "folder": 0}
+
+
+@pytest.fixture(scope="module")
+def packed(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The textures in every format."""
+    root = tmp_path_factory.mktemp("packed")
+    for name, shards in PACKED.items():
+        pack(textures, root / name, Packing(name, shards=shards))
+    return {name: root / name for name in PACKED}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    """resnet50-paddle-90ep for a narrow model, small images and two epochs."""
+    published = RECIPES["resnet50-paddle-90ep"]()
+    small = {"image_size": 32, "eval_resize": 36, "eval_crop": 32, "precision": "fp32"}
+    return published.replace(model=TINY_MODEL, logits=10, epochs=2, global_batch_images=8, warmup_epochs=0.5, **small)
+
+
+def outcome(run: Path) -> tuple[list[Any], dict[str, bytes]]:
+    """Return every logged loss and score, and the final weights."""
+    events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    kept = [[event.get(key) for key in ("kind", "step", "loss", "top1_percent")] for event in events]
+    weights = {name: value.tobytes() for name, value in open_weights(run).tensors.items()}
+    return kept, weights
+
+
+def test_every_format_is_packed() -> None:
+    assert set(PACKED) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_losses_and_weights_are_those_of_the_folder(
+    name: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    for data, run in ((textures, "folder"), (packed[name], "packed")):
+        lockstep.train(recipe, data, tmp_path / run, execution=Execution(compile="off", log_every_steps=1))
+    losses, weights = outcome(tmp_path / "packed")
+    assert len([event for event in losses if event[0] == "train"]) == 14
+    assert (losses, weights) == outcome(tmp_path / "folder")
+
+
+class Stopped(Exception):
+    """Raised from within a run."""
+
+
+def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+    execution = Execution(compile="off", save_every_steps=3)
+    lockstep.train(recipe, textures, tmp_path / "whole", execution=execution)
+    for name in ("webdataset", "recordio"):
+
+        def stop(event: dict[str, Any]) -> None:
+            if event["kind"] == "train" and event["step"] in (7, 10):
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            lockstep.train(recipe, packed[name], tmp_path / "parts", execution=execution, listener=stop)
+    lockstep.train(recipe, packed["tfrecord"], tmp_path / "parts", execution=execution)
+    assert outcome(tmp_path / "parts")[1] == outcome(tmp_path / "whole")[1]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_dali_trains_to_nearly_the_same_losses(
+    name: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    # A pixel differs by one level of 255 at most, before a random network of a rate that lets nothing grow.
+    recipe = recipe.replace(lr=1e-4)
+    losses = []
+    for loader, data in (("host", textures), ("dali", packed[name])):
+        execution = Execution(compile="off", log_every_steps=1, loader=loader)
+        lockstep.train(recipe, data, tmp_path / loader, execution=execution)
+        losses.append([event[2] for event in outcome(tmp_path / loader)[0] if event[0] == "train"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)
+
+
+def test_a_run_on_noise_needs_no_decoder(packed: dict[str, Path], recipe: Recipe, tmp_path: Path) -> None:
+    execution = Execution(compile="off", loader="synthetic")
+    report = lockstep.train(recipe, packed["recordio"], tmp_path / "run", execution=execution)
+    assert report["final"]["trained"]["images"] == 20
