@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
+MXNET := .venv-mxnet
 
 .PHONY: demo test quick check format clean
 
@@ -9,10 +10,10 @@ demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
 
 # All tests, the slow ones too. `make quick` leaves those out.
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(MXNET)/.made
 	$(RUN)/python -m pytest
 
-quick: $(VENV)/.dev
+quick: $(VENV)/.dev $(MXNET)/.made
 	$(RUN)/python -m pytest -m "not slow"
 
 check: $(VENV)/.dev
@@ -33,5 +34,11 @@ $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 
+# MXNet, which tests of RecordIO hold files against, needs an older NumPy than everything else.
+$(MXNET)/.made: constraints-mxnet.txt
+	$(PYTHON) -m venv $(MXNET)
+	$(MXNET)/bin/python -m pip install --quiet --constraint $< mxnet numpy
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(MXNET) demo

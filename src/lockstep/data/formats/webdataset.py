@@ -22,6 +22,8 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _MAGIC, _MAGIC_AT = b"ustar", 257
 """In a header, and where."""
 _SEARCHED_BYTES = 2**20
+_SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
+"""What tarfile raises besides its own errors if a header has a right checksum and makes no sense."""
 
 
 def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
@@ -51,8 +53,8 @@ def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
                             yield last
                         last, end = member, tar.offset
                         reason = f"no member of a tar begins at byte {end}"
-            except (tarfile.TarError, ValueError, OverflowError) as error:
-                reason += f": {error}"
+            except (*_SENSELESS, tarfile.TarError) as error:
+                reason += f": {str(error) or type(error).__name__}"
             ended = not torn and _only_zeros(file, end)
             start = file.size if ended else _next_member(file, end + 1 if torn or last is None else last.offset_data)
             if last is not None and (torn or (ended and end <= start and (start - end) % _BLOCK == 0)):
@@ -93,7 +95,7 @@ def _next_member(file: Places, start: int) -> int:
                 member = tarfile.TarInfo.frombuf(chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape")
                 if 0 <= member.size <= file.size - start - begin - _BLOCK:
                     return start + begin
-            except (tarfile.TarError, ValueError):
+            except (*_SENSELESS, tarfile.TarError):
                 pass
             at = chunk.find(_MAGIC, at + 1)
         start += len(chunk) - _BLOCK + 1
