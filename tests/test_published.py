@@ -40,6 +40,7 @@ COMMON: dict[str, Any] = {
     "crop_attempts": 100,
     "flip_probability": 0.5,
     "antialias": False,
+    "dct_scaling": False,
     "eval_resize": 256,
     "eval_crop": 224,
 }

@@ -180,6 +180,9 @@ class Recipe(_Settings):
     """Of red, green, blue on the scale 0 to 255; images are normalised as (x - mean) / std."""
     antialias: bool = False
     """Whether the bilinear resize filters when it shrinks (Pillow's way) or samples four pixels (OpenCV's)."""
+    dct_scaling: bool = False
+    """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
+    libjpeg can: faster for large photos, and it filters as it shrinks. Training and evaluation see other pixels with it."""
     eval_resize: Annotated[int, Field(ge=32)] = 256
     """Evaluation: the shorter side is resized to so many pixels, the other in proportion (rounded down) ..."""
     eval_crop: Annotated[int, Field(ge=32)] = 224

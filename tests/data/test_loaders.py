@@ -197,3 +197,14 @@ def test_the_loader_is_chosen_by_name(name: str, kind: type, index: Index, tiny_
 def test_another_name_is_refused() -> None:
     with pytest.raises(RecipeError, match="loader"):
         Execution.of({"loader": "disk"})
+
+
+def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(dct_scaling=True)
+    plans = training(recipe, index)
+    scaled = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
+    plain = batches(host(index), plans)
+    assert apart(scaled, plain).any()
+    assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(plain[0].images.mean(axis=(1, 2)), abs=8)
+    with pytest.raises(RecipeError, match="dct_scaling"):
+        loader_of(index, recipe, Execution(loader="dali"), size=SIZE)

@@ -32,10 +32,10 @@ def any_window(rng: np.random.Generator, height: int, width: int) -> Window:
     return int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
 
 
-def assert_same(data: bytes, window: Window, case: str) -> None:
-    whole = decode(data)
+def assert_same(data: bytes, window: Window, case: str, reduction: int = 1) -> None:
+    size, whole = decode(data).shape[:2], decode(data, reduction)
     top, left, height, width = window
-    found = decode_window(data, whole.shape[:2], window)
+    found = decode_window(data, size, window, reduction)
     assert found is not None, case
     assert np.array_equal(found, whole[top : top + height, left : left + width]), case
 
@@ -61,6 +61,46 @@ def test_a_window_of_a_progressive_jpeg_too() -> None:
         file = io.BytesIO()
         Image.fromarray(picture(rng, height, width)).save(file, "JPEG", progressive=True, subsampling=case % 3)
         assert_same(file.getvalue(), any_window(rng, height, width), f"case {case}")
+
+
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_window_of_a_reduced_image_too(sampling: str, reduction: int) -> None:
+    rng = np.random.default_rng(reduction)
+    for case in range(60):
+        height, width = rng.integers(16, 200, 2).tolist()  # of fewer pixels other reductions leave as many
+        data = encoded(picture(rng, height, width), sampling)
+        smaller = decode(data, reduction).shape
+        assert smaller == (-(-height // reduction), -(-width // reduction), 3)
+        window = any_window(rng, *smaller[:2])
+        assert_same(data, window, f"case {case}: {height} x {width}, window {window}", reduction)
+
+
+def test_a_reduced_image_is_the_mean_of_its_blocks() -> None:
+    # Of a grey ramp, which quantisation leaves as it is.
+    ramp = np.tile(np.arange(0, 192, 3, dtype=np.uint8)[:, None, None], (1, 64, 3))
+    means = ramp[..., 0].reshape(16, 4, 16, 4).mean(axis=(1, 3))
+    assert np.abs(decode(encoded(ramp, "444", 100), 4)[..., 0] - means).max() <= 2
+
+
+WINDOWS = {"half": ((0, 0, 64, 80), 2), "less than half": ((0, 0, 63, 80), 1), "a quarter": ((8, 4, 130, 150), 4)}
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize(("window", "reduction"), WINDOWS.values(), ids=WINDOWS)
+def test_with_dct_scaling_a_large_window_is_taken_from_a_reduced_image(
+    window: Window, reduction: int, antialias: bool
+) -> None:
+    data = encoded(picture(np.random.default_rng(6), 150, 170), "420")
+    outs = np.zeros((2, 32, 32, 3), np.uint8)
+    decode_into(data, (150, 170), window, (32, 32), (0, 0), flip=False, antialias=antialias, dct_scaling=True, out=outs[0])
+    smaller = decode(data, reduction)
+    top, left, height, width = (length // reduction for length in window)
+    part, file = smaller[top : top + height, left : left + width], io.BytesIO()
+    Image.fromarray(part).save(file, "PNG")
+    whole = (0, 0, *part.shape[:2])
+    decode_into(file.getvalue(), part.shape[:2], whole, (32, 32), (0, 0), flip=False, antialias=antialias, out=outs[1])
+    assert np.array_equal(*outs)
 
 
 def test_every_window_of_a_small_image() -> None:

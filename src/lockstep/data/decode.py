@@ -25,15 +25,19 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 
 
-def decode(data: bytes) -> np.ndarray:
+def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted, transparency is left out.
+
+    A `reduction` of 2, 4 or 8 decodes a JPEG at that fraction of its size, rounded up.
 
     Raises `ValueError` with the reason if the bytes are no image. A JPEG cut short or damaged is decoded as far as it
     goes; `check` is there to find it.
     """
-    if _jpeg_size(data) is not None:
-        return np.asarray(simplejpeg.decode_jpeg(data, strict=False))
-    return _pillow(data)
+    size = _jpeg_size(data)
+    if size is None:
+        return _pillow(data)
+    height, width = (-(-side // reduction) for side in size)
+    return np.asarray(simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False))
 
 
 def check(data: bytes) -> tuple[int, int]:
@@ -114,19 +118,23 @@ def decode_into(
     *,
     flip: bool,
     antialias: bool,
+    dct_scaling: bool = False,
     out: np.ndarray,
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
-    `size` is height and width of the image, `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias`. Only the window
-    is decoded where that gives the same pixels. Raises `ValueError` if the bytes are no image or one of another size.
+    `size` is height and width of the image, `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias` and
+    `Recipe.dct_scaling`. Only the window is decoded where that gives the same pixels. Raises `ValueError` if the bytes are
+    no image or one of another size.
     """
-    part = decode_window(data, size, window) if data[:2] == b"\xff\xd8" else None
+    is_jpeg = is_plain_jpeg(data)
+    reduction = _reduction(window, resized) if dct_scaling and is_jpeg else 1
+    top, left, height, width = (length // reduction for length in window)
+    part = decode_window(data, size, (top, left, height, width), reduction) if is_jpeg else None
     if part is None:
-        image = decode(data)
-        if image.shape[:2] != size:
+        image = decode(data, reduction)
+        if image.shape[:2] != tuple(-(-side // reduction) for side in size):
             raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
-        top, left, height, width = window
         part = image[top : top + height, left : left + width]
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
@@ -137,3 +145,11 @@ def decode_into(
         cv2.flip(pixels, 1, dst=out)  # ten times as fast as NumPy's reversed copy
     else:
         out[:] = pixels
+
+
+def _reduction(window: Window, resized: tuple[int, int]) -> int:
+    """Return the largest of libjpeg's reductions that leaves the window at least as large as it is resized to."""
+    for reduction in (8, 4, 2):
+        if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
+            return reduction
+    return 1

@@ -21,9 +21,19 @@ class HostLoader:
     What it holds is bounded by `ahead` batches being decoded and the one handed out.
     """
 
-    def __init__(self, index: Index, *, size: int, antialias: bool, threads: int = 0, ahead: int = 2) -> None:
+    def __init__(
+        self,
+        index: Index,
+        *,
+        size: int,
+        antialias: bool,
+        dct_scaling: bool = False,
+        threads: int = 0,
+        ahead: int = 2,
+    ) -> None:
         assert ahead >= 1
-        self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
+        self._index, self._size, self._ahead = index, size, ahead
+        self._antialias, self._dct_scaling = antialias, dct_scaling
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
@@ -82,6 +92,7 @@ class HostLoader:
                     tuple(offsets[at]),
                     flip=flips[at],
                     antialias=self._antialias,
+                    dct_scaling=self._dct_scaling,
                     out=images[i],
                 )
             except ValueError as error:

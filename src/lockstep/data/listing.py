@@ -117,6 +117,8 @@ class Listing(Images):
     """Every image of a source; the rows have no height and width yet, and in an image folder no length."""
 
     damaged: tuple[Quarantined, ...] = ()
+    numbered: bool = False
+    """The classes have no names but their numbers."""
 
 
 def list_images(source: Source, classes: tuple[str, ...] | None = None, *, first_label: int = 0) -> Listing:
@@ -179,7 +181,9 @@ def _of_files(source: Source, first_label: int) -> Listing:
     order = _order(np.concatenate(numbers), names)
     rows, names = rows[order], [names[i] for i in order.tolist()]
     classes = _classes(source, rows, class_names, folders)
-    return Listing(source, rows, Names.of(names), classes, tuple(damaged))
+    count = int(rows["label"].max()) + 1 if len(rows) else 0
+    numbered = classes is None
+    return Listing(source, rows, Names.of(names), classes or tuple(map(str, range(count))), tuple(damaged), numbered)
 
 
 def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
@@ -204,13 +208,15 @@ def _order(numbers: np.ndarray, names: list[bytes]) -> np.ndarray:
     return np.arange(len(names))
 
 
-def _classes(source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]) -> tuple[str, ...]:
-    """Return the names of the classes, and give the rows of classes without numbers theirs."""
+def _classes(
+    source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]
+) -> tuple[str, ...] | None:
+    """Return the names of the classes, None if only numbers are known; give the rows of classes without numbers theirs."""
     labels = rows["label"]
     if folders:
         if len(labels) and labels.max() >= 0:
             raise DataError(f"{source.named}: some images have a number as their class, some a folder; expected one of both")
-        ordered = sorted(folders)
+        ordered = sorted(folders, key=_encoded)
         table = np.zeros(len(ordered) + 1, np.int32)
         table[[-folders[name] for name in ordered]] = np.arange(len(ordered))
         rows["label"] = table[-labels]
@@ -226,21 +232,28 @@ def _classes(source: Source, rows: np.ndarray, class_names: dict[int, str], fold
             )
         return listed
     names = [class_names.get(label) or str(label) for label in range(count)]
-    return tuple(names if len(set(names)) == count else map(str, range(count)))
+    return tuple(names) if class_names and len(set(names)) == count else None
 
 
 def _listed_classes(source: Source) -> tuple[str, ...] | None:
     for folder in (source.root, source.root.parent):
         if (folder / CLASSES).is_file():
-            lines = (folder / CLASSES).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-            return tuple(line.strip() for line in lines if line.strip())
+            # Not splitlines: to it, more characters end a line than may stand in no name.
+            lines = (folder / CLASSES).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+            names = tuple(line.strip() for line in lines if line.strip())
+            if len(set(names)) < len(names):
+                twice = next(name for i, name in enumerate(names) if name in names[:i])
+                raise DataError(f"{folder / CLASSES} lists {twice} twice; expected another name for each class")
+            return names
     return None
 
 
 def _relabelled(source: Source, listing: Listing, classes: tuple[str, ...]) -> Listing:
     """Return a listing whose labels are positions in `classes`."""
     own = listing.classes
-    if own == tuple(map(str, range(len(own)))):
+    if own == classes:
+        return listing
+    if listing.numbered:
         if len(own) > len(classes):
             raise DataError(
                 f"{source.named} has an image of class {len(own) - 1}; training has {len(classes)} classes, counted from 0"

@@ -1,9 +1,12 @@
 """The loaders: what turns the plans of `order` into batches."""
 
+from typing import Any
+
 from lockstep.data.dali import DaliLoader
 from lockstep.data.host import HostLoader
 from lockstep.data.index import Index
 from lockstep.data.synthetic import SyntheticLoader
+from lockstep.errors import RecipeError
 from lockstep.recipes import Execution, Recipe
 
 Loader = HostLoader | DaliLoader | SyntheticLoader
@@ -12,12 +15,14 @@ Loader = HostLoader | DaliLoader | SyntheticLoader
 def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> Loader:
     """Return a loader of an index for images of `size` pixels, resized as the recipe says and run as the execution says.
 
-    Raises `BackendError` if the loader's library is not installed.
+    Raises `BackendError` if the loader's library is not installed, `RecipeError` if it cannot do what the recipe says.
     """
-    threads, ahead = execution.loader_threads, execution.loader_batches
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
+    how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
+    how |= {"size": size, "antialias": recipe.antialias}
     if execution.loader == "host":
-        return HostLoader(index, size=size, antialias=recipe.antialias, threads=threads, ahead=ahead)
-    on_gpu = execution.loader == "dali-gpu"
-    return DaliLoader(index, size=size, antialias=recipe.antialias, on_gpu=on_gpu, threads=threads, ahead=ahead)
+        return HostLoader(index, dct_scaling=recipe.dct_scaling, **how)
+    if recipe.dct_scaling:
+        raise RecipeError("DALI decodes at full size alone: leave out dct_scaling, or take the host loader")
+    return DaliLoader(index, on_gpu=execution.loader == "dali-gpu", **how)

@@ -7,6 +7,7 @@ started again with the same arguments.
 import fcntl
 import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,13 +25,15 @@ from lockstep.data.decode import decode, header_size
 from lockstep.data.formats import Sample, atomically, recordio, tfrecord, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
-from lockstep.data.sources import ALIASES, FOLDER, FORMATS, find_source, find_split, holds_split
+from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_source, find_split, holds_split
 from lockstep.errors import DataError
 from lockstep.machine import cores
 
 SHARD_BYTES = 2**27
 """About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""
 _AT_ONCE = 32
+_KINDS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"": "img"}
+"""With what images begin, and how their names end."""
 Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
 _WRITERS: dict[str, Callable[[Path], Writer]] = {
     "recordio": recordio.Writer,
@@ -68,13 +71,20 @@ class Split:
     """int64: rows of the listing, those in quarantine left out."""
     names: tuple[str, ...] | None
     """`class/file` of every sample; None if each is named by its number."""
+    format: str
+    """In which they are to be written."""
 
     def sample_name(self, number: int, data: bytes) -> str:
         """Return the name of the sample that is written as this number."""
         if self.names is not None:
             return self.names[number]
-        kind = "jpg" if data[:2] == b"\xff\xd8" else "png" if data[:4] == b"\x89PNG" else "img"
-        return f"{self.class_of(number)}/{number:08d}.{kind}"
+        file = f"{number:08d}.{next(kind for begin, kind in _KINDS.items() if data.startswith(begin))}"
+        # A class in front would decide on the order of files that are listed by name.
+        return f"{self.class_of(number)}/{file}" if self.format == FOLDER else file
+
+    def possible_names(self, number: int) -> list[str]:
+        """Return the names that the sample can get, whatever its bytes."""
+        return [self.sample_name(number, begin) for begin in _KINDS]
 
     def label(self, number: int) -> int:
         """Return the label of a sample."""
@@ -88,8 +98,9 @@ class Split:
 def pack(source: Path, target: Path, packing: Packing, progress: Progress | None = None) -> dict[str, int]:
     """Write the images of `source`, a data set or a folder of images, to the folder `target`; return counts of images.
 
-    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are.
-    `progress` is called with the images done and the images in all. Raises `DataError` if the target holds something else.
+    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are. Only
+    an image folder may change their order: by class, if it is not. `progress` is called with the images done and the images
+    in all. Raises `DataError` if the target holds something else.
     """
     if packing.format not in FORMATS:
         raise DataError(f"{packing.format} is no storage format; choose one of {', '.join(FORMATS)}")
@@ -97,6 +108,8 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
     total = sum(len(split.samples) for split in splits)
     if not total:
         raise DataError(f"{source} has no images")
+    for split in splits:
+        _check_classes(split)
     done = 0
 
     def advance(count: int) -> None:
@@ -106,8 +119,9 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
             progress(done, total)
 
     with _begun(target, _identity(splits, packing)), ThreadPoolExecutor(packing.workers or cores()) as pool:
-        with atomically(target / CLASSES) as file:
-            file.writelines(f"{name}\n" for name in splits[0].listing.classes)
+        if not (target / CLASSES).exists():
+            with atomically(target / CLASSES) as file:
+                file.writelines(f"{name}\n" for name in splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
                 _write_folder(split, target / split.name, packing, pool, advance)
@@ -131,22 +145,34 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
         left_out = quarantine_of(where)
         kept = [i for i in range(len(listing)) if not left_out or listing.place(i) not in left_out]
         samples = np.array(kept, np.int64)
-        yield Split(name, listing, samples, _kept_names(listing, samples, packing))
+        yield Split(name, listing, samples, _kept_names(listing, samples, packing), packing.format)
+
+
+def _check_classes(split: Split) -> None:
+    """Raise `DataError` if the name of a class cannot be a line of `classes.txt`, or the name of a folder to be."""
+    for label, name in enumerate(split.listing.classes):
+        if not name or name != name.strip() or set(name) & set("\n\r\0"):
+            raise DataError(f"class {label} is called {name!r}, which is no line of {CLASSES}; name it otherwise")
+        if split.format == FOLDER and (name.startswith(".") or "/" in name):
+            raise DataError(
+                f"class {label} is called {name!r}, which is no name of a folder; name it otherwise in {CLASSES}"
+            )
 
 
 def _kept_names(listing: Listing, samples: np.ndarray, packing: Packing) -> tuple[str, ...] | None:
     """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
-    names, before = [], ""
+    names, before = [], b""
     for i in samples.tolist():
         label, class_name = int(listing.rows["label"][i]), listing.classes[int(listing.rows["label"][i])]
         file = PurePosixPath(listing.name(i)).name
-        if not file or file.startswith("."):
+        # The list beside RecordIO is of lines with columns.
+        if not file or file.startswith(".") or set(file) & set("\n\r\t\0"):
             return None
         if packing.resize and not file.lower().endswith((".jpg", ".jpeg")):
             file = f"{PurePosixPath(file).stem}.jpg"
-        # A folder is read by class and then by name; other formats by name alone.
-        key = f"{label:08d}\0{file}" if packing.format == FOLDER else f"{class_name}\0{file}"
-        if key <= before:
+        # RecordIO is read by number, a folder by class and then by name, the other formats by name alone.
+        key = os.fsencode(f"{label:08d}/{file}" if packing.format == FOLDER else f"{class_name}/{file}").replace(b"/", b"\0")
+        if key <= before and packing.format != "recordio":
             return None
         before = key
         names.append(f"{class_name}/{file}")
@@ -169,7 +195,7 @@ def _identity(splits: list[Split], packing: Packing) -> str:
 def _begun(target: Path, identity: str) -> Iterator[None]:
     """Hold the target for one pack. Raises `DataError` if it holds another's files, or another process writes there."""
     target.mkdir(parents=True, exist_ok=True)
-    about, lock = target / CACHE / "pack.json", target / CACHE / "pack.lock"
+    about, lock, unfinished = target / CACHE / "pack.json", target / CACHE / "pack.lock", target / UNFINISHED
     strange = [path.name for path in target.iterdir() if path.name != CACHE]
     if strange and not about.exists():
         raise DataError(f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder")
@@ -179,11 +205,14 @@ def _begun(target: Path, identity: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"another process is writing to {target}") from None
-        if about.exists() and about.read_text(encoding="utf-8") != identity:
+        if not about.exists():
+            unfinished.touch()
+            with atomically(about) as begun:
+                begun.write(identity)
+        elif about.read_text(encoding="utf-8") != identity:
             raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
-        with atomically(about) as begun:
-            begun.write(identity)
         yield
+        unfinished.unlink(missing_ok=True)
 
 
 def _read(split: Split, packing: Packing, numbers: Sequence[int]) -> list[Sample]:
@@ -265,7 +294,9 @@ def _bytes(split: Split) -> int:
     listing = split.listing
     if listing.source.format != FOLDER:
         return int(listing.rows["length"].sum())
-    return sum(listing.path(i).stat().st_size for i in split.samples.tolist())
+    # A file that cannot be read is named when it is its turn.
+    paths = (listing.path(i) for i in split.samples.tolist())
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def shard_name(format: str, split: str, shard: int, shards: int) -> str:
@@ -286,20 +317,15 @@ def _write_folder(
     split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
     for label in np.unique(split.listing.rows["label"][split.samples]).tolist():
-        name = split.listing.classes[label]
-        if not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise DataError(
-                f"class {label} is called {name!r}, which is no name of a folder; name it otherwise in {CLASSES}"
-            )
-        (target / name).mkdir(parents=True, exist_ok=True)
-    numbers: Sequence[int] = range(len(split.samples))
-    if split.names is not None:
-        numbers = [number for number in numbers if not (target / split.names[number]).exists()]
-        advance(len(split.samples) - len(numbers))
+        (target / split.listing.classes[label]).mkdir(parents=True, exist_ok=True)
+    every = range(len(split.samples))
+    numbers = [number for number in every if not any((target / name).exists() for name in split.possible_names(number))]
+    advance(len(split.samples) - len(numbers))
     for samples in _in_order(split, packing, pool, numbers):
         for sample in samples:
             path = target / sample.name
-            unfinished = path.with_name(f".{path.name}.partial")
+            # Not longer than the image's own name, which may be as long as names can be.
+            unfinished = path.with_name(".partial")
             unfinished.write_bytes(sample.data)
             unfinished.replace(path)
         advance(len(samples))

@@ -32,7 +32,7 @@ def sort_into_classes(folder: Path, labels: Path) -> int:
 
 def _classes(labels: Path, names: list[str]) -> dict[str, str]:
     try:
-        lines = [line.strip() for line in labels.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in labels.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{labels} cannot be read: {error}") from None
     rows = [re.split(r"[,\s]+", line) for line in lines if line]
@@ -50,7 +50,8 @@ def _classes(labels: Path, names: list[str]) -> dict[str, str]:
             raise DataError(f"{labels}: {rows[short][0]!r} has no class; expected a file's name and its class")
         by_stem = {PurePosixPath(name).stem: name for name in names}
         listed = ((PurePosixPath(row[0]), row[1]) for row in rows)
-        found = {by_stem.get(path.stem, path.name): name for path, name in listed}
+        known = set(names)
+        found = {path.name if path.name in known else by_stem.get(path.stem, path.name): label for path, label in listed}
     # Numbers get zeros in front, so that folders sort as the numbers do.
     width = max(map(len, found.values()))
     found = {name: label.zfill(width) if label.isdigit() else label for name, label in found.items()}

@@ -19,6 +19,8 @@ _IS_OF: dict[str, Callable[[str], bool]] = {
 }
 """By which names the files of a format are known."""
 FORMATS = (FOLDER, *_IS_OF)
+UNFINISHED = Path(".lockstep") / "pack.unfinished"
+"""In a folder to which a data set is being written, until all of it is there."""
 _DALI_INDEXES = "idx"
 """The folder of DALI's indexes beside TFRecord files."""
 
@@ -45,15 +47,15 @@ class Source:
 def find_split(data: Path, split: str) -> Source:
     """Return the source of "train" or "val" in a data set: a folder of that name, or files with that word in their names.
 
-    Raises `DataError` if there is none, if a numbered file is missing, or if there are two formats.
+    Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or if the writing of the
+    data set did not end.
     """
     if not data.is_dir():
         raise DataError(f"there is no folder {data}; expected {_layouts(data, split)}")
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
-    word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
-    found = _of_files(data, (name for name in _visible_files(data) if word.search(name)), split)
+    found = _of_files(data, _files_of_split(data, split), split)
     if found is None:
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return found
@@ -66,6 +68,7 @@ def find_source(root: Path) -> Source:
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
+    _check_written(root)
     with os.scandir(root) as entries:
         folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
     if folders - {_DALI_INDEXES}:
@@ -74,19 +77,21 @@ def find_source(root: Path) -> Source:
 
 
 def holds_split(data: Path, split: str) -> bool:
-    """Tell whether `find_split` would find something."""
-    if any((data / alias).is_dir() for alias in ALIASES[split]):
-        return True
-    try:
-        find_split(data, split)
-    except DataError:
+    """Tell whether there is a folder or a file of this split, be it complete or not."""
+    if not data.is_dir():
         return False
-    return True
+    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(_files_of_split(data, split))
 
 
 def _layouts(data: Path, split: str) -> str:
     word = ALIASES[split][-1]
     return f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or {data}/{split}-000000.tar"
+
+
+def _files_of_split(data: Path, split: str) -> list[str]:
+    word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
+    names = (name for name in _visible_files(data) if word.search(name))
+    return [name for name in names if any(is_of(name) for is_of in _IS_OF.values())]
 
 
 def _visible_files(root: Path) -> list[str]:
@@ -104,8 +109,18 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
         examples = ", ".join(f"{files[0]} ({format})" for format, files in by_format.items())
         raise DataError(f"{root} holds images in more than one format: {examples}. Give each format a folder of its own")
     [(format, files)] = by_format.items()
+    _check_written(root)
     _check_complete(root, files)
     return Source(format, root, files, split)
+
+
+def _check_written(root: Path) -> None:
+    """Raise `DataError` if a data set is not all there yet: what is there of it would pass for a smaller one."""
+    for folder in (root, root.parent):
+        if (folder / UNFINISHED).exists():
+            raise DataError(
+                f"{folder} is not complete: lockstep data pack is writing to it, or was interrupted. Give the same command again"
+            )
 
 
 def _check_complete(root: Path, files: tuple[str, ...]) -> None:
@@ -122,13 +137,13 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
 
 
 def class_folders(root: Path) -> list[str]:
-    """Return the sorted names of the class folders.
+    """Return the names of the class folders, sorted by their bytes.
 
     Raises `DataError` if there are none, and says how to sort a flat folder of images.
     """
     with os.scandir(root) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    folders = sorted((entry.name for entry in visible if entry.is_dir()), key=os.fsencode)
     if not folders:
         files = sum(entry.is_file() for entry in visible)
         found = f"{files} files and no folders" if files else "nothing"
@@ -140,7 +155,10 @@ def class_folders(root: Path) -> list[str]:
 
 
 def class_files(folder: Path) -> list[str]:
-    """Return the sorted names of the images of a class folder. Raises `DataError` if it is empty or holds a folder."""
+    """Return the names of the images of a class folder, sorted by their bytes.
+
+    Raises `DataError` if it is empty or holds a folder.
+    """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     folders = sorted(entry.name for entry in visible if entry.is_dir())
@@ -148,4 +166,4 @@ def class_files(folder: Path) -> list[str]:
         raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
     if not visible:
         raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
-    return sorted(entry.name for entry in visible)
+    return sorted((entry.name for entry in visible), key=os.fsencode)

@@ -32,6 +32,10 @@ class _Region(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
 
 
+class _Scale(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("num", "denom")]
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """Return TurboJPEG 3, or None where there is none."""
@@ -39,6 +43,7 @@ def library() -> ctypes.CDLL | None:
         try:
             found = ctypes.CDLL(path)
             found.tj3SetCroppingRegion.argtypes = (ctypes.c_void_p, _Region)
+            found.tj3SetScalingFactor.argtypes = (ctypes.c_void_p, _Scale)
         except (OSError, AttributeError):  # not there, or an older one
             continue
         data = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
@@ -88,11 +93,12 @@ def _decoder() -> _Decoder | None:
     return _of_thread.decoder
 
 
-def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
+def decode_window(data: bytes, size: tuple[int, int], window: Window, reduction: int = 1) -> np.ndarray | None:
     """Return a window of a JPEG whose height and width are `size`: uint8 RGB [height, width, 3].
 
-    The array is valid until the same thread decodes again. None if the library is missing, or the file is of a kind, or
-    damaged in a way, that is left to a full decode.
+    With a `reduction` of 2, 4 or 8 the image is decoded at that fraction of its size (rounded up), and the window is of the
+    smaller image. The array is valid until the same thread decodes again. None if the library is missing, or the file is
+    of a kind, or damaged in a way, that is left to a full decode.
     """
     decoder = _decoder()
     if decoder is None:
@@ -108,10 +114,14 @@ def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndar
     ):
         return None
     top, left, height, width = window
-    block = _BLOCK_WIDTHS[subsampling]
+    rows, columns = -(-size[0] // reduction), -(-size[1] // reduction)
+    block = _BLOCK_WIDTHS[subsampling] // reduction
     # A region begins at a border of blocks; one block more on each side gives the window's edge its true neighbours.
-    x, x_end = max(left // block - 1, 0) * block, min(left + width + block, size[1])
-    y, y_end = max(top - _CONTEXT_ROWS, 0), min(top + height + _CONTEXT_ROWS, size[0])
+    x, x_end = max(left // block - 1, 0) * block, min(left + width + block, columns)
+    y, y_end = max(top - _CONTEXT_ROWS, 0), min(top + height + _CONTEXT_ROWS, rows)
+    turbo.tj3SetCroppingRegion(handle, _Region(0, 0, 0, 0))  # the last image's, which need not fit another scale
+    if turbo.tj3SetScalingFactor(handle, _Scale(1, reduction)) != 0:
+        return None
     if turbo.tj3SetCroppingRegion(handle, _Region(x, y, x_end - x, y_end - y)) != 0:
         return None
     pixels = decoder.room((y_end - y) * (x_end - x) * 3).reshape(y_end - y, x_end - x, 3)
