@@ -106,6 +106,10 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["this run was finished at step 40; nothing is left to do", *SUMMARY],
     ),
     "short progress": ([event("progress", what="evaluating", done=done, total=3) for done in (1, 2, 3)], []),
+    "progress in leaps": (
+        [event("progress", what="indexing", done=done, total=1500) for done in (64, 200, 640, 704, 1500)],
+        ["indexing: 200 of 1500", "indexing: 640 of 1500", "indexing: 1500 of 1500"],
+    ),
     "long progress": (
         [event("progress", what="drawing", done=done, total=2400) for done in range(1, 2401)],
         [f"drawing: {done} of 2400" for done in range(240, 2401, 240)],

@@ -25,6 +25,7 @@ class Reporter:
             disable=not self.console.is_terminal or not is_leading(),
         )
         self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
         self._total = 0
 
     def __enter__(self) -> Self:
@@ -59,7 +60,9 @@ class Reporter:
         self._advance(event["what"], event["done"], event["total"])
         # Without a terminal a long task still shows that it lives: one line each tenth.
         done, total = event["done"], event["total"]
-        if not self.console.is_terminal and total >= 1000 and done * 10 // total > (done - 1) * 10 // total:
+        tenth = done * 10 // total
+        if not self.console.is_terminal and total >= 1000 and tenth > self._tenths.get(event["what"], 0):
+            self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
     def _on_start(self, event: dict[str, Any]) -> None:

@@ -1,0 +1,34 @@
+"""The host loader against DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on 1 and 2 cores."""
+
+import argparse
+from pathlib import Path
+
+from lockstep.benchmark.loader import CONTENDERS, Work, compare
+from measuring import record
+
+TURNS, SECONDS = 5, 5.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of plain JPEGs by class")
+    data = parser.parse_args().data
+    found = {
+        f"{threads} threads": compare(list(CONTENDERS), Work(str(data), threads, 64, 224, SECONDS), TURNS)["results"]
+        for threads in (1, 2)
+    }
+    both = found["2 threads"]
+    rates = {name: result["images_per_sec"] for name, result in both.items()}
+    record(
+        "loaders",
+        {
+            "what": f"images a second, 224 px random crops in batches of 64; medians of {TURNS} turns of {SECONDS:g} s",
+            **found,
+            "host_over": {name: round(rates["host"] / rate, 2) for name, rate in rates.items() if name != "host"},
+            "host_2_threads_over_1": round(rates["host"] / found["1 threads"]["host"]["images_per_sec"], 2),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
