@@ -7,6 +7,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import Framework
+from lockstep.data import turbojpeg
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -22,6 +23,17 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert lines[2] == f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}"
     assert lines[3].startswith(f"torch      {versions[2]}: ")
     assert "CPU, " in lines[3]
+
+
+def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, output, _ = answer("doctor")
+    assert output.splitlines()[-2:] == [
+        f"dali       {importlib.metadata.version('nvidia-dali-cuda120')}",
+        "turbojpeg  a window of a JPEG is decoded alone",
+    ]
+    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    _, output, _ = answer("doctor")
+    assert output.splitlines()[-1].startswith("turbojpeg  missing; pip install turbojpeg")
 
 
 def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

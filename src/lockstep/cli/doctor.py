@@ -4,6 +4,8 @@
 def command() -> None:
     """Show the frameworks and devices found here, and how to install what is missing."""
     from lockstep import backends
+    from lockstep.data import turbojpeg
+    from lockstep.data.dali import DISTRIBUTIONS, INSTALL
     from lockstep.run import environment
 
     about = environment("torch")
@@ -20,3 +22,7 @@ def command() -> None:
             print(f"{name:<10} {version} does not load: {error}")
             continue
         print(f"{name:<10} {version}: {'; '.join(devices)}")
+    dali = backends.Framework(DISTRIBUTIONS, INSTALL)
+    print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
+    found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
+    print(f"{'turbojpeg':<10} {found}")

@@ -21,6 +21,9 @@ from lockstep.errors import BackendError, DataError
 from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
 
+DISTRIBUTIONS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
+INSTALL = "pip install 'lockstep-vision[dali]'"
+
 
 class DaliLoader:
     """Turns plans into batches; a context manager."""
@@ -151,5 +154,5 @@ def import_dali() -> tuple[Any, Any, Any]:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import pipeline_def
     except ImportError as error:
-        raise BackendError(f"DALI cannot be imported ({error}): pip install 'lockstep-vision[dali]'") from None
+        raise BackendError(f"DALI cannot be imported ({error}): {INSTALL}") from None
     return fn, types, pipeline_def

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+INSTALL = "pip install turbojpeg (Python 3.11), or the system's libturbojpeg 3; until then whole images are decoded"
 Window = tuple[int, int, int, int]
 """Top, left, height, width in pixels."""
 
