@@ -1,18 +1,23 @@
 """`lockstep data`: look at data sets, check them, and write them in another storage format."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from lockstep.data.doctor import Report
     from lockstep.data.index import Index
     from lockstep.data.sources import Source
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
 Data = Annotated[Path, typer.Argument(help="A data set with training and validation images, or a folder of images.")]
+_SHOWN = 5
+"""Findings of a kind that a table lists."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -81,6 +86,53 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+@app.command("check")
+def check(
+    data: Data,
+    logits: Annotated[int, typer.Option(min=0, help="Outputs of the model the labels are for; 0: what the data says.")] = 0,
+    smallest: Annotated[int, typer.Option(min=1, help="Images with a shorter side below this are called tiny.")] = 32,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Write unusable images to quarantine.json.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read and decode every image, and look for what spoils a training; exit code 1 if something was found."""
+    from lockstep.cli.console import Reporter
+    from lockstep.data.doctor import examine
+
+    with Reporter() as reporter:
+        report = examine(data, logits=logits or None, smallest=smallest, progress=reporter.progress("checking"))
+    written = report.write_quarantine() if quarantine else []
+    if as_json:
+        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+    else:
+        for line in _report_lines(report):
+            print(line)
+        for path in written:
+            print(f"wrote {path}: every loader leaves out what it lists")
+    if report.findings:
+        raise typer.Exit(1)
+
+
+def _report_lines(report: "Report") -> Iterator[str]:
+    from lockstep.data.doctor import KINDS
+
+    for split in report.splits:
+        left_out = f", {split.left_out} left out before" if split.left_out else ""
+        what = f"{split.images} images of {split.classes} classes, {split.total_bytes / 1e6:,.1f} MB{left_out}"
+        yield f"{split.name or split.root} ({split.format or 'two formats'}): {what}"
+    for kind, count in report.by_kind().items():
+        about = KINDS[kind]
+        yield f"{about.severity:<8} {kind:<22} {count:>7}  {about.meaning}"
+        found = [finding for finding in report.findings if finding.kind == kind]
+        for finding in found[:_SHOWN]:
+            where = f"{finding.split}/{finding.place}" if finding.split else finding.place
+            name = f" ({finding.name})" if finding.name and finding.name != finding.place else ""
+            yield f"         {printable(where + name)}: {printable(finding.detail)}"
+        if len(found) > _SHOWN:
+            yield f"         ... and {len(found) - _SHOWN} more; --json lists all"
+        yield f"         -> {about.remedy}"
+    yield "nothing found" if not report.findings else f"{len(report.findings)} findings"
+
+
 @app.command("show")
 def show(
     data: Data,
@@ -131,6 +183,11 @@ def _indexes(data: Path, *, anew: bool = False) -> "list[tuple[str, Index]]":
             progress = reporter.progress(f"indexing {split}".strip())
             indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))
     return indexes
+
+
+def printable(text: str) -> str:
+    """Return a text that any terminal can show; what is not UTF-8 in it is replaced."""
+    return os.fsencode(text).decode(errors="replace")
 
 
 def _print_quarantined(index: "Index") -> None:

@@ -21,7 +21,7 @@ the file, bytes, class, and size in pixels."""
 CLASSES = "classes.txt"
 """Beside files that keep numbers alone: the names of the classes, one a line, the first is class 0."""
 MOST_CLASSES = 2**20
-_STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
+STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "recordio": recordio.stored,
     "tfrecord": tfrecord.stored,
     "webdataset": webdataset.stored,
@@ -133,7 +133,7 @@ def list_images(source: Source, classes: tuple[str, ...] | None = None, *, first
 
 
 def _of_folder(source: Source) -> Listing:
-    folders, listed = class_folders(source.root), _listed_classes(source)
+    folders, listed = class_folders(source.root), listed_classes(source)
     classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
     label_of = {name: label for label, name in enumerate(classes)}
     names, labels = [], []
@@ -159,7 +159,7 @@ def _of_files(source: Source, first_label: int) -> Listing:
     damaged: list[Quarantined] = []
     for file, path in enumerate(source.files):
         try:
-            stored = _STORED[source.format](source.root / path)
+            stored = STORED[source.format](source.root / path)
             while some := list(islice(stored, _AT_ONCE)):
                 good = []
                 for each in some:
@@ -221,7 +221,7 @@ def _classes(
         table[[-folders[name] for name in ordered]] = np.arange(len(ordered))
         rows["label"] = table[-labels]
         return tuple(ordered)
-    listed = _listed_classes(source)
+    listed = listed_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
     if listed is not None:
         if count > len(listed):
@@ -235,7 +235,8 @@ def _classes(
     return tuple(names) if class_names and len(set(names)) == count else None
 
 
-def _listed_classes(source: Source) -> tuple[str, ...] | None:
+def listed_classes(source: Source) -> tuple[str, ...] | None:
+    """Return the names in `classes.txt` beside a source or above it, if there is one."""
     for folder in (source.root, source.root.parent):
         if (folder / CLASSES).is_file():
             # Not splitlines: to it, more characters end a line than may stand in no name.

@@ -12,13 +12,13 @@ FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}
 """The splits, and the words that mean them in names of files and folders."""
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})(?:\.\w+)?$")
-_IS_OF: dict[str, Callable[[str], bool]] = {
+IS_OF: dict[str, Callable[[str], bool]] = {
     "recordio": lambda name: name.endswith(".rec"),
     "tfrecord": lambda name: name.endswith((".tfrecord", ".tfrecords")) or re.search(r"-\d{5}-of-\d{5}$", name) is not None,
     "webdataset": lambda name: name.endswith(".tar"),
 }
 """By which names the files of a format are known."""
-FORMATS = (FOLDER, *_IS_OF)
+FORMATS = (FOLDER, *IS_OF)
 UNFINISHED = Path(".lockstep") / "pack.unfinished"
 """In a folder to which a data set is being written, until all of it is there."""
 _DALI_INDEXES = "idx"
@@ -55,7 +55,7 @@ def find_split(data: Path, split: str) -> Source:
     for alias in ALIASES[split]:
         if (data / alias).is_dir():
             return find_source(data / alias)
-    found = _of_files(data, _files_of_split(data, split), split)
+    found = _of_files(data, files_of_split(data, split), split)
     if found is None:
         raise DataError(f"{data} has no {split} images; expected {_layouts(data, split)}")
     return found
@@ -80,7 +80,7 @@ def holds_split(data: Path, split: str) -> bool:
     """Tell whether there is a folder or a file of this split, be it complete or not."""
     if not data.is_dir():
         return False
-    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(_files_of_split(data, split))
+    return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(files_of_split(data, split))
 
 
 def _layouts(data: Path, split: str) -> str:
@@ -88,10 +88,11 @@ def _layouts(data: Path, split: str) -> str:
     return f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or {data}/{split}-000000.tar"
 
 
-def _files_of_split(data: Path, split: str) -> list[str]:
+def files_of_split(data: Path, split: str) -> list[str]:
+    """Return the names of the files of any format that hold images of a split."""
     word = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(ALIASES[split])})(?:[^a-z]|$)", re.IGNORECASE)
     names = (name for name in _visible_files(data) if word.search(name))
-    return [name for name in names if any(is_of(name) for is_of in _IS_OF.values())]
+    return [name for name in names if any(is_of(name) for is_of in IS_OF.values())]
 
 
 def _visible_files(root: Path) -> list[str]:
@@ -101,7 +102,7 @@ def _visible_files(root: Path) -> list[str]:
 
 def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
     names = list(names)
-    by_format = {format: tuple(filter(is_of, names)) for format, is_of in _IS_OF.items()}
+    by_format = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
     by_format = {format: files for format, files in by_format.items() if files}
     if not by_format:
         return None
@@ -119,7 +120,8 @@ def _check_written(root: Path) -> None:
     for folder in (root, root.parent):
         if (folder / UNFINISHED).exists():
             raise DataError(
-                f"{folder} is not complete: lockstep data pack is writing to it, or was interrupted. Give the same command again"
+                f"{folder} is not complete: lockstep data pack is writing to it, or was interrupted. "
+                "Give the same command again"
             )
 
 

@@ -1,0 +1,92 @@
+"""`lockstep data check`, as a user meets it: what it says, its exit code, and a quarantine that training honours."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.index import open_index
+from lockstep.recipes import Recipe
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def data(textures: Path, tmp_path: Path) -> Path:
+    """A copy of the textures, sound."""
+    return Path(shutil.copytree(textures, tmp_path / "my data", ignore=shutil.ignore_patterns(".lockstep")))
+
+
+@pytest.fixture
+def damaged(data: Path) -> Path:
+    """Cut short, no image, and one training image that is in val too."""
+    images = sorted((data / "train" / "dots").iterdir())
+    images[0].write_bytes(images[0].read_bytes()[:-200])
+    images[1].write_bytes(b"<html>not found</html>")
+    shutil.copy(images[2], data / "val" / "dots" / "copy.jpg")
+    return data
+
+
+def names(damaged: Path) -> list[str]:
+    return [f"dots/{path.name}" for path in sorted((damaged / "train" / "dots").iterdir())[:3]]
+
+
+def test_a_sound_data_set_gives_exit_code_0(answer: Callable[..., Answer], data: Path) -> None:
+    code, output, errors = answer("data", "check", data)
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[-1] == "nothing found"
+    assert "train (folder): 60 images of 10 classes" in output
+    assert not list(data.rglob("quarantine.json"))
+
+
+def test_a_table_names_every_finding_and_what_to_do(answer: Callable[..., Answer], damaged: Path) -> None:
+    code, output, _ = answer("data", "check", damaged)
+    assert code == 1
+    cut, no_image, copied = names(damaged)
+    lines = [line.split() for line in output.splitlines()]
+    for kind in ("truncated", "not-an-image", "in-train-and-val"):
+        assert ["error", kind, "1"] in [line[:3] for line in lines]
+    assert f"train/{cut}: " in output
+    assert f"train/{no_image}: " in output
+    assert f"train/{copied}: " in output
+    assert output.splitlines()[-1] == "3 findings"
+    assert not list(damaged.rglob("quarantine.json"))
+
+
+def test_json_has_the_same_findings(answer: Callable[..., Answer], damaged: Path) -> None:
+    code, output, _ = answer("data", "check", damaged, "--json")
+    report = json.loads(output)
+    assert code == 1
+    assert {finding["kind"]: finding["place"] for finding in report["findings"]} == dict(
+        zip(("truncated", "not-an-image", "in-train-and-val"), names(damaged), strict=True)
+    )
+
+
+def test_what_is_in_quarantine_is_left_out_of_training(
+    answer: Callable[..., Answer], damaged: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    code, output, _ = answer("data", "check", damaged, "--quarantine")
+    assert code == 1
+    assert f"wrote {damaged / 'train' / 'quarantine.json'}" in output
+    assert {bad.file for bad in open_index(damaged / "train").quarantined} == set(names(damaged))
+    assert answer("data", "check", damaged)[0] == 0
+    (tmp_path / "tiny.yaml").write_text(tiny_recipe.replace(epochs=1).to_yaml())
+    code, output, _ = answer("train", "--recipe", tmp_path / "tiny.yaml", "--data", damaged, "--out", tmp_path / "run")
+    assert code == 0
+    assert "57 training and 21 validation images" in output
+    assert "3 bad images are left out" in output
+
+
+def test_labels_are_held_against_the_outputs_of_a_model(answer: Callable[..., Answer], data: Path) -> None:
+    assert answer("data", "check", data, "--logits", 10)[0] == 0
+    code, output, _ = answer("data", "check", data, "--logits", 9)
+    assert code == 1
+    assert "too-many-classes" in output
+
+
+def test_a_folder_that_is_not_there_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    code, _, errors = answer("data", "check", tmp_path / "nowhere")
+    assert code == 2
+    assert "there is no folder" in errors
