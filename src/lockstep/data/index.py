@@ -8,6 +8,8 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.decode import check
-from lockstep.data.listing import CLASSES, ROW, Images, Listing, Names, Progress, Quarantined, list_images
+from lockstep.data.listing import CLASSES, MOST_BYTES, ROW, Images, Listing, Names, Progress, Quarantined, list_images
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.errors import DataError
 from lockstep.machine import cores
@@ -83,9 +85,18 @@ class Index(Images):
 
 
 def _file(path: Path) -> tuple[bytes, int]:
-    """Return a file and when it was last written, in microseconds modulo 2**32."""
-    with path.open("rb") as file:
-        return file.read(), os.fstat(file.fileno()).st_mtime_ns // 1000 % 2**32
+    """Return a file and when it was last written, in microseconds modulo 2**32.
+
+    Raises `OSError`, or `ValueError` if it is no regular file, or too long for an image.
+    """
+    # Without O_NONBLOCK a pipe among the images would be waited for.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        if status.st_size > MOST_BYTES:
+            raise ValueError(f"{status.st_size} bytes are too many")
+        return file.read(), status.st_mtime_ns // 1000 % 2**32
 
 
 def open_index(
@@ -171,21 +182,25 @@ def quarantine_of(source: Source) -> dict[str, str]:
 
 
 def _build(source: Source, classes: tuple[str, ...] | None, progress: Progress | None) -> Index:
-    listing = list_images(source, classes)
-    times, bad = _inspected(listing, progress)
-    if left_out := quarantine_of(source):
-        places = {i: listing.place(i) for i in range(len(listing))}
-        bad |= {i: f"left out by {QUARANTINE}: {left_out[place]}" for i, place in places.items() if place in left_out}
+    listing = list_images(source, classes, quarantine=quarantine_of(source))
+    # Pillow warns of large and odd images. The filters belong to the process: threads cannot have their own.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times, bad = _inspected(listing, progress)
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
-        raise DataError(f"{source.named}: none of {len(listing) or 'its'} images can be read")
+        raise DataError(f"{source.named}: none of {len(listing) + len(listing.left_out) or 'its'} images can be read")
     return Index(
         source,
         rows := listing.rows[good],
         Names.of(listing.names[i] for i in good.tolist()),
         listing.classes,
         times=times[good] if len(times) else times,
-        quarantined=(*(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)), *listing.damaged),
+        quarantined=(
+            *(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)),
+            *listing.damaged,
+            *(Quarantined(each.file, f"left out by {QUARANTINE}: {each.reason}") for each in listing.left_out),
+        ),
         digest=_digest(rows, listing.classes),
     )
 

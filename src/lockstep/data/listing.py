@@ -1,7 +1,7 @@
 """What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -21,6 +21,8 @@ the file, bytes, class, and size in pixels."""
 CLASSES = "classes.txt"
 """Beside files that keep numbers alone: the names of the classes, one a line, the first is class 0."""
 MOST_CLASSES = 2**20
+MOST_BYTES = int(np.iinfo(ROW["length"]).max)
+"""Of an image."""
 STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "recordio": recordio.stored,
     "tfrecord": tfrecord.stored,
@@ -109,7 +111,9 @@ class Images:
     @cached_property
     def _places(self) -> Callable[[int], Places]:
         # A data set may be in more files than a process may keep open.
-        return lru_cache(_OPEN_FILES)(lambda file: Places(self.source.root / self.source.files[file]))
+        root, files = self.source.root, self.source.files
+        # Without `self` in it: images that nothing needs any more are freed at once, and their files closed.
+        return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
 
 
 @dataclass(frozen=True)
@@ -117,60 +121,84 @@ class Listing(Images):
     """Every image of a source; the rows have no height and width yet, and in an image folder no length."""
 
     damaged: tuple[Quarantined, ...] = ()
+    left_out: tuple[Quarantined, ...] = ()
+    """Images that are not listed because a quarantine says so."""
     numbered: bool = False
     """The classes have no names but their numbers."""
 
 
-def list_images(source: Source, classes: tuple[str, ...] | None = None, *, first_label: int = 0) -> Listing:
-    """Return what a source holds. `first_label` is the number that files with numbers as labels give their first class.
+def list_images(
+    source: Source,
+    classes: tuple[str, ...] | None = None,
+    *,
+    first_label: int = 0,
+    quarantine: Mapping[str, str] | None = None,
+) -> Listing:
+    """Return what a source holds, but for the images whose places are keys of `quarantine`; its values are the reasons.
+
+    `first_label` is the number that files with numbers as labels give their first class.
 
     Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by class
     and name in a folder; by the number im2rec gave them in RecordIO; by name in the other formats. Where numbers or names
     are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
     """
-    listing = _of_folder(source) if source.format == FOLDER else _of_files(source, first_label)
+    quarantine = quarantine or {}
+    listing = _of_folder(source, quarantine) if source.format == FOLDER else _of_files(source, first_label, quarantine)
     return listing if classes is None else _relabelled(source, listing, classes)
 
 
-def _of_folder(source: Source) -> Listing:
+def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     folders, listed = class_folders(source.root), listed_classes(source)
     classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
     label_of = {name: label for label, name in enumerate(classes)}
-    names, labels = [], []
+    names, labels, left_out = [], [], []
     for folder in sorted(folders, key=label_of.__getitem__):
-        files = class_files(source.root / folder)
-        names += [_encoded(f"{folder}/{file}") for file in files]
-        labels += [label_of[folder]] * len(files)
+        for file in class_files(source.root / folder):
+            name = f"{folder}/{file}"
+            if name in quarantine:
+                left_out.append(Quarantined(name, quarantine[name]))
+            else:
+                names.append(_encoded(name))
+                labels.append(label_of[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
-    return Listing(source, rows, Names.of(names), classes)
+    return Listing(source, rows, Names.of(names), classes, left_out=tuple(left_out))
 
 
 def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # JSON can spell what no file system can
+        return name.encode("utf-8", "replace")
 
 
-def _of_files(source: Source, first_label: int) -> Listing:
+def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str]) -> Listing:
     parts: list[np.ndarray] = [np.zeros(0, ROW)]
     numbers: list[np.ndarray] = [np.zeros(0, np.int64)]
     names: list[bytes] = []
     class_names: dict[int, str] = {}
     folders: dict[str, int] = {}
     damaged: list[Quarantined] = []
+    left_out: list[Quarantined] = []
     for file, path in enumerate(source.files):
         try:
             stored = STORED[source.format](source.root / path)
             while some := list(islice(stored, _AT_ONCE)):
                 good = []
                 for each in some:
-                    if isinstance(each, Damage):
-                        damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
+                    place = f"{path}@{each.begin if isinstance(each, Damage) else each.offset}"
+                    if place in quarantine:
+                        left_out.append(Quarantined(place, quarantine[place]))
+                    elif isinstance(each, Damage):
+                        damaged.append(Quarantined(place, each.reason))
+                    elif each.length > MOST_BYTES:
+                        damaged.append(Quarantined(place, f"{each.length} bytes are too many"))
                     elif each.label == NO_LABEL:
                         good.append(each)
                     elif 0 <= each.label - first_label <= MOST_CLASSES:
                         good.append(replace(each, label=each.label - first_label))
                     else:
-                        damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
+                        damaged.append(Quarantined(place, f"its label is {each.label}"))
                 parts.append(_rows(good, file, folders))
                 numbers.append(np.array([each.number for each in good], np.int64))
                 names += [_encoded(each.name) for each in good]
@@ -183,7 +211,8 @@ def _of_files(source: Source, first_label: int) -> Listing:
     classes = _classes(source, rows, class_names, folders)
     count = int(rows["label"].max()) + 1 if len(rows) else 0
     numbered = classes is None
-    return Listing(source, rows, Names.of(names), classes or tuple(map(str, range(count))), tuple(damaged), numbered)
+    classes = classes or tuple(map(str, range(count)))
+    return Listing(source, rows, Names.of(names), classes, tuple(damaged), tuple(left_out), numbered)
 
 
 def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:

@@ -15,10 +15,8 @@ from PIL import Image
 
 from lockstep.data.decode import check
 from lockstep.data.doctor.findings import ERROR, KINDS, WARNING
-from lockstep.data.doctor.parts import FORMAT_OF, MOST_BYTES, TOO_LARGE, Part, reason_of
-from lockstep.data.listing import (
-    ROW,
-)
+from lockstep.data.doctor.parts import FORMAT_OF, TOO_LARGE, Part, reason_of
+from lockstep.data.listing import MOST_BYTES, ROW
 from lockstep.data.sources import FOLDER
 from lockstep.machine import cores
 

@@ -13,6 +13,7 @@ from lockstep.data.formats import NO_LABEL, Damage
 from lockstep.data.index import QUARANTINE, quarantine_of
 from lockstep.data.listing import (
     CLASSES,
+    MOST_BYTES,
     MOST_CLASSES,
     ROW,
     STORED,
@@ -33,7 +34,6 @@ FORMAT_OF = {
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
 _NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
 """In the words of the formats."""
-MOST_BYTES = int(np.iinfo(ROW["length"]).max)
 _SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
 """Names of files that are numbered without saying of how many."""
 SHOWN = 5

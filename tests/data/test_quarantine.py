@@ -1,0 +1,99 @@
+"""Images that the quarantine beside them leaves out, and files that are no images at all."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from lockstep.data.formats import Sample, recordio
+from lockstep.data.index import open_index
+from lockstep.data.listing import list_images
+from lockstep.data.sources import find_source
+from lockstep.errors import DataError
+
+
+def jpeg(level: int) -> bytes:
+    return simplejpeg.encode_jpeg(np.full((12, 16, 3), level, np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(40 * i))
+    return tmp_path
+
+
+def records(folder: Path, labels: list[int]) -> Path:
+    with recordio.Writer(folder / "train.rec") as writer:
+        for number, label in enumerate(labels):
+            writer.add(Sample(number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16))
+        writer.describe((number, label, f"{label}/{number}.jpg") for number, label in enumerate(labels))
+        writer.finish()
+    return folder
+
+
+def leave_out(folder: Path, *places: str) -> None:
+    (folder / "quarantine.json").write_text(json.dumps({"images": dict.fromkeys(places, "blurred")}))
+
+
+def test_an_image_in_quarantine_is_left_out_and_named_with_the_reason(folder: Path) -> None:
+    assert len(open_index(folder)) == 3
+    leave_out(folder, "cat/b.jpg", "cat/not there.jpg")
+    index = open_index(folder)
+    assert [index.name(i) for i in range(len(index))] == ["cat/a.jpg", "dog/c.jpg"]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/b.jpg", "left out by quarantine.json: blurred")]
+
+
+def test_an_image_comes_back_when_it_is_taken_out_of_quarantine(folder: Path) -> None:
+    leave_out(folder, "cat/b.jpg")
+    assert len(open_index(folder)) == 2
+    (folder / "quarantine.json").unlink()
+    assert len(open_index(folder)) == 3
+
+
+def test_a_label_in_quarantine_makes_no_class(tmp_path: Path) -> None:
+    records(tmp_path, [0, 1, 900, 2])
+    place = list_images(find_source(tmp_path)).place(2)
+    assert len(open_index(tmp_path).classes) == 901
+    leave_out(tmp_path, place)
+    index = open_index(tmp_path)
+    assert index.classes == ("0", "1", "2")
+    assert index.rows["label"].tolist() == [0, 1, 2]
+
+
+def test_a_label_in_quarantine_need_not_be_in_the_list_of_classes(tmp_path: Path) -> None:
+    records(tmp_path, [0, 1, 900, 2])
+    place = list_images(find_source(tmp_path)).place(2)
+    (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
+    with pytest.raises(DataError, match="900"):
+        open_index(tmp_path)
+    leave_out(tmp_path, place)
+    assert open_index(tmp_path).classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"images": ["cat/b.jpg"]}', '{"files": {}}', "{"])
+def test_another_kind_of_file_of_that_name_is_refused(text: str, folder: Path) -> None:
+    (folder / "quarantine.json").write_text(text)
+    with pytest.raises(DataError, match=r"quarantine.json is no quarantine; expected"):
+        open_index(folder)
+
+
+def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "cat" / "pipe.jpg")
+    index = open_index(folder)
+    assert len(index) == 3
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is no regular file")]
+
+
+def test_warnings_of_odd_images_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (16, 12)).save(folder / "cat" / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16 * 12 - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(open_index(folder)) == 4
