@@ -57,7 +57,7 @@ def info(data: Data, as_json: AsJson = False) -> None:
     """Print counts, classes, sizes and a histogram of the labels."""
     from lockstep.data.facts import facts
 
-    found = {split: facts(index) for split, index in _indexes(data)}
+    found = {split: facts(index) for split, index in _indexes(data, quiet=as_json)}
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return
@@ -172,7 +172,7 @@ def _sources(data: Path) -> "dict[str, Source]":
     return found or {"": find_source(data)}
 
 
-def _indexes(data: Path, *, anew: bool = False) -> "list[tuple[str, Index]]":
+def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tuple[str, Index]]":
     from lockstep.cli.console import Reporter
     from lockstep.data.index import open_index
 
@@ -180,7 +180,7 @@ def _indexes(data: Path, *, anew: bool = False) -> "list[tuple[str, Index]]":
     with Reporter() as reporter:
         for split, source in _sources(data).items():
             classes = indexes[0][1].classes if indexes else None
-            progress = reporter.progress(f"indexing {split}".strip())
+            progress = None if quiet else reporter.progress(f"indexing {split}".strip())
             indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))
     return indexes
 

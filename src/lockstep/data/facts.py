@@ -1,5 +1,6 @@
 """What is known about a data set from its index."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,14 @@ from lockstep.data.index import Index
 
 
 def facts(index: Index) -> dict[str, Any]:
-    """Return counts, bytes, sizes in pixels and images by class, as plain values."""
+    """Return counts, bytes, sizes in pixels and images by class, as plain values.
+
+    What is not UTF-8 in the name of a class is written as in `\\xff`.
+    """
     shorter = index.sizes.min(axis=1)
     counts = np.bincount(index.rows["label"], minlength=len(index.classes)).tolist()
+    # Such names can be neither printed nor written as JSON. Replacing could make two of them one.
+    names = [os.fsencode(name).decode(errors="backslashreplace") for name in index.classes]
     return {
         "format": index.source.format,
         "files": len(index.source.files) or len(index),
@@ -18,6 +24,6 @@ def facts(index: Index) -> dict[str, Any]:
         "bytes": int(index.rows["length"].sum(dtype=np.int64)),
         "quarantined": len(index.quarantined),
         "shorter_side": {"least": int(shorter.min()), "median": int(np.median(shorter)), "most": int(shorter.max())},
-        "images_by_class": dict(zip(index.classes, counts, strict=True)),
+        "images_by_class": dict(zip(names, counts, strict=True)),
         "digest": index.digest,
     }

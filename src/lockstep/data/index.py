@@ -128,6 +128,8 @@ def _stamp(source: Source, classes: tuple[str, ...] | None) -> str:
     """Return a text that changes when an image is added, removed or renamed (a folder's own time changes with it)."""
     names = class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
+    lists = [(source.root / name).with_suffix(".lst") for name in source.files]
+    states += [(path.name, _state(path)) for path in lists if path.is_file()]
     beside = [_contents(source.root / QUARANTINE)]
     beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
     return hashlib.sha256(json.dumps([VERSION, states, beside, classes]).encode()).hexdigest()

@@ -281,8 +281,6 @@ def listed_classes(source: Source) -> tuple[str, ...] | None:
 def _relabelled(source: Source, listing: Listing, classes: tuple[str, ...]) -> Listing:
     """Return a listing whose labels are positions in `classes`."""
     own = listing.classes
-    if own == classes:
-        return listing
     if listing.numbered:
         if len(own) > len(classes):
             raise DataError(

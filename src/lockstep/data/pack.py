@@ -82,9 +82,9 @@ class Split:
         # A class in front would decide on the order of files that are listed by name.
         return f"{self.class_of(number)}/{file}" if self.format == FOLDER else file
 
-    def possible_names(self, number: int) -> list[str]:
+    def possible_names(self, number: int) -> set[str]:
         """Return the names that the sample can get, whatever its bytes."""
-        return [self.sample_name(number, begin) for begin in _KINDS]
+        return {self.sample_name(number, begin) for begin in _KINDS}
 
     def label(self, number: int) -> int:
         """Return the label of a sample."""
@@ -110,6 +110,9 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
         raise DataError(f"{source} has no images")
     for split in splits:
         _check_classes(split)
+        root = split.listing.source.root
+        if (not split.name or split.listing.source.format == FOLDER) and target.resolve().is_relative_to(root.resolve()):
+            raise DataError(f"{target} is in {root}, where its files would pass for images; choose a folder elsewhere")
     done = 0
 
     def advance(count: int) -> None:

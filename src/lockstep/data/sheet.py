@@ -23,7 +23,7 @@ def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -
 
 
 def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:
-    """Return the first `images` images of a run in a grid, the name of its class below each."""
+    """Return the first `images` images of a run in a grid, the name of its class below each, as much as fits."""
     plan = first_plan(index, recipe, images, evaluation=evaluation)
     size = recipe.eval_crop if evaluation else recipe.image_size
     with loader_of(index, recipe, Execution(), size=size) as loader:
@@ -36,7 +36,8 @@ def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool
     for i, (pixels, label) in enumerate(zip(batch.images, batch.labels.tolist(), strict=True)):
         left, top = _MARGIN + i % columns * step, _MARGIN + i // columns * (step + _LINE)
         sheet.paste(Image.fromarray(pixels), (left, top))
-        draw.text((left, top + size + 1), _fitting(index.classes[label], size, draw, font), fill="black", font=font)
+        name = index.classes[label].replace("\n", " ")
+        draw.text((left, top + size + 1), _fitting(name, size, draw, font), fill="black", font=font)
     return sheet
 
 

@@ -23,6 +23,9 @@ def sort_into_classes(folder: Path, labels: Path) -> int:
     unknown = [name for name in flat if name not in class_of]
     if unknown:
         raise DataError(f"{labels} names no class for {len(unknown)} of {len(flat)} images, the first {unknown[0]}")
+    taken = next((name for name in flat if (folder / class_of[name] / name).exists()), None)
+    if taken is not None:
+        raise DataError(f"{folder / class_of[taken] / taken} is there already; remove it or {folder / taken}")
     for name in flat:
         target = folder / class_of[name]
         target.mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ class Sample:
     number: int
     """Its place in the data set, from 0."""
     name: str
-    """`class/file`."""
+    """`class/file`, or a file's name alone."""
     label: int
     class_name: str
     data: bytes

@@ -1,0 +1,431 @@
+"""What files that hold many images are listed and indexed as: labels, order, classes; when an index is built again."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.data import index as indexing
+from lockstep.data.formats import Sample, recordio, tfrecord, webdataset
+from lockstep.data.index import Index, open_index
+from lockstep.data.pack import shard_name
+from lockstep.data.sources import find_split
+from lockstep.errors import DataError
+from tests.data.sets import CONTAINERS, MAGIC
+from tests.data.test_index import COUNTED, image_folder, jpeg
+
+WRITERS = {"recordio": recordio.Writer, "tfrecord": tfrecord.Writer, "webdataset": webdataset.Writer}
+
+
+def sample(number: int, label: int, data: bytes = b"", name: str = "", class_name: str = "") -> Sample:
+    return Sample(number, name, label, class_name, data or jpeg(8 + number, 8), 0, 0)
+
+
+def write(format: str, path: Path, samples: list[Sample]) -> Path:
+    """Write samples in this order; RecordIO's names beside it if there are any."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with WRITERS[format](path) as writer:
+        for each in samples:
+            writer.add(each)
+        if format == "recordio" and any(each.name for each in samples):
+            writer.describe((each.number, each.label, each.name) for each in samples)
+        writer.finish()
+    return path
+
+
+def both(format: str, root: Path, train: list[Sample], val: list[Sample]) -> tuple[Index, Index]:
+    write(format, root / shard_name(format, "train", 0, 1), train)
+    write(format, root / shard_name(format, "val", 0, 1), val)
+    training = open_index(find_split(root, "train"))
+    return training, open_index(find_split(root, "val"), classes=training.classes)
+
+
+def labels(index: Index) -> list[int]:
+    return index.rows["label"].tolist()
+
+
+def heights(index: Index) -> list[int]:
+    """Of images drawn by `sample`, these are their numbers and 8 more."""
+    return (index.sizes[:, 0] - 8).tolist()
+
+
+SYNSETS = ("n01440764", "n01443537", "n01484850")
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_classes_are_named_by_the_synsets_in_the_files(format: str, tmp_path: Path) -> None:
+    train = [sample(i, i % 3, name=f"{i}.jpg", class_name=SYNSETS[i % 3]) for i in range(6)]
+    training, validation = both(format, tmp_path, train, train[1:3])
+    assert training.classes == validation.classes == SYNSETS
+    assert (labels(training), labels(validation)) == ([0, 1, 2, 0, 1, 2], [1, 2])
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_classes_are_named_by_the_list_beside_the_files_or_above_them(format: str, tmp_path: Path) -> None:
+    for place in ("train/classes.txt", "classes.txt"):
+        write(format, tmp_path / "train" / shard_name(format, "", 0, 1), [sample(i, i % 3) for i in range(5)])
+        path = tmp_path / place
+        path.write_text("zebra\n\n  ape  \r\nnew line\u2028sign\nunused\n", encoding="utf-8")
+        index = open_index(find_split(tmp_path, "train"))
+        assert index.classes == ("zebra", "ape", "new line\u2028sign", "unused")
+        assert labels(index) == [0, 1, 2, 0, 1]
+        path.unlink()
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
+    training, validation = both(format, tmp_path, [sample(i, 2 * i) for i in range(3)], [sample(0, 1)])
+    assert training.classes == validation.classes == ("0", "1", "2", "3", "4")
+    assert (labels(training), labels(validation)) == ([0, 2, 4], [1])
+
+
+def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:
+    write("recordio", tmp_path / "train.rec", [sample(0, 0)])
+    (tmp_path / "classes.txt").write_text("crane\nowl\ncrane\n")
+    with pytest.raises(DataError, match=r"classes.txt lists crane twice; expected another name for each class"):
+        open_index(tmp_path)
+
+
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_folders_in_tars_are_classes_over_all_files(tmp_path: Path) -> None:
+    tar(tmp_path / "train-000000.tar", {"./owl/b.jpg": jpeg(8, 8), "./cat/z.jpg": jpeg(9, 8)})
+    tar(tmp_path / "train-000001.tar", {"train/ant/q.jpg": jpeg(10, 8), "train/owl/a.jpg": jpeg(11, 8)})
+    index = open_index(tmp_path)
+    assert index.classes == ("ant", "cat", "owl")
+    assert sorted(zip(heights(index), labels(index), strict=True)) == [(0, 2), (1, 1), (2, 0), (3, 2)]
+
+
+def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -> None:
+    files = {f"{folder}/{i}.jpg": jpeg(8 + i, 9) for folder in ("a", "a b", "a-b", "Ä") for i in range(3)}
+    folder = image_folder(tmp_path / "folder", files)
+    tar(tmp_path / "tar/x.tar", dict(reversed(files.items())))
+    assert open_index(tmp_path / "tar").digest == open_index(folder).digest
+
+
+def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: Path) -> None:
+    """Sorted as text 10 comes before 2, which the validation images alone would not show."""
+    train, val = [f"{name}/x.jpg" for name in ("0", "1", "10", "2")], [f"{name}/x.jpg" for name in ("0", "1", "2")]
+    image_folder(tmp_path / "folder", {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val})
+    tar(tmp_path / "tar/train-0.tar", {name: jpeg() for name in train})
+    tar(tmp_path / "tar/val-0.tar", {name: jpeg() for name in val})
+    for root in (tmp_path / "folder", tmp_path / "tar"):
+        training = open_index(find_split(root, "train"))
+        assert labels(open_index(find_split(root, "val"), classes=training.classes)) == [0, 1, 3]
+
+
+def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:
+    tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
+    with pytest.raises(DataError, match="some images have a number as their class, some a folder; expected one of both"):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_validation_labels_follow_the_names_of_trainings_classes(format: str, tmp_path: Path) -> None:
+    """Validation has a class less, so that its numbers mean other names."""
+    train = [sample(i, i, name=f"{i}.jpg", class_name=SYNSETS[i]) for i in range(3)]
+    val = [sample(0, 1, name="0.jpg", class_name=SYNSETS[2]), sample(1, 0, name="1.jpg", class_name=SYNSETS[1])]
+    assert labels(both(format, tmp_path, train, val)[1]) == [2, 1]
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_a_class_that_training_has_not_is_named(format: str, tmp_path: Path) -> None:
+    train = [sample(0, 0, name="0.jpg", class_name="cat")]
+    with pytest.raises(DataError, match=r"val.* has classes that training has not: dog"):
+        both(format, tmp_path, train, [sample(0, 0, name="0.jpg", class_name="dog")])
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_a_number_beyond_trainings_classes_is_refused(format: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has an image of class 3; training has 3 classes, counted from 0"):
+        both(format, tmp_path, [sample(i, i) for i in range(3)], [sample(0, 3)])
+
+
+def test_an_image_of_a_class_beyond_the_list_is_refused(tmp_path: Path) -> None:
+    write("recordio", tmp_path / "train.rec", [sample(0, 3)])
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match=r"image of class 3, but classes.txt beside it lists 3 classes.*Complete the list"):
+        open_index(tmp_path)
+
+
+def test_a_shuffled_recordio_file_comes_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    order = np.random.default_rng(0).permutation(50).tolist()
+    write("recordio", tmp_path / "train.rec", [sample(i, i // 10) for i in order])
+    index = open_index(tmp_path)
+    assert heights(index) == list(range(50))
+    assert labels(index) == [i // 10 for i in range(50)]
+
+
+def test_numbers_count_over_all_files(tmp_path: Path) -> None:
+    write("recordio", tmp_path / "a.rec", [sample(i, 0) for i in (5, 0, 3)])
+    write("recordio", tmp_path / "b.rec", [sample(i, 0) for i in (2, 4, 1)])
+    index = open_index(tmp_path)
+    assert heights(index) == list(range(6))
+    assert [index.path(i).name for i in range(6)] == ["a.rec", "b.rec", "b.rec", "a.rec", "b.rec", "a.rec"]
+
+
+def test_numbers_that_come_twice_leave_the_order_of_the_files(tmp_path: Path) -> None:
+    write(
+        "recordio",
+        tmp_path / "train.rec",
+        [Sample(number, "", 0, "", jpeg(8 + i, 8), 0, 0) for i, number in enumerate([2, 0, 2, 1])],
+    )
+    assert heights(open_index(tmp_path)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_shuffled_files_come_in_the_order_of_their_names(format: str, tmp_path: Path) -> None:
+    order = np.random.default_rng(0).permutation(50).tolist()
+    write(format, tmp_path / shard_name(format, "", 0, 1), [sample(i, 0, name=f"{i:03d}.jpg") for i in order])
+    assert heights(open_index(tmp_path)) == list(range(50))
+
+
+@pytest.mark.parametrize("names", [["c", "a", "c"], ["c", "", "a"]], ids=["twice", "missing"])
+def test_names_that_are_missing_or_come_twice_leave_the_order_of_the_file(names: list[str], tmp_path: Path) -> None:
+    write("tfrecord", tmp_path / "x.tfrecord", [sample(i, 0, name=name) for i, name in enumerate(names)])
+    assert heights(open_index(tmp_path)) == [0, 1, 2]
+
+
+def test_an_image_in_several_parts_of_a_record_is_read_as_one(tmp_path: Path) -> None:
+    data = jpeg() + bytes(-len(jpeg()) % 4) + MAGIC * 3 + b"tail"
+    write("recordio", tmp_path / "train.rec", [sample(0, 0), sample(1, 0, data), sample(2, 0)])
+    for _ in ("built", "cached"):
+        index = open_index(tmp_path)
+        assert index.rows["offset"][1] < 0
+        assert index.read(1) == data
+
+
+def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_path: Path) -> None:
+    images = [jpeg(8 + i, 8) for i in range(6)]
+    images[1] = b"<html>"
+    path = write("recordio", tmp_path / "train.rec", [sample(i, 0, data) for i, data in enumerate(images)])
+    data = bytearray(path.read_bytes())
+    frame = 32  # in front of every image
+    data[data.find(images[3]) - frame] ^= 1
+    path.write_bytes(data)
+    index = open_index(tmp_path)
+    # The record before the damage is not trusted either: its length may be what is wrong.
+    assert heights(index) == [0, 4, 5]
+    listed = {bad.file: bad.reason for bad in index.quarantined}
+    assert listed.keys() == {f"train.rec@{data.find(images[1])}", f"train.rec@{data.find(images[2]) - frame}"}
+    assert [index.read(i) for i in range(3)] == [images[i] for i in heights(index)]
+
+
+def test_an_image_in_quarantine_is_left_out_by_its_place(tmp_path: Path) -> None:
+    path = write("recordio", tmp_path / "train.rec", [sample(i, 0) for i in range(3)])
+    place = f"train.rec@{path.read_bytes().find(jpeg(9, 8))}"
+    (tmp_path / "quarantine.json").write_text(json.dumps({"images": {place: "blurred"}}))
+    index = open_index(tmp_path)
+    assert heights(index) == [0, 2]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [(place, "left out by quarantine.json: blurred")]
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was decoded to build an index."""
+    seen: list[bytes] = []
+    check = indexing.check
+    monkeypatch.setattr(indexing, "check", lambda data: seen.append(data) or check(data))
+    return seen
+
+
+def longer(path: Path) -> None:
+    write("webdataset", path.with_name("more.tar"), [sample(3, 1)])
+    path.with_name("more.tar").replace(path)
+
+
+def later(path: Path) -> None:
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def one_more(path: Path) -> None:
+    write("webdataset", path.with_name("train-000002.tar"), [sample(9, 0)])
+
+
+def one_less(path: Path) -> None:
+    path.unlink()
+
+
+def renamed(path: Path) -> None:
+    path.rename(path.with_name("train-000005.tar"))
+
+
+def listed(path: Path) -> None:
+    path.with_name("classes.txt").write_text("a\nb\nc\n")
+
+
+def left_out(path: Path) -> None:
+    path.with_name("quarantine.json").write_text('{"images": {}}')
+
+
+@pytest.mark.parametrize(
+    "change", [longer, later, one_more, one_less, renamed, listed, left_out], ids=lambda change: change.__name__
+)
+def test_a_change_of_the_files_is_noticed_and_only_that_split_is_indexed_again(
+    change: Callable[[Path], None], tmp_path: Path, decoded: list[bytes]
+) -> None:
+    for i in range(2):
+        write("webdataset", tmp_path / f"train-00000{i}.tar", [sample(2 * i + j, j) for j in range(2)])
+    write("webdataset", tmp_path / "val-000000.tar", [sample(0, 1)])
+
+    def opened() -> list[Index]:
+        training = open_index(find_split(tmp_path, "train"))
+        return [training, open_index(find_split(tmp_path, "val"), classes=training.classes)]
+
+    opened()
+    assert len(decoded) == 5
+    decoded.clear()
+    opened()
+    assert decoded == []
+    change(tmp_path / "train-000000.tar")
+    training, _ = opened()
+    of_val = 1 if change in (listed, left_out) else 0
+    assert len(decoded) == len(training) + of_val
+    decoded.clear()
+    opened()
+    assert decoded == []
+
+
+def test_both_splits_keep_an_index_beside_their_files(tmp_path: Path) -> None:
+    both("recordio", tmp_path, [sample(i, i) for i in range(3)], [sample(0, 2)])
+    for split, images in (("train", 3), ("val", 1)):
+        assert (tmp_path / ".lockstep" / split / "rows").stat().st_size == images * 24
+
+
+def test_of_two_processes_at_once_one_indexes_the_files_and_the_other_waits(tmp_path: Path) -> None:
+    for i in range(2):
+        write(
+            "tfrecord", tmp_path / "data" / f"train-0000{i}-of-00002", [sample(j, 0, jpeg(200, 300, j)) for j in range(75)]
+        )
+    command = [sys.executable, "-c", COUNTED, str(tmp_path / "data"), str(tmp_path / "log")]
+    two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.stdout.readline() for process in two] == ["ready\n"] * 2
+    for process in two:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    digests = [process.communicate(timeout=60)[0] for process in two]
+    assert digests[0] == digests[1] != ""
+    assert (tmp_path / "log").stat().st_size == 150
+
+
+def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:
+    for i in range(100):
+        write("webdataset", tmp_path / f"train-{i:06d}.tar", [sample(i, 0, name=f"{i:03d}.jpg")])
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    index = open_index(tmp_path)
+    for i in [*range(100), *reversed(range(100))]:
+        assert index.read(i) == jpeg(8 + i, 8)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before + 64
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(format: str, tmp_path: Path) -> None:
+    path = write(format, tmp_path / shard_name(format, "train", 0, 1), [sample(i, 0) for i in range(3)])
+    index = open_index(tmp_path)
+    os.truncate(path, int(index.rows["offset"][2]) + 5)
+    assert index.read(0) == jpeg(8, 8)
+    with pytest.raises(DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: the file ends"):
+        index.read(2)
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(format: str, tmp_path: Path) -> None:
+    name = "n01440764/n01440764_{:05d}.JPEG"
+    samples = [sample(i, 0, jpeg(8, 8), name.format(i), "n01440764") for i in range(100)]
+    write(format, tmp_path / shard_name(format, "train", 0, 1), samples)
+    for _ in ("built", "cached"):
+        index = open_index(tmp_path)
+        assert index.name(99) == name.format(99)
+        assert sum(array.nbytes for array in (index.rows, index.names.text, index.names.ends, index.times)) <= 6400
+
+
+IMAGENET = 1_281_167
+STORED = """
+import sys
+from pathlib import Path
+import numpy as np
+from lockstep.data import index as indexing
+from lockstep.data.listing import ROW, Names
+from lockstep.data.sources import find_split
+
+count = int(sys.argv[2])
+source = find_split(Path(sys.argv[1]), "train")
+rows = np.zeros(count, ROW)
+i = np.arange(count, dtype=np.int64)
+rows["offset"], rows["length"], rows["label"] = 110_000 * i, 110_000 - i % 7, i * 1000 // count
+rows["height"], rows["width"] = 300 + i % 200, 400 + i % 300
+text = np.tile(np.frombuffer(b"n01440764/n01440764_10026.JPEG", np.uint8), count)
+names = Names(text, (30 * (i + 1)).astype(np.uint32))
+classes = tuple(f"n{i:08d}" for i in range(1000))
+index = indexing.Index(source, rows, names, classes, np.zeros(0, np.uint32), (), indexing._digest(rows, classes))
+indexing._store(index, indexing._cache_folder(source), indexing._stamp(source, None))
+print(index.digest)
+"""
+OPENED = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import lockstep.data.index, lockstep.order, lockstep.recipes
+
+def anonymous():
+    # Resident bytes but those of mapped files.
+    fields = dict(line.split(":") for line in open("/proc/self/status"))
+    return 1024 * int(fields["RssAnon"].split()[0])
+
+before = anonymous()
+index = lockstep.data.index.open_index(lockstep.data.sources.find_split(Path(sys.argv[1]), "train"))
+opened = anonymous()
+recipe = lockstep.recipes.Recipe(model=json.loads(sys.argv[2]), global_batch_images=256)
+plan = next(lockstep.order.training_plans(recipe, index.sizes, 0))
+found = {"digest": index.digest, "images": len(index), "mapped": isinstance(index.rows, np.memmap),
+    "samples": plan.samples.tolist(), "inside": bool((plan.windows[:, :2] >= 0).all()
+    and (plan.windows[:, 0] + plan.windows[:, 2] <= 300 + plan.samples % 200).all()
+    and (plan.windows[:, 1] + plan.windows[:, 3] <= 400 + plan.samples % 300).all()),
+    "labels": index.rows["label"][plan.samples].tolist(), "name": index.name(len(index) - 1),
+    "added": opened - before}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -> None:
+    write("recordio", tmp_path / "train.rec", [sample(0, 0)])
+    made = subprocess.run(
+        [sys.executable, "-c", STORED, str(tmp_path), str(IMAGENET)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    model = {
+        "block": "bottleneck",
+        "layers": [1, 1, 1, 1],
+        "stem_width": 8,
+        "widths": [8, 8, 16, 16],
+        "groups": 2,
+        "expansion": 2,
+    }
+    output = subprocess.run(
+        [sys.executable, "-c", OPENED, str(tmp_path), json.dumps(model)],
+        stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
+    found = json.loads(output)
+    assert (found["digest"], found["images"]) == (made.stdout.strip(), IMAGENET)
+    assert found["mapped"]
+    # The rows alone are 24 bytes an image; they are mapped, and what is read of them is the system's to drop.
+    assert found["added"] < 8 * IMAGENET
+    assert len(set(found["samples"])) == 256
+    assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]
+    assert found["inside"]
+    assert found["name"] == "n01440764/n01440764_10026.JPEG"

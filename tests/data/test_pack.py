@@ -1,0 +1,499 @@
+"""Writing a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from lockstep.data.decode import decode
+from lockstep.data.formats import Sample, recordio, tfrecord, webdataset
+from lockstep.data.index import open_index
+from lockstep.data.listing import list_images
+from lockstep.data.pack import Packing, pack, reduced, shard_name
+from lockstep.data.sources import find_source, find_split
+from lockstep.errors import DataError
+from tests.data.sets import (
+    CLASSES,
+    CONTAINERS,
+    FORMATS,
+    SPLITS,
+    TRAIN,
+    data_set,
+    drawn,
+    files_of,
+    held,
+    in_order,
+    listings,
+    packed,
+)
+from tests.data.test_index import image_folder, jpeg
+
+MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The data set in all formats, in two files for each split; read only."""
+    root = tmp_path_factory.mktemp("sets")
+    folder = data_set(root / "folder")
+    return {"folder": folder} | {format: packed(folder, root / format, format, shards=2) for format in CONTAINERS}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return data_set(tmp_path / "source")
+
+
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_images_names_classes_and_order_survive_from_any_format_to_any(
+    source: str, format: str, sets: dict[str, Path], tmp_path: Path
+) -> None:
+    target = packed(sets[source], tmp_path / "target", format, shards=2)
+    found = listings(target)
+    for split, files in SPLITS.items():
+        assert held(found[split]) == in_order(files)
+        assert found[split].classes == CLASSES
+        assert found[split].source.format == format
+        expected = open_index(find_split(sets["folder"], split), classes=CLASSES)
+        index = open_index(found[split].source, classes=CLASSES)
+        assert index.digest == expected.digest
+        assert len(index) + len(index.quarantined) == len(files)
+    assert {name: data for name, data in files_of(target).items() if name != "classes.txt"} == {
+        name: data for name, data in files_of(sets[format]).items() if name != "classes.txt"
+    }
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_for(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
+    target = packed(folder, tmp_path / "target", format, shards=4)
+    names = [shard_name(format, "train", i, 4) for i in range(4)]
+    assert list(find_split(target, "train").files) == names
+    assert [len(list(MODULES[format].stored(target / name))) for name in names] == [3, 4, 4, 4]
+
+
+def test_there_are_no_more_files_than_images(folder: Path, tmp_path: Path) -> None:
+    assert len(find_split(packed(folder, tmp_path / "target", "tfrecord", shards=1000), "val").files) == 3
+
+
+def test_recordio_is_one_file_and_the_other_formats_as_many_as_their_size_asks_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.data.pack.SHARD_BYTES", 1000)
+    total = sum(map(len, TRAIN.values()))
+    for format, files in (("recordio", 1), ("tfrecord", -(-total // 1000)), ("webdataset", -(-total // 1000))):
+        assert len(find_split(packed(folder, tmp_path / format, format), "train").files) == files
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_path: Path) -> None:
+    files = {"newt/b.jpg": jpeg(9, 9), "owl/a.jpg": jpeg(10, 10), "ant/c.jpg": jpeg(11, 11), "owl/b.jpg": jpeg(12, 12)}
+    source = image_folder(tmp_path / "source", files)
+    classes = ("owl", "newt", "none of these", "ant")
+    (source / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
+    target = packed(source, tmp_path / "target", format)
+    listing = list_images(find_source(target))
+    assert listing.classes == classes
+    found, expected = held(listing), in_order(files, classes)
+    if format in ("tfrecord", "webdataset"):  # their order is that of the names
+        expected = [(name, f"{i:08d}.jpg", data) for i, (name, _, data) in enumerate(expected)]
+    assert found == expected
+    assert open_index(target).digest == open_index(source).digest
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_images_whose_names_cannot_keep_their_order_are_numbered(format: str, tmp_path: Path) -> None:
+    """RecordIO without names, and one whose numbers contradict them."""
+    images = [jpeg(8 + i, 9) for i in range(12)]
+    for case, names in {"no names": [""] * 12, "falling": [f"{11 - i:02d}.jpg" for i in range(12)]}.items():
+        source = tmp_path / case
+        source.mkdir()
+        write_recordio(source / "x.rec", [(i, i // 4, image, names[i]) for i, image in enumerate(images)])
+        target = packed(source, tmp_path / f"{case} packed", format)
+        found = held(list_images(find_source(target)))
+        assert [data for _, _, data in found] == images
+        if format != "recordio" or case == "no names":
+            assert [name for _, name, _ in found] == [f"{i:08d}.jpg" for i in range(12)]
+        assert open_index(target).digest == open_index(source).digest
+
+
+def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> None:
+    """Write images of these numbers, labels and names in this order."""
+    with recordio.Writer(path) as writer:
+        for number, label, data, _ in images:
+            writer.add(Sample(number, "", label, "", data, 0, 0))
+        if any(name for *_, name in images):
+            writer.describe((number, label, name) for number, label, _, name in images)
+        writer.finish()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_name_may_be_as_long_as_the_file_system_allows(format: str, tmp_path: Path) -> None:
+    files = {f"a/{'x' * 251}.jpg": jpeg()}
+    target = packed(image_folder(tmp_path / "source", files), tmp_path / "target", format)
+    assert held(list_images(find_source(target))) == in_order(files, ("a",))
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_a_source_without_splits_becomes_files_called_images(format: str, folder: Path, tmp_path: Path) -> None:
+    counts = pack(folder / "train", tmp_path / "target", Packing(format))
+    assert counts == {"images": len(TRAIN)}
+    source = find_source(tmp_path / "target")
+    assert source.files[0].startswith("images")
+    assert held(list_images(source)) == in_order(TRAIN)
+
+
+def test_a_source_without_splits_becomes_class_folders(folder: Path, tmp_path: Path) -> None:
+    assert held(list_images(find_source(packed(folder / "train", tmp_path / "target", "folder")))) == in_order(TRAIN)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_images_in_quarantine_are_left_behind(format: str, folder: Path, tmp_path: Path) -> None:
+    out = {"a/1.jpg": "double", "a-b/text.jpg": "no image", "a/not there.jpg": "?"}
+    (folder / "train" / "quarantine.json").write_text(json.dumps({"images": out}))
+    target = tmp_path / "target"
+    assert pack(folder, target, Packing(format)) == {"train": len(TRAIN) - 2, "val": 3}
+    kept = {name: data for name, data in TRAIN.items() if name not in out}
+    assert held(listings(target)["train"]) == in_order(kept)
+
+
+def test_the_quarantine_of_a_file_names_first_bytes(sets: dict[str, Path], tmp_path: Path) -> None:
+    source = packed(sets["folder"], tmp_path / "source", "recordio")
+    place = list_images(find_split(source, "train")).place(2)
+    (source / "quarantine.json").write_text(json.dumps({"images": {place: "bad"}}))
+    target = packed(source, tmp_path / "target", "folder")
+    assert held(listings(target)["train"]) == [image for i, image in enumerate(in_order(TRAIN)) if i != 2]
+
+
+def test_labels_that_begin_with_one_are_counted_from_nought_when_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    write_recordio(tmp_path / "source" / "train.rec", [(i, i + 1, jpeg(8 + i, 8), "") for i in range(3)])
+    (tmp_path / "source" / "classes.txt").write_text("ant\nnewt\nowl\n")
+    with pytest.raises(DataError, match=r"image of class 3, but classes.txt .* lists 3 .* pack --first-label 1"):
+        packed(tmp_path / "source", tmp_path / "target", "tfrecord")
+    listing = list_images(find_split(packed(tmp_path / "source", tmp_path / "target", "tfrecord", first_label=1), "train"))
+    assert [name for name, _, _ in held(listing)] == ["ant", "newt", "owl"]
+
+
+LARGE = {
+    "a/larger.jpg": jpeg(200, 300, 77),
+    "a/upright.jpg": jpeg(301, 100, 77),
+    "a/png.png": drawn("PNG", "RGBA", (400, 200)),
+    "a/cmyk.jpg": drawn("JPEG", "CMYK", (150, 90)),
+}
+LEFT = {"a/same.jpg": jpeg(64, 500), "a/smaller.jpg": jpeg(20, 30), "b/half.jpg": b"\xff\xd8\xff", "b/none.jpg": b"text"}
+SIZES = {"larger.jpg": (64, 96), "upright.jpg": (193, 64), "png.jpg": (64, 128), "cmyk.jpg": (64, 107)}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_only_images_with_a_longer_shorter_side_are_reduced(format: str, tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", LARGE | LEFT)
+    target = packed(source, tmp_path / "target", format, resize=64, quality=90)
+    found = {name: data for _, name, data in held(list_images(find_source(target)))}
+    assert found.keys() == {name.split("/")[1] for name in LEFT} | SIZES.keys()
+    for name, data in LEFT.items():
+        assert found[name.split("/")[1]] == data
+    for name, size in SIZES.items():
+        assert found[name][:2] == b"\xff\xd8"
+        assert decode(found[name]).shape == (*size, 3)
+
+
+def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> None:
+    rows, columns = np.mgrid[:128, :192]
+    image = np.stack([rows, columns, 128 + 0 * rows], axis=2).astype(np.uint8)
+    small = decode(reduced(simplejpeg.encode_jpeg(image, 98), 64, 98))
+    means = image.reshape(64, 2, 96, 2, 3).mean((1, 3))
+    assert np.abs(small - means).mean() < 1.5
+
+
+def test_lower_quality_takes_fewer_bytes() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    data = simplejpeg.encode_jpeg(noise, 95)
+    assert len(reduced(data, 100, 30)) < len(reduced(data, 100, 90)) / 2
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_finished_pack_started_again_changes_no_file(format: str, sets: dict[str, Path], tmp_path: Path) -> None:
+    """Where images keep their names, and where they are numbered."""
+    nameless = tmp_path / "nameless"
+    nameless.mkdir()
+    write_recordio(nameless / "x.rec", [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])])
+    for number, source in enumerate((sets["folder"], nameless)):
+        target = tmp_path / str(number)
+        packed(source, target, format)
+        paths = [path for path in target.rglob("*") if path.name != "pack.lock"]
+        before = {path: path.stat().st_mtime_ns for path in paths}
+        done: list[int] = []
+        counts = pack(source, target, Packing(format), lambda count, _, done=done: done.append(count))
+        assert {path: path.stat().st_mtime_ns for path in target.rglob("*") if path.name != "pack.lock"} == before
+        assert done[-1] == sum(counts.values())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_progress_rises_to_all_the_images_of_all_splits(format: str, folder: Path, tmp_path: Path) -> None:
+    image_folder(folder / "train", {f"a/more {i:03d}.jpg": jpeg(8, 8, i) for i in range(100)})
+    seen: list[tuple[int, int]] = []
+    pack(folder, tmp_path / "target", Packing(format, shards=3), lambda done, total: seen.append((done, total)))
+    done = [done for done, _ in seen]
+    assert {total for _, total in seen} == {100 + len(TRAIN) + 3}
+    assert done == sorted(done)
+    assert done[-1] == 100 + len(TRAIN) + 3
+    assert len(set(done)) > 4
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_progress_after_an_interruption_begins_with_what_is_written(format: str, tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", {f"a/{i:03d}.jpg": jpeg(8, 8, i) for i in range(100)})
+
+    def interrupted(done: int, total: int) -> None:
+        if done == 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "target", Packing(format), interrupted)
+    seen: list[int] = []
+    pack(source, tmp_path / "target", Packing(format), lambda done, _: seen.append(done))
+    assert seen == [64, 96, 100]
+
+
+def test_a_second_pack_is_refused_while_the_first_one_runs(folder: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def again(done: int, total: int) -> None:
+        with pytest.raises(DataError, match=r"another process is writing to .*target"):
+            packed(folder, tmp_path / "target", "recordio")
+        refused.append(done)
+
+    pack(folder, tmp_path / "target", Packing("recordio"), again)
+    assert refused
+    assert held(listings(tmp_path / "target")["train"]) == in_order(TRAIN)
+
+
+def another_image(source: Path) -> dict[str, int]:
+    image_folder(source, {"train/a/new.jpg": jpeg()})
+    return {}
+
+
+def another_name(source: Path) -> dict[str, int]:
+    (source / "train/a/1.jpg").rename(source / "train/a/0.jpg")
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [another_image, another_name, lambda _: {"shards": 3}, lambda _: {"resize": 20}, lambda _: {"quality": 50}],
+    ids=["image", "name", "shards", "resize", "quality"],
+)
+def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
+    change: Callable[[Path], dict[str, int]], folder: Path, tmp_path: Path
+) -> None:
+    target = packed(folder, tmp_path / "target", "tfrecord")
+    before = files_of(target)
+    how = change(folder)
+    with pytest.raises(DataError, match=r"target holds other images, or the same written otherwise"):
+        packed(folder, target, "tfrecord", **how)
+    assert files_of(target) == before
+    assert find_split(target, "train")
+
+
+def test_a_target_that_holds_other_things_is_refused_and_left_alone(folder: Path, tmp_path: Path) -> None:
+    image_folder(tmp_path / "target", {"thesis.tex": b"..."})
+    with pytest.raises(DataError, match=r"target holds other things \(thesis.tex\); choose an empty folder"):
+        packed(folder, tmp_path / "target", "recordio")
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["thesis.tex"]
+
+
+def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"packed is in .*train, where its files would pass for images"):
+        packed(folder / "train", folder / "train" / "packed", "recordio")
+    assert not (folder / "train" / "packed").exists()
+    images = packed(folder / "train", tmp_path / "images", "recordio")
+    with pytest.raises(DataError, match=r"packed is in .*images, where its files would pass for images"):
+        packed(images, images / "packed", "folder")
+    assert held(listings(packed(folder, folder / "packed", "recordio"))["val"]) == in_order(SPLITS["val"])
+
+
+@pytest.mark.parametrize(
+    ("arrange", "message"),
+    [
+        (lambda root: root, "there is no folder .*source"),
+        (lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}), "holds 2 files and no folders.*sort-val"),
+        (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
+        (lambda root: image_folder(root, {"train.rec": b"no records in here"}), "1 stretches hold no usable image"),
+        (lambda root: image_folder(root, {"train.rec": b""}), "source has no images"),
+        (
+            lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
+            r"called 'two\\nlines', which is no line of classes",
+        ),
+        (lambda root: image_folder(root, {"space /c.jpg": jpeg()}), "called 'space ', which is no line of classes"),
+    ],
+    ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
+)
+def test_a_source_that_cannot_be_packed_is_refused(arrange: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    arrange(tmp_path / "source")
+    with pytest.raises(DataError, match=message):
+        packed(tmp_path / "source", tmp_path / "target", "webdataset")
+    assert not (tmp_path / "target").exists()
+
+
+def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="zip is no storage format; choose one of folder, recordio, tfrecord, webdataset"):
+        packed(folder, tmp_path / "target", "zip")
+
+
+def test_a_split_that_is_not_complete_is_an_error_and_not_left_out(sets: dict[str, Path], tmp_path: Path) -> None:
+    source = packed(sets["folder"], tmp_path / "source", "tfrecord", shards=2)
+    (source / "validation-00001-of-00002").unlink()
+    with pytest.raises(DataError, match=r"lacks 1 of 2 files: validation-00001-of-00002"):
+        packed(source, tmp_path / "target", "recordio")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
+    format: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "val" / "a" / "gone.jpg").symlink_to("nowhere.jpg")
+    target = tmp_path / "target"
+    with pytest.raises(DataError, match=r"val/a/gone.jpg cannot be read: No such file"):
+        packed(folder, target, format)
+    with pytest.raises(DataError, match=r"target is not complete: .* Give the same command again"):
+        find_split(target, "train")
+    (folder / "val" / "a" / "nowhere.jpg").write_bytes(jpeg())
+    (folder / "val" / "a" / "gone.jpg").unlink()
+    (folder / "val" / "a" / "nowhere.jpg").rename(folder / "val" / "a" / "gone.jpg")
+    packed(folder, target, format)
+    assert files_of(target) == files_of(packed(folder, tmp_path / "at once", format))
+
+
+HOSTILE = ["../../x.jpg", "/etc/x.jpg", "..", "../..", "a/../../../x.jpg", ".x.jpg", "x\0y.jpg", "x\ny.jpg", "", "/", "a/."]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_no_name_of_an_image_leads_out_of_the_target(format: str, name: str, tmp_path: Path) -> None:
+    source, images = tmp_path / "in/source", {"a": jpeg(8, 8), "b": jpeg(9, 9)}
+    source.mkdir(parents=True)
+    write_samples(format, source, [Sample(i, name, i, each, data, 8, 8) for i, (each, data) in enumerate(images.items())])
+    target = packed(source, tmp_path / "out/deep/target", "folder")
+    for each, data in images.items():
+        assert [path.read_bytes() for path in (target / each).iterdir()] == [data]
+    everything = {path for path in tmp_path.rglob("*") if path.is_file() and source not in path.parents}
+    assert {path.parent for path in everything} == {target, target / ".lockstep", target / "a", target / "b"}
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/b", ".hidden", "x\0y"], ids=ascii)
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+def test_a_class_that_would_lead_out_of_the_target_is_refused(format: str, name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_samples(format, source, [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)])
+    with pytest.raises(DataError, match=r"class 0 is called .* which is no (name of a folder|line of classes.txt)"):
+        packed(source, tmp_path / "target", "folder")
+    assert not (tmp_path / "target").exists()
+
+
+def write_samples(format: str, root: Path, samples: list[Sample]) -> None:
+    with MODULES[format].Writer(root / shard_name(format, "", 0, 1)) as writer:
+        for sample in samples:
+            writer.add(sample)
+        writer.finish()
+
+
+# Killed processes ----------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, resource, signal, sys
+from pathlib import Path
+from lockstep.data.pack import Packing, pack
+
+source, target, format, how, when = sys.argv[1:]
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if how == "bytes":  # in the middle of a write, by the kernel, as soon as a file has so many
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(when), int(when)))
+if how == "names":  # instead of giving the so-manieth file its name
+    left, replace = int(when), Path.replace
+
+    def counted(path, target):
+        global left
+        left -= 1
+        if not left:
+            die()
+        return replace(path, target)
+
+    Path.replace = counted
+pack(Path(source), Path(target), Packing(format, 2), lambda done, total: how == "images" and done >= int(when) and die())
+"""
+MANY = {f"{i % 3}/{i:03d}.jpg": jpeg(8 + i, 30, i) for i in range(90)} | {"1/large.jpg": jpeg() + bytes(5000)}
+_OFTEN = [("images", 1), ("images", 40), ("images", 91), ("bytes", 9_000), ("bytes", 9_001)]
+MOMENTS = {
+    "folder": [("images", 1), ("images", 40), ("names", 1), ("names", 2), ("names", 30), ("bytes", 3000)],
+    "recordio": [*_OFTEN, ("names", 3), ("names", 4), ("names", 5)],
+    "tfrecord": [*_OFTEN, ("names", 3), ("names", 4)],
+    "webdataset": [*_OFTEN, ("names", 3), ("bytes", 20_700)],
+}
+
+
+def killed(source: Path, target: Path, format: str, how: str, when: int) -> bool:
+    """Pack in a process that is killed at a moment; tell whether it lived to the end."""
+    command = [sys.executable, "-c", KILLED, *map(str, (source, target, format, how, when))]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode in (0, -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL)), result.stderr
+    return result.returncode == 0
+
+
+@pytest.fixture
+def two_splits(tmp_path: Path) -> Path:
+    files = {f"{split}/{name}": data for split in ("train", "val") for name, data in MANY.items()}
+    return image_folder(tmp_path / "source", files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "how", "when"), [(format, *moment) for format in FORMATS for moment in MOMENTS[format]])
+def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
+    format: str, how: str, when: int, two_splits: Path, tmp_path: Path
+) -> None:
+    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    target = tmp_path / "target"
+    assert not killed(two_splits, target, format, how, when)
+    check_unfinished(target, whole)
+    packed(two_splits, target, format, shards=2)
+    assert files_of(target) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: Path, tmp_path: Path) -> None:
+    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    target, each_time = tmp_path / "target", {"folder": 60, "webdataset": 3}.get(format, 4)
+    ended = []
+    while not any(ended):
+        ended.append(killed(two_splits, target, format, "names", each_time))
+        if not ended[-1]:
+            check_unfinished(target, whole)
+        assert len(ended) < 10
+    assert len(ended) > 2
+    assert files_of(target) == whole
+
+
+def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
+    """Whatever has its final name is complete, and the whole is not taken for a data set."""
+    found = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
+    assert found == {name: whole[name] for name in found}
+    if (target / ".lockstep" / "pack.json").exists():
+        with pytest.raises(DataError, match=r"is not complete: lockstep data pack .* was interrupted|has no train images"):
+            find_split(target, "train")
+    else:
+        assert found == {}

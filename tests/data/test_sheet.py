@@ -1,0 +1,113 @@
+"""The contact sheet, pixel by pixel, and the facts about a data set."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.facts import facts
+from lockstep.data.host import HostLoader
+from lockstep.data.index import Index, open_index
+from lockstep.data.sheet import contact_sheet, first_plan, write_sheet
+from lockstep.order import evaluation_plans, training_plans
+from lockstep.recipes import Recipe
+from tests.data.sets import CONTAINERS, packed
+from tests.data.test_index import image_folder, jpeg
+
+MARGIN, LINE = 8, 16
+
+
+@pytest.fixture(scope="module")
+def index(textures: Path) -> Index:
+    return open_index(textures / "train")
+
+
+def tiles(sheet: Image.Image, count: int, columns: int, size: int) -> np.ndarray:
+    pixels, step = np.asarray(sheet), size + MARGIN
+    places = [(MARGIN + i // columns * (step + LINE), MARGIN + i % columns * step) for i in range(count)]
+    return np.stack([pixels[top : top + size, left : left + size] for top, left in places])
+
+
+@pytest.mark.parametrize(("images", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (8, 4, 2), (13, 5, 3), (60, 10, 6)])
+def test_the_sheet_holds_the_first_images_of_training_as_the_loader_makes_them(
+    images: int, columns: int, rows: int, index: Index, tiny_recipe: Recipe
+) -> None:
+    sheet = contact_sheet(index, tiny_recipe, images)
+    assert sheet.size == (columns * (32 + MARGIN) + MARGIN, rows * (32 + MARGIN + LINE) + MARGIN)
+    plan = next(training_plans(tiny_recipe.replace(global_batch_images=images), index.sizes, 0))
+    with HostLoader(index, size=32, antialias=tiny_recipe.antialias) as loader:
+        batch = next(loader.batches([plan]))
+    assert np.array_equal(tiles(sheet, images, columns, 32), batch.images)
+
+
+def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40)
+    sheet = contact_sheet(index, recipe, 8, evaluation=True)
+    plan = next(evaluation_plans(recipe, index.sizes, 8))
+    with HostLoader(index, size=40, antialias=recipe.antialias) as loader:
+        batch = next(loader.batches([plan]))
+    assert plan.samples.tolist() == list(range(8))
+    assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)
+
+
+def test_the_first_images_are_those_of_the_runs_first_step(index: Index, tiny_recipe: Recipe) -> None:
+    run = next(training_plans(tiny_recipe, index.sizes, 0))
+    plan = first_plan(index, tiny_recipe, 8, evaluation=False)
+    assert plan.samples.tolist() == run.samples.tolist()
+    assert plan.windows.tolist() == run.windows.tolist()
+    assert plan.flips.tolist() == run.flips.tolist()
+
+
+def test_a_sheet_of_more_images_than_there_are_shows_all(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    index = open_index(image_folder(tmp_path, {f"a/{i}.jpg": jpeg() for i in range(3)}))
+    for evaluation in (False, True):
+        sheet = contact_sheet(index, tiny_recipe, 1000, evaluation=evaluation)
+        assert sheet.size == (3 * (32 + MARGIN) + MARGIN, 32 + MARGIN + LINE + MARGIN)
+
+
+@pytest.mark.parametrize(
+    "name", ["cat", "an owl with a name that is much too long", "フクロウ", "two\nlines", os.fsdecode(b"\xff")], ids=ascii
+)
+def test_the_name_of_a_class_stands_below_its_image_and_within_its_width(
+    name: str, tmp_path: Path, tiny_recipe: Recipe
+) -> None:
+    index = open_index(image_folder(tmp_path, {f"{name}/1.jpg": jpeg(), f"{name}/2.jpg": jpeg()}))
+    pixels = np.asarray(contact_sheet(index, tiny_recipe, 2))
+    below = pixels[MARGIN + 32 : MARGIN + 32 + LINE]
+    for left in (MARGIN, MARGIN + 32 + MARGIN):
+        assert (below[:, left : left + 32] < 128).any()
+    assert (below[:, 2 * MARGIN + 2 * 32 + 2 :] == 255).all()
+
+
+def test_a_sheet_is_written_as_png_into_a_new_folder(tmp_path: Path) -> None:
+    sheet = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+    write_sheet(sheet, tmp_path / "new" / "sheet")
+    with Image.open(tmp_path / "new" / "sheet") as written:
+        assert written.format == "PNG"
+        assert np.array_equal(np.asarray(written), np.asarray(sheet))
+
+
+FILES = {"owl/a.jpg": jpeg(20, 30), "owl/b.jpg": jpeg(16, 24), "owl/c.jpg": jpeg(50, 40), "cat/z.jpg": jpeg(40, 10)}
+
+
+def test_facts_are_counts_bytes_and_sizes(tmp_path: Path) -> None:
+    index = open_index(image_folder(tmp_path, FILES | {"cat/bad.jpg": b"text"}), classes=("ant", "cat", "owl"))
+    assert facts(index) == {
+        "format": "folder",
+        "files": 4,
+        "images": 4,
+        "bytes": sum(map(len, FILES.values())),
+        "quarantined": 1,
+        "shorter_side": {"least": 10, "median": 18, "most": 40},
+        "images_by_class": {"ant": 0, "cat": 1, "owl": 3},
+        "digest": index.digest,
+    }
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_facts_differ_by_format_and_files_alone(format: str, tmp_path: Path) -> None:
+    folder = image_folder(tmp_path / "folder", FILES)
+    about = facts(open_index(packed(folder, tmp_path / "packed", format, shards=2)))
+    assert about == facts(open_index(folder)) | {"format": format, "files": 2}

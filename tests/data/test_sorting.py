@@ -1,0 +1,144 @@
+"""A flat folder of validation images, sorted by each kind of labels file."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.index import open_index
+from lockstep.data.sorting import sort_into_classes
+from lockstep.errors import DataError
+from tests.data.test_index import jpeg
+
+IMAGES = {f"ILSVRC2012_val_0000000{i}.JPEG": jpeg(8 + i, 8) for i in range(1, 5)}
+CLASSES = {1: "n02", 2: "n01", 3: "n02", 4: "n03"}
+SORTED = {f"{CLASSES[i]}/{name}": data for i, (name, data) in enumerate(IMAGES.items(), 1)}
+STEMS = [name.removesuffix(".JPEG") for name in IMAGES]
+LABELS = {
+    "name and class": "".join(f"{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)),
+    "tabs, in another order": "".join(f"{name}\t{CLASSES[i]}\n" for i, name in reversed([*enumerate(IMAGES, 1)])),
+    "commas, spaces, empty lines": "\n".join(f"  {name}, {CLASSES[i]} \n" for i, name in enumerate(IMAGES, 1)),
+    "names of folders too": "".join(f"val/{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)),
+    "Windows": "\ufeff" + "".join(f"{name},{CLASSES[i]}\r\n" for i, name in enumerate(IMAGES, 1)),
+    "class alone": "".join(f"{CLASSES[i]}\n" for i in range(1, 5)),
+    "Kaggle": "\ufeffImageId,PredictionString\n"
+    + "".join(f"{stem},{CLASSES[i]} 85 1 499 272\n" for i, stem in enumerate(STEMS, 1)),
+    "more images than there are": "".join(f"{name} {CLASSES[i]}\n" for i, name in enumerate(IMAGES, 1)) + "other.JPEG n04\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> Path:
+    folder = tmp_path / "val"
+    folder.mkdir()
+    for name, data in IMAGES.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def labels(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "labels"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_every_image_goes_to_its_class_whatever_the_labels_look_like(kind: str, flat: Path, tmp_path: Path) -> None:
+    assert sort_into_classes(flat, labels(tmp_path, LABELS[kind])) == 4
+    assert found(flat) == SORTED
+    assert open_index(flat).classes == ("n01", "n02", "n03")
+
+
+def test_numbers_become_folders_that_sort_as_numbers_do(flat: Path, tmp_path: Path) -> None:
+    sort_into_classes(flat, labels(tmp_path, "2\n10\n1\n10\n"))
+    assert sorted(path.split("/")[0] for path in found(flat)) == ["01", "02", "10", "10"]
+    assert open_index(flat).classes == ("01", "02", "10")
+
+
+def test_an_exact_name_counts_before_one_with_another_ending(tmp_path: Path) -> None:
+    folder = tmp_path / "val"
+    folder.mkdir()
+    for name in ("x.jpg", "x.png"):
+        (folder / name).write_text(name)
+    sort_into_classes(folder, labels(tmp_path, "x.png cat\nx.jpg dog\n"))
+    assert found(folder) == {"cat/x.png": b"x.png", "dog/x.jpg": b"x.jpg"}
+
+
+def test_other_files_stay(flat: Path, tmp_path: Path) -> None:
+    (flat / "readme.txt").write_text("about")
+    sort_into_classes(flat, labels(tmp_path, LABELS["class alone"]))
+    assert found(flat) == SORTED | {"readme.txt": b"about"}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_run_twice_it_moves_nothing_more(kind: str, flat: Path, tmp_path: Path) -> None:
+    file = labels(tmp_path, LABELS[kind])
+    sort_into_classes(flat, file)
+    assert sort_into_classes(flat, file) == 0
+    assert found(flat) == SORTED
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("after", range(4))
+def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
+    after: int, kind: str, flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, rename, moved = labels(tmp_path, LABELS[kind]), Path.rename, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if len(moved) == after:
+            raise KeyboardInterrupt
+        moved.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sort_into_classes(flat, file)
+    assert sort_into_classes(flat, file) == 4 - after
+    assert found(flat) == SORTED
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000003.JPEG n01\n", "no class for 2 of 4 .* first .*2.JPEG"),
+        ("n01\nn02\nn03\n", "has 3 classes, and there are 4 images; expected one for each"),
+        ("n01\n" * 5, "has 5 classes, and there are 4 images"),
+        ("", "is empty; expected a line for each image"),
+        ("ImageId,PredictionString\n", "is empty"),
+        ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG\n", "'ILSVRC2012_val_00000002.JPEG' has no class"),
+        ("n01\n../n02\nn01\nn01\n", "'../n02' is no name of a class"),
+        ("n01\n..\nn01\nn01\n", "'..' is no name of a class"),
+        ("n01\n/tmp\nn01\nn01\n", "'/tmp' is no name of a class"),
+    ],
+)  # fmt: skip
+def test_labels_that_do_not_fit_move_nothing(text: str, message: str, flat: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        sort_into_classes(flat, labels(tmp_path, text))
+    assert found(flat) == IMAGES
+    assert not [path for path in flat.iterdir() if path.is_dir()]
+
+
+def test_labels_that_are_no_text_or_not_there_are_named(flat: Path, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xd8\xff")
+    for name in ("binary", "none"):
+        with pytest.raises(DataError, match=f"{name} cannot be read"):
+            sort_into_classes(flat, tmp_path / name)
+    with pytest.raises(DataError, match=r"there is no folder .*/nowhere"):
+        sort_into_classes(tmp_path / "nowhere", tmp_path / "none")
+
+
+def test_an_image_that_was_sorted_before_is_not_overwritten(tmp_path: Path) -> None:
+    folder, labels = tmp_path / "val", tmp_path / "labels.txt"
+    (folder / "cat").mkdir(parents=True)
+    (folder / "cat" / "a.jpg").write_bytes(b"sorted before")
+    (folder / "a.jpg").write_bytes(b"flat")
+    labels.write_text("a.jpg cat\n")
+    with pytest.raises(DataError, match=r"cat/a.jpg is there already"):
+        sort_into_classes(folder, labels)
+    assert (folder / "cat" / "a.jpg").read_bytes() == b"sorted before"
+    assert (folder / "a.jpg").exists()
