@@ -67,8 +67,6 @@ class Split:
     name: str
     """"train", "val", or empty where the source has no splits."""
     listing: Listing
-    samples: np.ndarray
-    """int64: rows of the listing, those in quarantine left out."""
     names: tuple[str, ...] | None
     """`class/file` of every sample; None if each is named by its number."""
     format: str
@@ -88,7 +86,7 @@ class Split:
 
     def label(self, number: int) -> int:
         """Return the label of a sample."""
-        return int(self.listing.rows["label"][self.samples[number]])
+        return int(self.listing.rows["label"][number])
 
     def class_of(self, number: int) -> str:
         """Return the name of the class of a sample."""
@@ -105,7 +103,7 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
     if packing.format not in FORMATS:
         raise DataError(f"{packing.format} is no storage format; choose one of {', '.join(FORMATS)}")
     splits = list(_splits(source, packing))
-    total = sum(len(split.samples) for split in splits)
+    total = sum(len(split.listing) for split in splits)
     if not total:
         raise DataError(f"{source} has no images")
     for split in splits:
@@ -130,14 +128,14 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
                 _write_folder(split, target / split.name, packing, pool, advance)
             else:
                 _write_files(split, target, packing, pool, advance)
-    return {split.name or "images": len(split.samples) for split in splits}
+    return {split.name or "images": len(split.listing) for split in splits}
 
 
 def _splits(source: Path, packing: Packing) -> Iterator[Split]:
     found = [(name, find_split(source, name)) for name in ALIASES if source.is_dir() and holds_split(source, name)]
     classes: tuple[str, ...] | None = None
     for name, where in found or [("", find_source(source))]:
-        listing = list_images(where, classes, first_label=packing.first_label)
+        listing = list_images(where, classes, first_label=packing.first_label, quarantine=quarantine_of(where))
         if listing.damaged:
             bad = listing.damaged[0]
             raise DataError(
@@ -145,10 +143,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
                 f"{bad.reason}. Restore the file; lockstep data check lists them all"
             )
         classes = listing.classes
-        left_out = quarantine_of(where)
-        kept = [i for i in range(len(listing)) if not left_out or listing.place(i) not in left_out]
-        samples = np.array(kept, np.int64)
-        yield Split(name, listing, samples, _kept_names(listing, samples, packing), packing.format)
+        yield Split(name, listing, _kept_names(listing, packing), packing.format)
 
 
 def _check_classes(split: Split) -> None:
@@ -162,10 +157,10 @@ def _check_classes(split: Split) -> None:
             )
 
 
-def _kept_names(listing: Listing, samples: np.ndarray, packing: Packing) -> tuple[str, ...] | None:
+def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
     """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
     names, before = [], b""
-    for i in samples.tolist():
+    for i in range(len(listing)):
         label, class_name = int(listing.rows["label"][i]), listing.classes[int(listing.rows["label"][i])]
         file = PurePosixPath(listing.name(i)).name
         # The list beside RecordIO is of lines with columns.
@@ -188,7 +183,7 @@ def _identity(splits: list[Split], packing: Packing) -> str:
     for split in splits:
         listing = split.listing
         digest.update(json.dumps([split.name, listing.source.format, listing.source.files, listing.classes]).encode())
-        for array in (listing.rows, listing.names.text, listing.names.ends, split.samples):
+        for array in (listing.rows, listing.names.text, listing.names.ends):
             digest.update(np.ascontiguousarray(array).data)
     about = {"format": packing.format, "shards": packing.shards, "resize": packing.resize, "quality": packing.quality}
     return json.dumps({**about, "images": digest.hexdigest()})
@@ -223,12 +218,11 @@ def _read(split: Split, packing: Packing, numbers: Sequence[int]) -> list[Sample
 
 
 def _sample(split: Split, packing: Packing, number: int) -> Sample:
-    i = int(split.samples[number])
     try:
-        data = split.listing.encoded(i)
+        data = split.listing.encoded(number)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{split.listing.source.root}/{split.listing.place(i)} cannot be read: {reason}") from None
+        raise DataError(f"{split.listing.source.root}/{split.listing.place(number)} cannot be read: {reason}") from None
     if packing.resize:
         data = reduced(data, packing.resize, packing.quality)
     height, width = header_size(data)
@@ -271,9 +265,9 @@ def _write_files(
     split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
     shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
-    shards = max(min(shards, len(split.samples)), 1)
+    shards = max(min(shards, len(split.listing)), 1)
     for shard in range(shards):
-        numbers = range(len(split.samples) * shard // shards, len(split.samples) * (shard + 1) // shards)
+        numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
         path = target / shard_name(packing.format, split.name, shard, shards)
         if path.exists():
             advance(len(numbers))
@@ -298,7 +292,7 @@ def _bytes(split: Split) -> int:
     if listing.source.format != FOLDER:
         return int(listing.rows["length"].sum())
     # A file that cannot be read is named when it is its turn.
-    paths = (listing.path(i) for i in split.samples.tolist())
+    paths = map(listing.path, range(len(listing)))
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
@@ -319,11 +313,11 @@ def shard_name(format: str, split: str, shard: int, shards: int) -> str:
 def _write_folder(
     split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
-    for label in np.unique(split.listing.rows["label"][split.samples]).tolist():
+    for label in np.unique(split.listing.rows["label"]).tolist():
         (target / split.listing.classes[label]).mkdir(parents=True, exist_ok=True)
-    every = range(len(split.samples))
+    every = range(len(split.listing))
     numbers = [number for number in every if not any((target / name).exists() for name in split.possible_names(number))]
-    advance(len(split.samples) - len(numbers))
+    advance(len(split.listing) - len(numbers))
     for samples in _in_order(split, packing, pool, numbers):
         for sample in samples:
             path = target / sample.name
