@@ -47,20 +47,6 @@ def root(tmp_path: Path) -> Path:
     return image_folder(tmp_path / "images", FILES)
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The files that were decoded since."""
-    seen: list[bytes] = []
-
-    def watched(data: bytes) -> tuple[int, int]:
-        seen.append(data)
-        return check(data)
-
-    check = module.check
-    monkeypatch.setattr(module, "check", watched)
-    return seen
-
-
 def paths(index: Index) -> list[str]:
     return [index.path(i).relative_to(index.root).as_posix() for i in range(len(index))]
 

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lockstep.data import index as indexing
+from lockstep.data import listing as listing_module
 from lockstep.data.formats import Sample, recordio, tfrecord, webdataset
 from lockstep.data.index import Index, open_index
 from lockstep.data.pack import shard_name
@@ -337,10 +340,23 @@ def test_more_files_are_read_than_are_kept_open(tmp_path: Path) -> None:
 def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(format: str, tmp_path: Path) -> None:
     path = write(format, tmp_path / shard_name(format, "train", 0, 1), [sample(i, 0) for i in range(3)])
     index = open_index(tmp_path)
-    os.truncate(path, int(index.rows["offset"][2]) + 5)
     assert index.read(0) == jpeg(8, 8)
-    with pytest.raises(DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: the file ends"):
-        index.read(2)
+    os.truncate(path, int(index.rows["offset"][2]) + 5)
+    with pytest.raises(DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: its file was written since"):
+        index.read(0)
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(format: str, tmp_path: Path) -> None:
+    name = shard_name(format, "train", 0, 1)
+    for folder, colour in (("a", 10), ("b", 200)):
+        images = [sample(i, 0, jpeg(8, 8, colour).ljust(900, b"\0")) for i in range(3)]
+        write(format, tmp_path / folder / name, images)
+    index = open_index(tmp_path / "a")
+    assert index.read(1).startswith(jpeg(8, 8, 10))
+    (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
+    with pytest.raises(DataError, match="its file was written since"):
+        index.read(1)
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
@@ -360,6 +376,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from lockstep.data import index as indexing
+from lockstep.data import listing as listing_module
 from lockstep.data.listing import ROW, Names
 from lockstep.data.sources import find_split
 
@@ -429,3 +446,72 @@ def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -
     assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]
     assert found["inside"]
     assert found["name"] == "n01440764/n01440764_10026.JPEG"
+
+
+def tfrecord_of(names: dict[str, int], path: Path) -> Path:
+    """Write images in this order, named and labelled so, as NVIDIA's scripts shuffle them."""
+    return write("tfrecord", path, [sample(i, label, name=name) for i, (name, label) in enumerate(names.items())])
+
+
+def test_tfrecords_named_by_files_alone_come_in_the_order_of_a_folder(tmp_path: Path) -> None:
+    """As ImageNet's validation images, whose names say nothing of their classes."""
+    names = {"val_3.JPEG": 0, "val_1.JPEG": 2, "val_2.JPEG": 0, "val_4.JPEG": 1}
+    tfrecord_of(names, tmp_path / "validation-00000-of-00001")
+    index = open_index(tmp_path)
+    assert [index.name(i) for i in range(4)] == ["val_2.JPEG", "val_3.JPEG", "val_4.JPEG", "val_1.JPEG"]
+    assert labels(index) == [0, 0, 1, 2]
+
+
+def test_names_that_are_numbers_decide_alone(tmp_path: Path) -> None:
+    tfrecord_of({"0003.jpg": 0, "0001.jpg": 2, "0002.jpg": 0}, tmp_path / "train-00000-of-00001")
+    assert labels(open_index(tmp_path)) == [2, 0, 0]
+
+
+def test_another_list_of_classes_decodes_nothing_again(tmp_path: Path, checked: list[bytes]) -> None:
+    write(
+        "webdataset", tmp_path / "val-000000.tar", [sample(i, 0, class_name="", name=f"{'ab'[i]}/x.jpg") for i in range(2)]
+    )
+    (tmp_path / "classes.txt").write_text("b\n")
+    own = open_index(tmp_path)
+    count = len(checked)
+    among = open_index(tmp_path, classes=("a", "b"))
+    assert (labels(own), labels(among), among.classes) == ([0, 0], [1, 1], ("a", "b"))
+    assert among.digest != own.digest
+    assert open_index(tmp_path).digest == own.digest
+    assert len(checked) == count == 2
+
+
+def test_an_index_beside_images_that_are_read_only_now_is_used(
+    tmp_path: Path, checked: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("recordio", tmp_path / "x.rec", [sample(i, 0) for i in range(3)])
+    open_index(tmp_path)
+    checked.clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user's"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert len(open_index(tmp_path)) == 3
+    assert checked == []
+    assert not (tmp_path / "another user's").exists()
+
+
+def test_listing_tells_its_progress_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
+    slow = listing_module.STORED["tfrecord"]
+    waiting = threading.Event()
+
+    def slowly(path: Path) -> Iterator[object]:
+        for each in slow(path):
+            waiting.wait(0.05)
+            yield each
+
+    monkeypatch.setitem(listing_module.STORED, "tfrecord", slowly)
+    monkeypatch.setattr(listing_module, "_AT_ONCE", 1)
+
+    def stop(done: int, total: int) -> None:
+        assert 0 <= done <= total
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        open_index(tmp_path, progress=stop)
+    assert time.monotonic() - began < 0.9  # all of it would take a second

@@ -170,6 +170,20 @@ def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(odd: Ind
     assert apart(batches(dali(odd), plans), batches(host(odd), plans)).max() <= ROUNDING
 
 
+@pytest.mark.parametrize("shape", [(40, 60), (60, 40), (48, 48)])
+def test_dali_leaves_rotated_photos_as_they_are_stored(shape: tuple[int, int], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    random = np.random.default_rng(1)
+    pixels = random.integers(0, 256, (shape[0] // 4, shape[1] // 4, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{orientation}.jpg", exif=exif)
+    index = open_index(tmp_path)
+    plans = list(evaluation_plans(tiny_recipe, index.sizes, 8))
+    assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+
+
 @pytest.mark.parametrize("name", ["grey.jpg", "png.jpg"])
 def test_an_image_that_changed_is_named_and_the_next_loader_works(name: str, odd: Index, tiny_recipe: Recipe) -> None:
     path = odd.root / "images" / name

@@ -90,6 +90,7 @@ class DaliLoader:
                 axis_names="HW",
                 device="cpu" if self._gpu is None else "mixed",
                 output_type=types.RGB,
+                adjust_orientation=False,  # as stored, which windows and sizes are of
                 jpeg_fancy_upsampling=True,  # on a GPU too, as libjpeg has it
             )
             images = fn.resize(window, size=resized, interp_type=types.INTERP_LINEAR, antialias=self._antialias)
@@ -145,7 +146,8 @@ class DaliLoader:
                 decode(self._index.read(sample))
             except ValueError as reason:
                 return self._index.changed(sample, str(reason))
-        return DataError(f"DALI could not make a batch of images that libjpeg-turbo decodes: {error}")
+        places = ", ".join(self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4])
+        return DataError(f"DALI could not make the batch of {places} ..., which libjpeg-turbo decodes: {error}")
 
 
 def import_dali() -> tuple[Any, Any, Any]:

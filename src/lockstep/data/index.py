@@ -8,23 +8,35 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.data.decode import check
-from lockstep.data.listing import CLASSES, MOST_BYTES, ROW, Images, Listing, Names, Progress, Quarantined, list_images
+from lockstep.data.listing import (
+    CLASSES,
+    MOST_BYTES,
+    ROW,
+    Images,
+    Listing,
+    Names,
+    Progress,
+    Quarantined,
+    list_images,
+    relabelled,
+)
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.errors import DataError
 from lockstep.machine import cores
 
-VERSION = 2
+VERSION = 3
 CACHE = ".lockstep"
 QUARANTINE = "quarantine.json"
 """Beside class folders or files: images to leave out, {"images": {"class/image" or "file@first byte": reason}}."""
@@ -38,6 +50,8 @@ class Index(Images):
 
     times: np.ndarray
     """uint32: in an image folder, when each file was last written, in microseconds modulo 2**32; otherwise empty."""
+    states: tuple[tuple[int, int], ...]
+    """Size and time of every file that holds many images, as they were when it was listed."""
     quarantined: tuple[Quarantined, ...]
     digest: str
     """SHA-256 of labels, lengths, sizes and classes: one for the same images in the same order, whatever holds them."""
@@ -63,6 +77,9 @@ class Index(Images):
         """
         try:
             if self.source.format != FOLDER:
+                file = int(self.rows["file"][sample])
+                if self._places(file).state() != self.states[file]:
+                    raise self.changed(sample, "its file was written since")
                 return self.encoded(sample)
             data, time = _file(self.path(sample))
         except OSError as error:
@@ -80,7 +97,7 @@ class Index(Images):
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         return DataError(
             f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. "
-            f"Put it back, or index the images again: lockstep data index {self.root}"
+            f"Put it back, or index the images again: lockstep data index {shlex.quote(str(self.root))}"
         )
 
 
@@ -114,17 +131,32 @@ def open_index(
     the images done and the images in all. Raises `DataError` if the images are not laid out as one of the formats asks.
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
-    stamp = _stamp(source, classes)
-    cache = _cache_folder(source)
-    with _locked(cache / "lock"):
-        index = None if anew else _load(source, cache, stamp)
-        if index is None:
-            index = _build(source, classes, progress)
-            _store(index, cache, stamp)
-    return index
+    _check_folders(source, classes)
+    index = None if anew else next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
+    if index is None:
+        cache = _writable_folder(source)
+        with _locked(cache / "lock"):
+            # Another process may have built it meanwhile.
+            index = None if anew else _load(source, cache)
+            if index is None:
+                stamp = _stamp(source)
+                index = _build(source, progress)
+                _store(index, cache, stamp)
+    if classes is None or classes == index.classes:
+        return index
+    index = relabelled(index, classes)
+    return replace(index, digest=_digest(index.rows, index.classes))
 
 
-def _stamp(source: Source, classes: tuple[str, ...] | None) -> str:
+def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
+    """Raise `DataError` if a folder of a class is not among the classes, before all images are decoded."""
+    if source.format == FOLDER and classes is not None:
+        unknown = sorted(set(class_folders(source.root)) - set(classes))
+        if unknown:
+            raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
+
+
+def _stamp(source: Source) -> str:
     """Return a text that changes when an image is added, removed or renamed (a folder's own time changes with it)."""
     names = class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
@@ -132,36 +164,41 @@ def _stamp(source: Source, classes: tuple[str, ...] | None) -> str:
     states += [(path.name, _state(path)) for path in lists if path.is_file()]
     beside = [_contents(source.root / QUARANTINE)]
     beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
-    return hashlib.sha256(json.dumps([VERSION, states, beside, classes]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([VERSION, states, beside]).encode()).hexdigest()
 
 
-def _state(path: Path) -> list[int]:
+def _state(path: Path) -> tuple[int, int]:
     status = path.stat()
-    return [status.st_mtime_ns, 0 if path.is_dir() else status.st_size]
+    return 0 if path.is_dir() else status.st_size, status.st_mtime_ns
 
 
 def _contents(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _cache_folder(source: Source) -> Path:
-    beside = source.root / CACHE / source.split
+def _cache_folders(source: Source) -> tuple[Path, Path]:
+    """Return where an index may be: beside the images, and in the user's cache."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16]
+    return source.root / CACHE / source.split, home / "lockstep" / name / source.split
+
+
+def _writable_folder(source: Source) -> Path:
+    beside, of_user = _cache_folders(source)
     try:
         beside.mkdir(exist_ok=True, parents=True)
         if os.access(beside, os.W_OK):
             return beside
     except OSError:  # a read-only data set
         pass
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "lockstep" / hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16] / source.split
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        of_user.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the index of {source.root} can be written neither to {beside} nor to {folder}: {error.strerror}. "
+            f"the index of {source.root} can be written neither to {beside} nor to {of_user}: {error.strerror}. "
             "Set XDG_CACHE_HOME to a folder for it."
         ) from None
-    return folder
+    return of_user
 
 
 @contextmanager
@@ -183,8 +220,10 @@ def quarantine_of(source: Source) -> dict[str, str]:
         raise DataError(f'{path} is no quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
 
 
-def _build(source: Source, classes: tuple[str, ...] | None, progress: Progress | None) -> Index:
-    listing = list_images(source, classes, quarantine=quarantine_of(source))
+def _build(source: Source, progress: Progress | None) -> Index:
+    # Before they are listed: what is written meanwhile is noticed when it is read.
+    states = tuple(_state(source.root / name) for name in source.files)
+    listing = list_images(source, quarantine=quarantine_of(source), progress=progress)
     # Pillow warns of large and odd images. The filters belong to the process: threads cannot have their own.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -197,7 +236,9 @@ def _build(source: Source, classes: tuple[str, ...] | None, progress: Progress |
         rows := listing.rows[good],
         Names.of(listing.names[i] for i in good.tolist()),
         listing.classes,
+        listing.numbered,
         times=times[good] if len(times) else times,
+        states=states,
         quarantined=(
             *(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)),
             *listing.damaged,
@@ -270,6 +311,8 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
         "digest": index.digest,
         "checksum": _checksum(arrays),
         "classes": index.classes,
+        "numbered": index.numbered,
+        "states": index.states,
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
     }
     temporary = cache / "index.json.tmp"
@@ -277,10 +320,10 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
     temporary.replace(cache / "index.json")
 
 
-def _load(source: Source, cache: Path, stamp: str) -> Index | None:
+def _load(source: Source, cache: Path) -> Index | None:
     try:
         about = json.loads((cache / "index.json").read_text(encoding="utf-8"))
-        if about["stamp"] != stamp:
+        if about["stamp"] != _stamp(source):
             return None
         arrays = {name: _mapped(cache / name, dtype) for name, dtype in _ARRAYS.items()}
         # Files that a killed process or a full disk left behind do not fit together.
@@ -288,8 +331,19 @@ def _load(source: Source, cache: Path, stamp: str) -> Index | None:
             return None
         quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
         names, classes = Names(arrays["names"], arrays["name_ends"]), tuple(about["classes"])
-        return Index(source, arrays["rows"], names, classes, arrays["times"], quarantined, about["digest"])
-    except (OSError, ValueError, KeyError):
+        states = tuple((size, time) for size, time in about["states"])
+        return Index(
+            source,
+            arrays["rows"],
+            names,
+            classes,
+            about["numbered"],
+            times=arrays["times"],
+            states=states,
+            quarantined=quarantined,
+            digest=about["digest"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

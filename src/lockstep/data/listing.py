@@ -1,17 +1,22 @@
 """What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from threading import Event
+from typing import TypeVar
 
 import numpy as np
 
 from lockstep.data.formats import NO_LABEL, Damage, Places, Stored, recordio, tfrecord, webdataset
 from lockstep.data.sources import FOLDER, Source, class_files, class_folders
 from lockstep.errors import DataError
+from lockstep.machine import cores
 
 ROW = np.dtype(
     [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
@@ -28,7 +33,10 @@ STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "tfrecord": tfrecord.stored,
     "webdataset": webdataset.stored,
 }
-_AT_ONCE = 2**14
+_AT_ONCE = 2**10
+_PROGRESS_SEC = 0.2
+_IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
+"""A name that says nothing but where the image stands."""
 _OPEN_FILES = 64
 Progress = Callable[[int, int], None]
 """Called with what is done and how much there is in all."""
@@ -79,6 +87,8 @@ class Images:
     names: Names
     """Of every image: `class/file` in an image folder, otherwise what the files keep; perhaps empty."""
     classes: tuple[str, ...]
+    numbered: bool
+    """The classes have no names but their numbers."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -116,6 +126,9 @@ class Images:
         return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
 
 
+AnyImages = TypeVar("AnyImages", bound=Images)
+
+
 @dataclass(frozen=True)
 class Listing(Images):
     """Every image of a source; the rows have no height and width yet, and in an image folder no length."""
@@ -123,8 +136,6 @@ class Listing(Images):
     damaged: tuple[Quarantined, ...] = ()
     left_out: tuple[Quarantined, ...] = ()
     """Images that are not listed because a quarantine says so."""
-    numbered: bool = False
-    """The classes have no names but their numbers."""
 
 
 def list_images(
@@ -133,18 +144,23 @@ def list_images(
     *,
     first_label: int = 0,
     quarantine: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Listing:
     """Return what a source holds, but for the images whose places are keys of `quarantine`; its values are the reasons.
 
-    `first_label` is the number that files with numbers as labels give their first class.
+    `first_label` is the number that files with numbers as labels give their first class. `progress` is called with the
+    megabytes listed and those in all, but for an image folder.
 
-    Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by class
-    and name in a folder; by the number im2rec gave them in RecordIO; by name in the other formats. Where numbers or names
-    are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
+    Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by the
+    number im2rec gave them in RecordIO; otherwise by class and name, or by name alone where names are numbers. Where numbers
+    or names are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
     """
     quarantine = quarantine or {}
-    listing = _of_folder(source, quarantine) if source.format == FOLDER else _of_files(source, first_label, quarantine)
-    return listing if classes is None else _relabelled(source, listing, classes)
+    if source.format == FOLDER:
+        listing = _of_folder(source, quarantine)
+    else:
+        listing = _of_files(source, first_label, quarantine, progress)
+    return listing if classes is None else relabelled(listing, classes)
 
 
 def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
@@ -162,7 +178,7 @@ def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
                 labels.append(label_of[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
-    return Listing(source, rows, Names.of(names), classes, left_out=tuple(left_out))
+    return Listing(source, rows, Names.of(names), classes, numbered=False, left_out=tuple(left_out))
 
 
 def _encoded(name: str) -> bytes:
@@ -172,47 +188,96 @@ def _encoded(name: str) -> bytes:
         return name.encode("utf-8", "replace")
 
 
-def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str]) -> Listing:
-    parts: list[np.ndarray] = [np.zeros(0, ROW)]
-    numbers: list[np.ndarray] = [np.zeros(0, np.int64)]
-    names: list[bytes] = []
-    class_names: dict[int, str] = {}
-    folders: dict[str, int] = {}
-    damaged: list[Quarantined] = []
-    left_out: list[Quarantined] = []
-    for file, path in enumerate(source.files):
+@dataclass
+class _File:
+    """What one of the files of a source holds."""
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    numbers: list[np.ndarray] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    class_names: dict[int, str] = field(default_factory=dict)
+    """By label."""
+    folders: dict[str, int] = field(default_factory=dict)
+    """Labels below 0, which stand for names of classes without numbers."""
+    damaged: list[Quarantined] = field(default_factory=list)
+    left_out: list[Quarantined] = field(default_factory=list)
+
+
+def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None) -> Listing:
+    read, stopped = [0] * len(source.files), Event()
+    total = sum((source.root / path).stat().st_size for path in source.files)
+    # An interruption sets `stopped`, and the threads end at their next images.
+    with ThreadPoolExecutor(cores()) as pool:
+        work = [pool.submit(_listed, source, i, first_label, quarantine, read, stopped) for i in range(len(source.files))]
         try:
-            stored = STORED[source.format](source.root / path)
-            while some := list(islice(stored, _AT_ONCE)):
-                good = []
-                for each in some:
-                    place = f"{path}@{each.begin if isinstance(each, Damage) else each.offset}"
-                    if place in quarantine:
-                        left_out.append(Quarantined(place, quarantine[place]))
-                    elif isinstance(each, Damage):
-                        damaged.append(Quarantined(place, each.reason))
-                    elif each.length > MOST_BYTES:
-                        damaged.append(Quarantined(place, f"{each.length} bytes are too many"))
-                    elif each.label == NO_LABEL:
-                        good.append(each)
-                    elif 0 <= each.label - first_label <= MOST_CLASSES:
-                        good.append(replace(each, label=each.label - first_label))
-                    else:
-                        damaged.append(Quarantined(place, f"its label is {each.label}"))
-                parts.append(_rows(good, file, folders))
-                numbers.append(np.array([each.number for each in good], np.int64))
-                names += [_encoded(each.name) for each in good]
-                class_names.update((each.label, each.class_name) for each in good if each.class_name)
-        except ValueError as error:
-            raise DataError(f"{source.root / path}: {error}") from None
-    rows = np.concatenate(parts)
-    order = _order(np.concatenate(numbers), names)
-    rows, names = rows[order], [names[i] for i in order.tolist()]
-    classes = _classes(source, rows, class_names, folders)
-    count = int(rows["label"].max()) + 1 if len(rows) else 0
-    numbered = classes is None
-    classes = classes or tuple(map(str, range(count)))
-    return Listing(source, rows, Names.of(names), classes, tuple(damaged), tuple(left_out), numbered)
+            while wait(work, timeout=_PROGRESS_SEC).not_done:
+                if progress is not None:
+                    progress(sum(read) // 10**6, total // 10**6 + 1)
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+        files = [done.result() for done in work]
+    folders = sorted({name for file in files for name in file.folders})
+    rows = np.concatenate([np.zeros(0, ROW), *(_numbered(part, file, folders) for file in files for part in file.rows)])
+    if folders and any((part["label"] >= 0).any() for file in files for part in file.rows):
+        raise DataError(f"{source.named}: some images have a number as their class, some a folder; expected one of both")
+    names = [name for file in files for name in file.names]
+    class_names = {label: name for file in files for label, name in file.class_names.items()}
+    classes = tuple(folders) if folders else _classes(source, rows["label"], class_names)
+    order = _order(np.concatenate([np.zeros(0, np.int64), *(each for file in files for each in file.numbers)]), rows, names)
+    return Listing(
+        source,
+        rows[order],
+        Names.of(names[i] for i in order.tolist()),
+        classes or tuple(map(str, range(int(rows["label"].max(initial=-1)) + 1))),
+        numbered=classes is None,
+        damaged=tuple(bad for file in files for bad in file.damaged),
+        left_out=tuple(bad for file in files for bad in file.left_out),
+    )
+
+
+def _listed(
+    source: Source, number: int, first_label: int, quarantine: Mapping[str, str], read: list[int], stopped: Event
+) -> _File:
+    """Return what a file holds; note in `read` how far it was read, and end when `stopped` is set."""
+    path, found = source.files[number], _File()
+    stored = STORED[source.format](source.root / path)
+    try:
+        while not stopped.is_set() and (some := list(islice(stored, _AT_ONCE))):
+            good = []
+            for each in some:
+                read[number] = each.end if isinstance(each, Damage) else each.offset
+                place = f"{path}@{each.begin if isinstance(each, Damage) else each.offset}"
+                if place in quarantine:
+                    found.left_out.append(Quarantined(place, quarantine[place]))
+                elif isinstance(each, Damage):
+                    found.damaged.append(Quarantined(place, each.reason))
+                elif each.length > MOST_BYTES:
+                    found.damaged.append(Quarantined(place, f"{each.length} bytes are too many"))
+                elif each.label == NO_LABEL:
+                    good.append(each)
+                elif 0 <= each.label - first_label <= MOST_CLASSES:
+                    good.append(replace(each, label=each.label - first_label))
+                else:
+                    found.damaged.append(Quarantined(place, f"its label is {each.label}"))
+            found.rows.append(_rows(good, number, found.folders))
+            found.numbers.append(np.array([each.number for each in good], np.int64))
+            found.names += [_encoded(each.name) for each in good]
+            found.class_names.update((each.label, each.class_name) for each in good if each.class_name)
+    except ValueError as error:
+        raise DataError(f"{source.root / path}: {error}") from None
+    return found
+
+
+def _numbered(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
+    """Return rows whose classes without numbers have their place in `folders`."""
+    if file.folders:
+        table = np.zeros(len(file.folders) + 1, np.int32)
+        table[[-label for label in file.folders.values()]] = [folders.index(name) for name in file.folders]
+        rows = rows.copy()
+        rows["label"] = np.where(rows["label"] < 0, table[np.maximum(-rows["label"], 0)], rows["label"])
+    return rows
 
 
 def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
@@ -227,29 +292,20 @@ def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndar
     return rows
 
 
-def _order(numbers: np.ndarray, names: list[bytes]) -> np.ndarray:
+def _order(numbers: np.ndarray, rows: np.ndarray, names: list[bytes]) -> np.ndarray:
     if len(numbers) and numbers.min() >= 0 and len(np.unique(numbers)) == len(numbers):
         return np.argsort(numbers, kind="stable")
-    # As a folder orders them: a class before another of which it is the beginning.
-    keys = [name.replace(b"/", b"\0") for name in names]
+    files = (name.rpartition(b"/")[2] for name in names)
+    keys: list[tuple[int, bytes]] = list(zip(rows["label"].tolist(), files, strict=True))
+    if all(_IS_NUMBER.fullmatch(name) for name in names):
+        keys = [(0, name) for name in names]
     if all(names) and len(set(keys)) == len(keys):
         return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     return np.arange(len(names))
 
 
-def _classes(
-    source: Source, rows: np.ndarray, class_names: dict[int, str], folders: dict[str, int]
-) -> tuple[str, ...] | None:
-    """Return the names of the classes, None if only numbers are known; give the rows of classes without numbers theirs."""
-    labels = rows["label"]
-    if folders:
-        if len(labels) and labels.max() >= 0:
-            raise DataError(f"{source.named}: some images have a number as their class, some a folder; expected one of both")
-        ordered = sorted(folders, key=_encoded)
-        table = np.zeros(len(ordered) + 1, np.int32)
-        table[[-folders[name] for name in ordered]] = np.arange(len(ordered))
-        rows["label"] = table[-labels]
-        return tuple(ordered)
+def _classes(source: Source, labels: np.ndarray, class_names: dict[int, str]) -> tuple[str, ...] | None:
+    """Return the names of the classes, None if they have none but their numbers."""
     listed = listed_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
     if listed is not None:
@@ -278,19 +334,22 @@ def listed_classes(source: Source) -> tuple[str, ...] | None:
     return None
 
 
-def _relabelled(source: Source, listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return a listing whose labels are positions in `classes`."""
-    own = listing.classes
-    if listing.numbered:
+def relabelled(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
+    """Return images whose labels are positions in `classes`. Raises `DataError` if a class is not among them."""
+    own, named = images.classes, images.source.named
+    if own == classes:
+        return images
+    if images.numbered:
         if len(own) > len(classes):
             raise DataError(
-                f"{source.named} has an image of class {len(own) - 1}; training has {len(classes)} classes, counted from 0"
+                f"{named} has an image of class {len(own) - 1}; training has {len(classes)} classes, counted from 0"
             )
-        return replace(listing, classes=classes)
-    used = {own[label] for label in np.unique(listing.rows["label"]).tolist()}
+        return replace(images, classes=classes)
+    used = {own[label] for label in np.unique(images.rows["label"]).tolist()}
     unknown = sorted(used - set(classes))
     if unknown:
-        raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
+        raise DataError(f"{named} has classes that training has not: {', '.join(unknown[:5])}")
     position = {name: i for i, name in enumerate(classes)}
-    listing.rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[listing.rows["label"]]
-    return replace(listing, classes=classes)
+    rows = np.array(images.rows)
+    rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[rows["label"]]
+    return replace(images, rows=rows, classes=classes)

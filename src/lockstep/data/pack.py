@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from lockstep.data.decode import decode, header_size
+from lockstep.data.decode import check, decode, header_size
 from lockstep.data.formats import Sample, atomically, recordio, tfrecord, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
@@ -31,8 +31,12 @@ from lockstep.machine import cores
 
 SHARD_BYTES = 2**27
 """About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""
-_AT_ONCE = 32
-_KINDS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"": "img"}
+_AT_ONCE, _AHEAD = 32, 8
+"""Images read by one task, and tasks begun ahead."""
+_LONGEST_NAME = 255
+"""Of a file, in bytes."""
+_JPEG = b"\xff\xd8"
+_KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
 """With what images begin, and how their names end."""
 Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
 _WRITERS: dict[str, Callable[[Path], Writer]] = {
@@ -119,7 +123,8 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
         if progress is not None:
             progress(done, total)
 
-    with _begun(target, _identity(splits, packing)), ThreadPoolExecutor(packing.workers or cores()) as pool:
+    states = np.concatenate([_states(split.listing) for split in splits])
+    with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(packing.workers or cores()) as pool:
         if not (target / CLASSES).exists():
             with atomically(target / CLASSES) as file:
                 file.writelines(f"{name}\n" for name in splits[0].listing.classes)
@@ -161,54 +166,80 @@ def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
     """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
     names, before = [], b""
     for i in range(len(listing)):
-        label, class_name = int(listing.rows["label"][i]), listing.classes[int(listing.rows["label"][i])]
+        label = int(listing.rows["label"][i])
         file = PurePosixPath(listing.name(i)).name
         # The list beside RecordIO is of lines with columns.
-        if not file or file.startswith(".") or set(file) & set("\n\r\t\0"):
+        if not file or file.startswith(".") or set(file) & set("\n\r\t\0") or len(os.fsencode(file)) > _LONGEST_NAME:
             return None
         if packing.resize and not file.lower().endswith((".jpg", ".jpeg")):
             file = f"{PurePosixPath(file).stem}.jpg"
-        # RecordIO is read by number, a folder by class and then by name, the other formats by name alone.
-        key = os.fsencode(f"{label:08d}/{file}" if packing.format == FOLDER else f"{class_name}/{file}").replace(b"/", b"\0")
+        # RecordIO is read by number, the others by class and then by name.
+        key = b"%08d/%b" % (label, os.fsencode(file))
         if key <= before and packing.format != "recordio":
             return None
         before = key
-        names.append(f"{class_name}/{file}")
+        names.append(f"{listing.classes[label]}/{file}")
     return tuple(names)
 
 
 def _identity(splits: list[Split], packing: Packing) -> str:
-    """Return a text that is the same for the same images and the same way to write them."""
+    """Return a text that is the same for the same images, by their names, and the same way to write them."""
     digest = hashlib.sha256()
     for split in splits:
         listing = split.listing
         digest.update(json.dumps([split.name, listing.source.format, listing.source.files, listing.classes]).encode())
         for array in (listing.rows, listing.names.text, listing.names.ends):
             digest.update(np.ascontiguousarray(array).data)
-    about = {"format": packing.format, "shards": packing.shards, "resize": packing.resize, "quality": packing.quality}
+    shards = {split.name: _shards(split, packing) for split in splits}
+    about = {"format": packing.format, "shards": shards, "resize": packing.resize, "quality": packing.quality}
     return json.dumps({**about, "images": digest.hexdigest()})
 
 
+def _states(listing: Listing) -> np.ndarray:
+    """Return size and time of every file of a source: int64 [files, 2]."""
+    source = listing.source
+    of_images = map(listing.path, range(len(listing)))
+    files = of_images if source.format == FOLDER else (source.root / name for name in source.files)
+    # A file that cannot be read is named when it is its turn.
+    found = (file.stat() if file.exists() else None for file in files)
+    return np.array([(state.st_size, state.st_mtime_ns) if state else (0, 0) for state in found], np.int64).reshape(-1, 2)
+
+
+def _shards(split: Split, packing: Packing) -> int:
+    """Return the number of files of a split."""
+    shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
+    return max(min(shards, len(split.listing)), 1)
+
+
 @contextmanager
-def _begun(target: Path, identity: str) -> Iterator[None]:
+def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
     """Hold the target for one pack. Raises `DataError` if it holds another's files, or another process writes there."""
     target.mkdir(parents=True, exist_ok=True)
-    about, lock, unfinished = target / CACHE / "pack.json", target / CACHE / "pack.lock", target / UNFINISHED
+    cache, unfinished = target / CACHE, target / UNFINISHED
+    about, states_before = cache / "pack.json", cache / "pack.states.npy"
     strange = [path.name for path in target.iterdir() if path.name != CACHE]
     if strange and not about.exists():
         raise DataError(f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder")
-    about.parent.mkdir(exist_ok=True)
-    with lock.open("w") as file:
+    cache.mkdir(exist_ok=True)
+    with (cache / "pack.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"another process is writing to {target}") from None
         if not about.exists():
             unfinished.touch()
+            np.save(states_before, states)
             with atomically(about) as begun:
                 begun.write(identity)
         elif about.read_text(encoding="utf-8") != identity:
             raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
+        else:
+            before = np.load(states_before)
+            # What could not be read then may be there now.
+            if (before != states)[before.any(axis=1)].any():
+                raise DataError(
+                    f"{target} holds the images as they were before some were written over; choose an empty folder"
+                )
         yield
         unfinished.unlink(missing_ok=True)
 
@@ -231,26 +262,26 @@ def _sample(split: Split, packing: Packing, number: int) -> Sample:
 
 
 def reduced(data: bytes, shorter: int, quality: int) -> bytes:
-    """Return an image as JPEG with its shorter side reduced; as it is, if that is no longer or the bytes are no image."""
+    """Return an image as JPEG with its shorter side reduced; what is damaged, or a JPEG no larger, as it is."""
     try:
+        height, width = check(data)  # decoding alone fills what a truncated file lacks with grey
+        is_large = min(height, width) > shorter
+        if data.startswith(_JPEG) and not is_large:
+            return data
         image = decode(data)
     except ValueError:
         return data
-    height, width = image.shape[:2]
-    if min(height, width) <= shorter:
-        return data
-    size = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
-    smaller = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    return simplejpeg.encode_jpeg(smaller, quality, colorsubsampling="420")
+    if is_large:
+        size = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
+        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorsubsampling="420")
 
 
-def _in_order(
-    split: Split, packing: Packing, pool: ThreadPoolExecutor, numbers: Sequence[int], ahead: int = 8
-) -> Iterator[list[Sample]]:
+def _in_order(split: Split, packing: Packing, pool: ThreadPoolExecutor, numbers: Sequence[int]) -> Iterator[list[Sample]]:
     """Yield samples, read some ahead by the threads of a pool."""
     tasks = (numbers[first : first + _AT_ONCE] for first in range(0, len(numbers), _AT_ONCE))
     work = partial(_read, split, packing)
-    waiting: deque[Future[list[Sample]]] = deque(pool.submit(work, some) for some in islice(tasks, ahead))
+    waiting: deque[Future[list[Sample]]] = deque(pool.submit(work, some) for some in islice(tasks, _AHEAD))
     try:
         while waiting:
             samples = waiting.popleft().result()
@@ -264,8 +295,7 @@ def _in_order(
 def _write_files(
     split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
-    shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
-    shards = max(min(shards, len(split.listing)), 1)
+    shards = _shards(split, packing)
     for shard in range(shards):
         numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
         path = target / shard_name(packing.format, split.name, shard, shards)
@@ -284,16 +314,13 @@ def _write_files(
 
 def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]]:
     for number in numbers:
-        yield number, split.label(number), split.sample_name(number, b"\xff\xd8")
+        yield number, split.label(number), split.sample_name(number, _JPEG)
 
 
 def _bytes(split: Split) -> int:
     listing = split.listing
-    if listing.source.format != FOLDER:
-        return int(listing.rows["length"].sum())
-    # A file that cannot be read is named when it is its turn.
-    paths = map(listing.path, range(len(listing)))
-    return sum(path.stat().st_size for path in paths if path.exists())
+    of_images = _states(listing)[:, 0] if listing.source.format == FOLDER else listing.rows["length"]
+    return int(of_images.sum(dtype=np.int64))
 
 
 def shard_name(format: str, split: str, shard: int, shards: int) -> str:

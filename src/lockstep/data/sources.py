@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ def class_folders(root: Path) -> list[str]:
         found = f"{files} files and no folders" if files else "nothing"
         raise DataError(
             f"{root} holds {found}; expected one folder for each class with its images inside. Sort ImageNet's "
-            f"validation images into their classes with: lockstep data sort-val {root} --labels FILE"
+            f"validation images into their classes with: lockstep data sort-val {shlex.quote(str(root))} --labels FILE"
         )
     return folders
 

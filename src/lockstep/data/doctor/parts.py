@@ -207,7 +207,8 @@ def _listing(
     classes: tuple[str, ...],
     damaged: Iterable[Quarantined] = (),
 ) -> Listing:
-    return Listing(source, np.array(rows, ROW), Names.of(map(os.fsencode, names)), classes, tuple(damaged))
+    names_of = Names.of(map(os.fsencode, names))
+    return Listing(source, np.array(rows, ROW), names_of, classes, numbered=are_numbers(classes), damaged=tuple(damaged))
 
 
 def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[int, ...]:

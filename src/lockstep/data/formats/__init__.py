@@ -71,6 +71,11 @@ class Places:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
+    def state(self) -> tuple[int, int]:
+        """Return size and time of the last change, in nanoseconds, as they are now."""
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes. Raises `ValueError` if the file ends before."""
         data = os.pread(self._descriptor, length, offset)

@@ -1,0 +1,83 @@
+"""Packing what changed since, what is in quarantine, and what is damaged and to be reduced."""
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lockstep.data.doctor import examine
+from lockstep.data.formats import Sample, tfrecord
+from lockstep.data.index import open_index
+from lockstep.data.pack import Packing, pack
+from lockstep.data.sources import FORMATS, find_source
+from lockstep.errors import DataError
+from tests.data.test_index import image_folder, jpeg
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return image_folder(
+        tmp_path / "source", {f"{name}/{i}.jpg": jpeg(20 + i, 30, 90 * (name == "b")) for name in "ab" for i in range(3)}
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_images_written_over_since_are_not_taken_for_those_that_were_packed(
+    format: str, source: Path, tmp_path: Path
+) -> None:
+    pack(source, tmp_path / "target", Packing(format))
+    (source / "a" / "1.jpg").write_bytes(jpeg(60, 60))
+    with pytest.raises(DataError, match="before some were written over"):
+        pack(source, tmp_path / "target", Packing(format))
+
+
+@pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
+def test_a_file_written_over_since_is_not_taken_for_the_one_that_was_packed(
+    format: str, source: Path, tmp_path: Path
+) -> None:
+    pack(source, tmp_path / "files", Packing(format))
+    pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
+    [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
+    os.utime(path, (1, 1))
+    with pytest.raises(DataError, match="before some were written over"):
+        pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
+
+
+def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "files", Packing("tfrecord"))
+    [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
+    data = bytearray(path.read_bytes())
+    data[data.index(jpeg(21, 30)) + 40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="lockstep data check lists them all"):
+        pack(tmp_path / "files", tmp_path / "target", Packing("recordio"))
+    examine(tmp_path / "files").write_quarantine()
+    assert pack(tmp_path / "files", tmp_path / "target", Packing("recordio")) == {"images": 5}
+    assert len(open_index(tmp_path / "target")) == 5
+
+
+def test_a_truncated_image_is_no_sound_one_once_it_was_to_be_reduced(source: Path, tmp_path: Path) -> None:
+    (source / "a" / "1.jpg").write_bytes(jpeg(200, 300)[:-300])
+    pack(source, tmp_path / "target", Packing("recordio", resize=16))
+    index = open_index(tmp_path / "target")
+    assert len(index) == 5
+    assert len(index.quarantined) == 1
+    assert sorted(index.sizes[:, 0].tolist()) == [16] * 5
+
+
+def test_a_small_png_becomes_the_jpeg_that_its_name_says(tmp_path: Path) -> None:
+    (tmp_path / "source" / "a").mkdir(parents=True)
+    Image.new("RGB", (12, 10), "red").save(tmp_path / "source" / "a" / "small.png")
+    pack(tmp_path / "source", tmp_path / "target", Packing("folder", resize=16))
+    assert (tmp_path / "target" / "a" / "small.jpg").read_bytes().startswith(b"\xff\xd8")
+    assert open_index(tmp_path / "target").sizes.tolist() == [[10, 12]]
+
+
+def test_names_too_long_for_a_file_are_numbered(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with tfrecord.Writer(tmp_path / "source" / "train-00000-of-00001") as writer:
+        writer.add(Sample(0, "a" * 300 + ".jpg", 0, "cat", jpeg(), 16, 24))
+        writer.finish()
+    pack(tmp_path / "source", tmp_path / "target", Packing("folder"))
+    assert [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()] == ["00000000.jpg"]
