@@ -7,31 +7,34 @@ antialiases. The peers are written as their documentation shows.
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from lockstep.data import turbojpeg
 from lockstep.data.dali import DaliLoader, import_dali
 from lockstep.data.decode import decode, is_plain_jpeg
 from lockstep.data.host import HostLoader
 from lockstep.data.index import Index, open_index
 from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
 from lockstep.data.turbojpeg import decode_window
-from lockstep.errors import DataError, nearest
+from lockstep.errors import BackendError, DataError, nearest
+from lockstep.machine import cores
 from lockstep.order import training_plans
 from lockstep.recipes import Recipe
 
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 WARMUP_BATCHES = 3
+MOST_IMAGES = 4096
+"""Taken from a data set; some contenders hold them in memory."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,15 @@ def dali_fused(work: Work, index: Index) -> Iterator[int]:
 def torch_pillow(work: Work, index: Index) -> Iterator[int]:
     """A PyTorch DataLoader with Pillow, a worker process for each core."""
     import torch
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, RandomSampler
 
     pictures: Any = Pictures(_files(index), work.size)
-    loader: DataLoader[Any] = DataLoader(
-        pictures, batch_size=work.batch, shuffle=True, drop_last=True, num_workers=work.threads, persistent_workers=True
-    )
+    # With replacement: an epoch without an end, as the other loaders have it.
+    sampler = RandomSampler(pictures, replacement=True, num_samples=2**40)
+    loader: DataLoader[Any] = DataLoader(pictures, batch_size=work.batch, sampler=sampler, num_workers=work.threads)
     torch.set_num_threads(1)
-    while True:
-        for images in loader:
-            yield len(images)
+    for images in loader:
+        yield len(images)
 
 
 class Pictures:
@@ -157,6 +159,8 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
 
 def libjpeg_windows(work: Work, index: Index) -> Iterator[int]:
     """The limit: libjpeg-turbo decoding the windows and nothing else, from memory."""
+    if turbojpeg.library() is None:
+        raise BackendError(f"TurboJPEG is {turbojpeg.INSTALL}")
     return _decoding(work, index, lambda data, size, window: decode_window(data, size, window))
 
 
@@ -215,37 +219,50 @@ def _files(index: Index) -> list[str]:
     return [str(index.path(i)) for i in range(len(index))]
 
 
-def _plain_jpegs(data: Path) -> Index:
-    """Return the index of the images that every loader decodes, at least a batch of them."""
+def _plain_jpegs(work: Work) -> Index:
+    """Return the index of the images that every loader decodes: `MOST_IMAGES` of them at most, a batch at least."""
+    data = Path(work.data)
     index = open_index(find_split(data, "train") if holds_split(data, "train") else find_source(data))
     if index.source.format != FOLDER:
         raise DataError(f"{data} is no image folder, which all loaders read: lockstep data pack {data} DIR --format folder")
+    index = replace(index, rows=index.rows[:MOST_IMAGES])
+    if len(index) < work.batch:
+        raise DataError(f"{data} has {len(index)} images, fewer than a batch: --batch {len(index)}")
     return index
 
 
 def measured(name: str, work: Work) -> Turn:
     """Return one turn of a loader in this process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
-    batches = CONTENDERS[name](work, _plain_jpegs(Path(work.data)))
+    batches = CONTENDERS[name](work, _plain_jpegs(work))
     for _ in range(WARMUP_BATCHES):
         next(batches)
     began, cpu_began, images = time.perf_counter(), _cpu_sec(), 0
     while time.perf_counter() - began < work.seconds:
         images += next(batches)
     wall, cpu = time.perf_counter() - began, _cpu_sec() - cpu_began
-    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
-    return Turn(images / wall, 1000 * cpu / images, peak)
+    return Turn(images / wall, 1000 * cpu / images, _peak_mb())
+
+
+def _children() -> Iterator[Path]:
+    """Yield the folders in /proc of the processes that this one has started and that run."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        yield from (Path("/proc") / child for child in children.read_text().split())
 
 
 def _cpu_sec() -> float:
-    """Return the processor time of this process and of those it has started, running ones too."""
-    own = time.process_time()
-    tick = os.sysconf("SC_CLK_TCK")
-    for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text().split():
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            own += (int(fields[11]) + int(fields[12])) / tick
+    """Return the processor time of this process and of those it has started."""
+    own, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
+    for child in _children():
+        fields = (child / "stat").read_text().rpartition(")")[2].split()
+        own += (int(fields[11]) + int(fields[12])) / tick
     return own
+
+
+def _peak_mb() -> float:
+    """Return the sum of the most memory that this process and those it has started held at a time."""
+    texts = [Path("/proc/self/status").read_text(), *((child / "status").read_text() for child in _children())]
+    return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) / 1024
 
 
 def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -256,7 +273,9 @@ def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, i
     for name in names:
         if name not in CONTENDERS:
             raise DataError(f"there is no loader {name!r} to measure. {nearest(name, CONTENDERS)}")
-    index = _plain_jpegs(Path(work.data))
+    if work.threads > cores():
+        raise DataError(f"{work.threads} threads are more than the {cores()} cores of this machine")
+    index = _plain_jpegs(work)
     strange = next((i for i in range(len(index)) if not is_plain_jpeg(index.read(i))), None)
     if strange is not None:
         raise DataError(f"{index.path(strange)} is no JPEG that every loader decodes; leave it out of the folder")

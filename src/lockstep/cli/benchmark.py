@@ -33,7 +33,7 @@ def loader(
 
     work = Work(str(data), threads, batch, size, seconds)
     with Reporter() as reporter:
-        found = compare(loaders.split(","), work, turns, reporter.progress("measuring"))
+        found = compare(loaders.split(","), work, turns, None if as_json else reporter.progress("measuring"))
     if as_json:
         print(json.dumps(found, indent=1))
         return

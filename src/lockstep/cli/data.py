@@ -1,7 +1,6 @@
 """`lockstep data`: look at data sets, check them, and write them in another storage format."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +98,8 @@ def check(
     from lockstep.data.doctor import examine
 
     with Reporter() as reporter:
-        report = examine(data, logits=logits or None, smallest=smallest, progress=reporter.progress("checking"))
+        progress = None if as_json else reporter.progress("checking")
+        report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
     written = report.write_quarantine() if quarantine else []
     if as_json:
         print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
@@ -114,6 +114,7 @@ def check(
 
 def _report_lines(report: "Report") -> Iterator[str]:
     from lockstep.data.doctor import KINDS
+    from lockstep.data.listing import printable
 
     for split in report.splits:
         left_out = f", {split.left_out} left out before" if split.left_out else ""
@@ -183,11 +184,6 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
             progress = None if quiet else reporter.progress(f"indexing {split}".strip())
             indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))
     return indexes
-
-
-def printable(text: str) -> str:
-    """Return a text that any terminal can show; what is not UTF-8 in it is replaced."""
-    return os.fsencode(text).decode(errors="replace")
 
 
 def _print_quarantined(index: "Index") -> None:

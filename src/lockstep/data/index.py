@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shlex
-import stat
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,6 @@ import numpy as np
 from lockstep.data.decode import check
 from lockstep.data.listing import (
     CLASSES,
-    MOST_BYTES,
     ROW,
     Images,
     Listing,
@@ -30,6 +28,8 @@ from lockstep.data.listing import (
     Progress,
     Quarantined,
     list_images,
+    printable,
+    read_file,
     relabelled,
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
@@ -68,7 +68,7 @@ class Index(Images):
 
     def listed_quarantine(self) -> list[dict[str, str]]:
         """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
-        return [{"file": os.fsencode(bad.file).decode(errors="replace"), "reason": bad.reason} for bad in self.quarantined]
+        return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
@@ -81,7 +81,7 @@ class Index(Images):
                 if self._places(file).state() != self.states[file]:
                     raise self.changed(sample, "its file was written since")
                 return self.encoded(sample)
-            data, time = _file(self.path(sample))
+            data, time = read_file(self.path(sample))
         except OSError as error:
             raise self.changed(sample, str(error.strerror)) from None
         except ValueError as error:
@@ -99,21 +99,6 @@ class Index(Images):
             f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. "
             f"Put it back, or index the images again: lockstep data index {shlex.quote(str(self.root))}"
         )
-
-
-def _file(path: Path) -> tuple[bytes, int]:
-    """Return a file and when it was last written, in microseconds modulo 2**32.
-
-    Raises `OSError`, or `ValueError` if it is no regular file, or too long for an image.
-    """
-    # Without O_NONBLOCK a pipe among the images would be waited for.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
-        if status.st_size > MOST_BYTES:
-            raise ValueError(f"{status.st_size} bytes are too many")
-        return file.read(), status.st_mtime_ns // 1000 % 2**32
 
 
 def open_index(
@@ -258,7 +243,7 @@ def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray,
         for i in some:
             try:
                 if is_folder:
-                    data, times[i] = _file(listing.path(i))
+                    data, times[i] = read_file(listing.path(i))
                 else:
                     data = listing.encoded(i)
                 height, width = check(data)

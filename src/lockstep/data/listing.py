@@ -1,7 +1,9 @@
 """What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -51,6 +53,11 @@ class Quarantined:
     reason: str
 
 
+def printable(name: str) -> str:
+    """Return a name as any file and terminal can take it; what is not UTF-8 in it is replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
 @dataclass(frozen=True)
 class Names:
     """Many texts in two arrays: 4 bytes each and their own length; 4 GiB in all at most."""
@@ -75,6 +82,21 @@ class Names:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+
+def read_file(path: Path) -> tuple[bytes, int]:
+    """Return an image's file and when it was last written, in microseconds modulo 2**32.
+
+    Raises `OSError`, also if it is a pipe or a device, or `ValueError` if it is too long for an image.
+    """
+    # Without O_NONBLOCK a pipe would be waited for.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if status.st_size > MOST_BYTES:
+            raise ValueError(f"{status.st_size} bytes are too many")
+        return file.read(), status.st_mtime_ns // 1000 % 2**32
 
 
 @dataclass(frozen=True)
@@ -113,7 +135,7 @@ class Images:
     def encoded(self, sample: int) -> bytes:
         """Return the bytes of an image as they are now. Raises `OSError`, or `ValueError` if its file has changed."""
         if self.source.format == FOLDER:
-            return self.path(sample).read_bytes()
+            return read_file(self.path(sample))[0]
         row = self.rows[sample]
         offset, places = int(row["offset"]), self._places(int(row["file"]))
         return places.read(offset, int(row["length"])) if offset >= 0 else recordio.image_in_parts(places, ~offset)

@@ -1,16 +1,13 @@
 """What can be wrong with a data set, and the report of it."""
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.formats import atomically
 from lockstep.data.index import QUARANTINE, quarantine_of
-from lockstep.data.listing import (
-    CLASSES,
-)
+from lockstep.data.listing import CLASSES, printable
 from lockstep.data.sources import FOLDER, Source
 
 ERROR, WARNING = "error", "warning"
@@ -142,12 +139,12 @@ class Report:
     def as_json(self) -> dict[str, object]:
         """Return the report as plain values; what is not UTF-8 in a name is replaced."""
         return {
-            "data": _plain(str(self.data)),
+            "data": printable(str(self.data)),
             "splits": [
                 {
                     "name": split.name,
                     "format": split.format,
-                    "root": _plain(str(split.root)),
+                    "root": printable(str(split.root)),
                     "images": split.images,
                     "classes": split.classes,
                     "bytes": split.total_bytes,
@@ -169,9 +166,9 @@ class Report:
                     "kind": finding.kind,
                     "severity": finding.severity,
                     "split": finding.split,
-                    "place": _plain(finding.place),
-                    "name": _plain(finding.name),
-                    "detail": _plain(finding.detail),
+                    "place": printable(finding.place),
+                    "name": printable(finding.name),
+                    "detail": printable(finding.detail),
                 }
                 for finding in self.findings
             ],
@@ -192,10 +189,6 @@ class Report:
         return [
             _write_quarantine(root, {place: "; ".join(why) for place, why in of.items()}) for root, of in reasons.items()
         ]
-
-
-def _plain(text: str) -> str:
-    return os.fsencode(text).decode(errors="replace")
 
 
 def _write_quarantine(root: Path, images: dict[str, str]) -> Path:

@@ -2,13 +2,11 @@
 
 import hashlib
 import io
-import os
 import re
-import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 from PIL import Image
@@ -16,8 +14,7 @@ from PIL import Image
 from lockstep.data.decode import check
 from lockstep.data.doctor.findings import ERROR, KINDS, WARNING
 from lockstep.data.doctor.parts import FORMAT_OF, TOO_LARGE, Part, reason_of
-from lockstep.data.listing import MOST_BYTES, ROW
-from lockstep.data.sources import FOLDER
+from lockstep.data.listing import ROW
 from lockstep.machine import cores
 
 _FORMATS = sorted(set(FORMAT_OF.values()))
@@ -31,14 +28,14 @@ _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) -> None:
     """Decode and hash the images of a split on all cores; call `advance` with how many were done."""
-    listing, is_folder = part.listing, part.source.format == FOLDER
+    listing = part.listing
     wrong = {i for i, _, _ in part.of_images}
 
     def inspect(some: range) -> tuple[int, int, list[tuple[int, str, str]]]:
         size, found = 0, []
         for i in part.kept[some.start : some.stop].tolist():
             try:
-                data = _file(listing.path(i)) if is_folder else listing.encoded(i)
+                data = listing.encoded(i)
             except OSError as error:
                 found.append((i, "unreadable", reason_of(error)))
                 continue
@@ -59,18 +56,6 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
             part.total_bytes += size
             part.of_images += found
             advance(done)
-
-
-def _file(path: Path) -> bytes:
-    """Return a file. Raises `OSError` if it is a pipe or a device, `ValueError` if it is no image for its length alone."""
-    # Without O_NONBLOCK a pipe would be waited for.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
-        if status.st_size > MOST_BYTES:
-            raise ValueError(f"{status.st_size} bytes are too many")
-        return file.read()
 
 
 def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:

@@ -8,9 +8,7 @@ import numpy as np
 
 from lockstep.data.doctor.parts import Part, Problem, are_numbers, reason_of, shown
 from lockstep.data.formats import Damage, Places, recordio
-from lockstep.data.listing import (
-    CLASSES,
-)
+from lockstep.data.listing import CLASSES
 from lockstep.data.sources import FOLDER
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
