@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep.benchmark.loader import CONTENDERS, Work, compare
 from measuring import record
 
-TURNS, SECONDS = 5, 5.0
+TURNS, SECONDS = 3, 5.0
 
 
 def main() -> None:

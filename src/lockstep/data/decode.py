@@ -21,6 +21,7 @@ cv2.setNumThreads(1)
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow knows dozens of formats, some of which (EPS) it hands to another program.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_JPEG = b"\xff\xd8"
 # Pillow's own limit, for JPEG too: more is an attack or a mistake. Half a gigabyte as RGB.
 _MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 
@@ -84,7 +85,7 @@ def header_size(data: bytes) -> tuple[int, int]:
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Return height and width if the bytes are a JPEG for libjpeg-turbo; None leaves them to Pillow."""
-    if data[:2] != b"\xff\xd8":
+    if not data.startswith(_JPEG):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -127,14 +128,14 @@ def decode_into(
     `Recipe.dct_scaling`. Only the window is decoded where that gives the same pixels. Raises `ValueError` if the bytes are
     no image or one of another size.
     """
-    is_jpeg = is_plain_jpeg(data)
-    reduction = _reduction(window, resized) if dct_scaling and is_jpeg else 1
-    top, left, height, width = (length // reduction for length in window)
-    part = decode_window(data, size, (top, left, height, width), reduction) if is_jpeg else None
+    reduction = _reduction(window, resized) if dct_scaling else 1
+    part = decode_window(data, size, _reduced(window, reduction), reduction) if data.startswith(_JPEG) else None
     if part is None:
+        reduction = reduction if is_plain_jpeg(data) else 1
         image = decode(data, reduction)
         if image.shape[:2] != tuple(-(-side // reduction) for side in size):
             raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
+        top, left, height, width = _reduced(window, reduction)
         part = image[top : top + height, left : left + width]
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
@@ -145,6 +146,11 @@ def decode_into(
         cv2.flip(pixels, 1, dst=out)  # ten times as fast as NumPy's reversed copy
     else:
         out[:] = pixels
+
+
+def _reduced(window: Window, reduction: int) -> Window:
+    top, left, height, width = window
+    return top // reduction, left // reduction, height // reduction, width // reduction
 
 
 def _reduction(window: Window, resized: tuple[int, int]) -> int:

@@ -90,13 +90,19 @@ def read_file(path: Path) -> tuple[bytes, int]:
     Raises `OSError`, also if it is a pipe or a device, or `ValueError` if it is too long for an image.
     """
     # Without O_NONBLOCK a pipe would be waited for.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         if status.st_size > MOST_BYTES:
             raise ValueError(f"{status.st_size} bytes are too many")
-        return file.read(), status.st_mtime_ns // 1000 % 2**32
+        data = os.read(descriptor, status.st_size)
+        while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
+            data += more
+    finally:
+        os.close(descriptor)
+    return data, status.st_mtime_ns // 1000 % 2**32
 
 
 @dataclass(frozen=True)
