@@ -9,12 +9,12 @@ from pathlib import Path
 from lockstep.data.pack import Packing, pack
 from measuring import in_turns, median, record, rounded, seconds
 
-ROUNDS, COPIES = 5, 20
+ROUNDS, COPIES = 3, 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of images by class, copied 20 times")
+    parser.add_argument("--data", type=Path, required=True, help="folder of images by class, copied 10 times")
     data = parser.parse_args().data
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
