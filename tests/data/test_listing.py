@@ -389,8 +389,12 @@ rows["height"], rows["width"] = 300 + i % 200, 400 + i % 300
 text = np.tile(np.frombuffer(b"n01440764/n01440764_10026.JPEG", np.uint8), count)
 names = Names(text, (30 * (i + 1)).astype(np.uint32))
 classes = tuple(f"n{i:08d}" for i in range(1000))
-index = indexing.Index(source, rows, names, classes, np.zeros(0, np.uint32), (), indexing._digest(rows, classes))
-indexing._store(index, indexing._cache_folder(source), indexing._stamp(source, None))
+states = tuple(indexing._state(source.root / name) for name in source.files)
+index = indexing.Index(
+    source, rows, names, classes, False,
+    times=np.zeros(0, np.uint32), states=states, quarantined=(), digest=indexing._digest(rows, classes),
+)
+indexing._store(index, indexing._writable_folder(source), indexing._stamp(source))
 print(index.digest)
 """
 OPENED = """

@@ -201,7 +201,7 @@ def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(wrong: Any, fault: str, 
 
 @pytest.mark.slow
 def test_a_loader_that_mirrors_images_is_caught(wrong: Any) -> None:
-    wrong("sound = host.transform\nhost.transform = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
+    wrong("sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
     report = lockstep.verify(["torch"], steps=3)
     loader = report["engines"]["torch"]["loader"]
     assert loader["samples"]
