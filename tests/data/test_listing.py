@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -370,88 +369,6 @@ def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(format: str,
         assert sum(array.nbytes for array in (index.rows, index.names.text, index.names.ends, index.times)) <= 6400
 
 
-IMAGENET = 1_281_167
-STORED = """
-import sys
-from pathlib import Path
-import numpy as np
-from lockstep.data import index as indexing
-from lockstep.data import listing as listing_module
-from lockstep.data.listing import ROW, Names
-from lockstep.data.sources import find_split
-
-count = int(sys.argv[2])
-source = find_split(Path(sys.argv[1]), "train")
-rows = np.zeros(count, ROW)
-i = np.arange(count, dtype=np.int64)
-rows["offset"], rows["length"], rows["label"] = 110_000 * i, 110_000 - i % 7, i * 1000 // count
-rows["height"], rows["width"] = 300 + i % 200, 400 + i % 300
-text = np.tile(np.frombuffer(b"n01440764/n01440764_10026.JPEG", np.uint8), count)
-names = Names(text, (30 * (i + 1)).astype(np.uint32))
-classes = tuple(f"n{i:08d}" for i in range(1000))
-states = tuple(indexing._state(source.root / name) for name in source.files)
-index = indexing.Index(
-    source, rows, names, classes, False,
-    times=np.zeros(0, np.uint32), states=states, quarantined=(), digest=indexing._digest(rows, classes),
-)
-indexing._store(index, indexing._writable_folder(source), indexing._stamp(source))
-print(index.digest)
-"""
-OPENED = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import lockstep.data.index, lockstep.order, lockstep.recipes
-
-def anonymous():
-    # Resident bytes but those of mapped files.
-    fields = dict(line.split(":") for line in open("/proc/self/status"))
-    return 1024 * int(fields["RssAnon"].split()[0])
-
-before = anonymous()
-index = lockstep.data.index.open_index(lockstep.data.sources.find_split(Path(sys.argv[1]), "train"))
-opened = anonymous()
-recipe = lockstep.recipes.Recipe(model=json.loads(sys.argv[2]), global_batch_images=256)
-plan = next(lockstep.order.training_plans(recipe, index.sizes, 0))
-found = {"digest": index.digest, "images": len(index), "mapped": isinstance(index.rows, np.memmap),
-    "samples": plan.samples.tolist(), "inside": bool((plan.windows[:, :2] >= 0).all()
-    and (plan.windows[:, 0] + plan.windows[:, 2] <= 300 + plan.samples % 200).all()
-    and (plan.windows[:, 1] + plan.windows[:, 3] <= 400 + plan.samples % 300).all()),
-    "labels": index.rows["label"][plan.samples].tolist(), "name": index.name(len(index) - 1),
-    "added": opened - before}
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -> None:
-    write("recordio", tmp_path / "train.rec", [sample(0, 0)])
-    made = subprocess.run(
-        [sys.executable, "-c", STORED, str(tmp_path), str(IMAGENET)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    model = {
-        "block": "bottleneck",
-        "layers": [1, 1, 1, 1],
-        "stem_width": 8,
-        "widths": [8, 8, 16, 16],
-        "groups": 2,
-        "expansion": 2,
-    }
-    output = subprocess.run(
-        [sys.executable, "-c", OPENED, str(tmp_path), json.dumps(model)],
-        stdout=subprocess.PIPE, text=True, check=True,
-    ).stdout  # fmt: skip
-    found = json.loads(output)
-    assert (found["digest"], found["images"]) == (made.stdout.strip(), IMAGENET)
-    assert found["mapped"]
-    # The rows alone are 24 bytes an image; they are mapped, and what is read of them is the system's to drop.
-    assert found["added"] < 8 * IMAGENET
-    assert len(set(found["samples"])) == 256
-    assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]
-    assert found["inside"]
-    assert found["name"] == "n01440764/n01440764_10026.JPEG"
-
-
 def tfrecord_of(names: dict[str, int], path: Path) -> Path:
     """Write images in this order, named and labelled so, as NVIDIA's scripts shuffle them."""
     return write("tfrecord", path, [sample(i, label, name=name) for i, (name, label) in enumerate(names.items())])
@@ -501,11 +418,12 @@ def test_an_index_beside_images_that_are_read_only_now_is_used(
 def test_listing_tells_its_progress_and_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("tfrecord", tmp_path / "train-00000-of-00001", [sample(i, 0) for i in range(20)])
     slow = listing_module.STORED["tfrecord"]
-    waiting = threading.Event()
+    waiting, listed = threading.Event(), []
 
     def slowly(path: Path) -> Iterator[object]:
         for each in slow(path):
-            waiting.wait(0.05)
+            waiting.wait(0.1)
+            listed.append(each)
             yield each
 
     monkeypatch.setitem(listing_module.STORED, "tfrecord", slowly)
@@ -515,7 +433,6 @@ def test_listing_tells_its_progress_and_can_be_stopped(tmp_path: Path, monkeypat
         assert 0 <= done <= total
         raise KeyboardInterrupt
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         open_index(tmp_path, progress=stop)
-    assert time.monotonic() - began < 0.9  # all of it would take a second
+    assert len(listed) < 20
