@@ -136,8 +136,7 @@ class DaliLoader:
         padded = plan.samples < 0
         if output is not None:
             images[~padded] = np.asarray((output if self._gpu is None else output.as_cpu()).as_tensor())
-        labels = np.where(padded, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
-        return Batch(images, labels, plan.coefficients, plan.partners)
+        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners)
 
     def _named(self, plan: BatchPlan, error: RuntimeError) -> DataError:
         """Return the error that names the image DALI could not decode."""

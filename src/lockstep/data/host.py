@@ -53,28 +53,27 @@ class HostLoader:
         try:
             while started:
                 batch, work = started.popleft()
-                for image in work:
-                    image.result()
+                for task in work:
+                    task.result()
                 plan = next(plans, None)
                 if plan is not None:
                     started.append(self._start(plan))
                 yield batch
         finally:
             for _, work in started:
-                for image in work:
-                    image.cancel()
+                for task in work:
+                    task.cancel()
 
     def _start(self, plan: BatchPlan) -> tuple[Batch, list[Future[None]]]:
         images = np.empty((len(plan.samples), self._size, self._size, 3), np.uint8)
         padded = plan.samples < 0
         images[padded] = 0
-        labels = np.where(padded, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
         to_load = np.flatnonzero(~padded).tolist()
-        # A task for each image would cost a tenth of its decoding; too few would leave threads idle at a batch's end.
+        # Handing over every image by itself costs threads turns; too few tasks leave them idle at a batch's end.
         each = max(len(to_load) // (4 * self._threads), 1)
         tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
-        return Batch(images, labels, plan.coefficients, plan.partners), work
+        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners), work
 
     def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
         samples, windows, resized, offsets, flips = (

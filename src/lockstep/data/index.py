@@ -66,6 +66,10 @@ class Index(Images):
         """Height and width of every image: int64 [images, 2]."""
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
 
+    def labels(self, samples: np.ndarray) -> np.ndarray:
+        """Return the labels of samples: int64 [N]; -1 of padding, whose sample is -1."""
+        return np.where(samples < 0, -1, self.rows["label"][samples]).astype(np.int64)
+
     def listed_quarantine(self) -> list[dict[str, str]]:
         """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
         return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]

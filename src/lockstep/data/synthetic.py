@@ -30,5 +30,4 @@ class SyntheticLoader:
             if len(self._images) != count:
                 noise = np.random.default_rng(0).integers(0, 256, (count, self._size, self._size, 3), dtype=np.uint8)
                 self._images = noise
-            labels = np.where(plan.samples < 0, -1, self._index.rows["label"][plan.samples]).astype(np.int64)
-            yield Batch(self._images, labels, plan.coefficients, plan.partners)
+            yield Batch(self._images, self._index.labels(plan.samples), plan.coefficients, plan.partners)
