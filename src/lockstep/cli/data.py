@@ -10,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from lockstep.data.doctor import Report
     from lockstep.data.index import Index
-    from lockstep.data.sources import Source
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -166,20 +165,14 @@ def sort_val(
     print(f"{sort_into_classes(folder, labels)} images sorted into classes in {folder}")
 
 
-def _sources(data: Path) -> "dict[str, Source]":
-    from lockstep.data.sources import ALIASES, find_source, find_split, holds_split
-
-    found = {split: find_split(data, split) for split in ALIASES if data.is_dir() and holds_split(data, split)}
-    return found or {"": find_source(data)}
-
-
 def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tuple[str, Index]]":
     from lockstep.cli.console import Reporter
     from lockstep.data.index import open_index
+    from lockstep.data.sources import find_sources
 
     indexes: list[tuple[str, Index]] = []
     with Reporter() as reporter:
-        for split, source in _sources(data).items():
+        for split, source in find_sources(data).items():
             classes = indexes[0][1].classes if indexes else None
             progress = None if quiet else reporter.progress(f"indexing {split}".strip())
             indexes.append((split, open_index(source, classes=classes, progress=progress, anew=anew)))

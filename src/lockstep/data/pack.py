@@ -25,7 +25,7 @@ from lockstep.data.decode import check, decode, header_size
 from lockstep.data.formats import Sample, atomically, recordio, tfrecord, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
-from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_source, find_split, holds_split
+from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_sources
 from lockstep.errors import DataError
 from lockstep.machine import cores
 
@@ -137,9 +137,8 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
 
 
 def _splits(source: Path, packing: Packing) -> Iterator[Split]:
-    found = [(name, find_split(source, name)) for name in ALIASES if source.is_dir() and holds_split(source, name)]
     classes: tuple[str, ...] | None = None
-    for name, where in found or [("", find_source(source))]:
+    for name, where in find_sources(source).items():
         listing = list_images(where, classes, first_label=packing.first_label, quarantine=quarantine_of(where))
         if listing.damaged:
             bad = listing.damaged[0]

@@ -84,6 +84,15 @@ def holds_split(data: Path, split: str) -> bool:
     return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(files_of_split(data, split))
 
 
+def find_sources(data: Path) -> dict[str, Source]:
+    """Return the sources of the splits of a data set, or under an empty name that of all images in a folder without splits.
+
+    Raises `DataError` as `find_split` does.
+    """
+    found = {split: find_split(data, split) for split in ALIASES if holds_split(data, split)}
+    return found or {"": find_source(data)}
+
+
 def _layouts(data: Path, split: str) -> str:
     word = ALIASES[split][-1]
     return f"{data}/{split}/<class>/<image>, {data}/{split}.rec, {data}/{word}-00000-of-00001 or {data}/{split}-000000.tar"
