@@ -143,7 +143,7 @@ def decode_into(
         pixels = cv2.resize(part, (resized[1], resized[0]), interpolation=cv2.INTER_LINEAR)
     pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
     if flip:
-        cv2.flip(pixels, 1, dst=out)  # ten times as fast as NumPy's reversed copy
+        cv2.flip(pixels, 1, dst=out)  # NumPy copies pixels backwards many times slower
     else:
         out[:] = pixels
 

@@ -1,6 +1,5 @@
 """A contact sheet: what the model sees of a data set, after the recipe's cropping, flipping and resizing."""
 
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -
     images = min(images, len(index))
     if evaluation:
         return next(evaluation_plans(recipe, index.sizes, images))
-    return next(islice(training_plans(recipe.replace(global_batch_images=images), index.sizes, 0), 1))
+    return next(training_plans(recipe.replace(global_batch_images=images), index.sizes, 0))
 
 
 def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:

@@ -50,7 +50,6 @@ def library() -> ctypes.CDLL | None:
         data = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
         found.tj3Init.restype = ctypes.c_void_p
         found.tj3Get.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        found.tj3Set.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         found.tj3DecompressHeader.argtypes = data
         found.tj3Decompress8.argtypes = (*data, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         found.tj3Destroy.argtypes = (ctypes.c_void_p,)
