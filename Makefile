@@ -3,15 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 MXNET := .venv-mxnet
+HOROVOD := .venv-tensorflow-horovod
 
-.PHONY: demo test quick check format clean
+.PHONY: demo test test-engines test-others quick check format clean tensorflow-horovod test-tensorflow-horovod
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
 
-# All tests, the slow ones too. `make quick` leaves those out.
+# All tests, the slow ones too, the engines' beside the others. `make quick` leaves the slow ones out. Horovod's run where
+# `make tensorflow-horovod` has been.
 test: $(VENV)/.dev $(MXNET)/.made
-	$(RUN)/python -m pytest
+	$(MAKE) --jobs=2 --output-sync=line test-engines test-others
+	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
+
+test-engines:
+	$(RUN)/python -m pytest tests/backends
+
+test-others:
+	$(RUN)/python -m pytest --ignore tests/backends
 
 quick: $(VENV)/.dev $(MXNET)/.made
 	$(RUN)/python -m pytest -m "not slow"
@@ -40,5 +49,23 @@ $(MXNET)/.made: constraints-mxnet.txt
 	$(MXNET)/bin/python -m pip install --quiet --constraint $< mxnet numpy
 	touch $@
 
+# Horovod, which is built here from source (minutes; needs g++), and the TensorFlow it can be built against, which needs
+# Python 3.11 or older.
+tensorflow-horovod: $(HOROVOD)/.made
+
+# The conformance suite and two processes, under TensorFlow's own strategy and under Horovod.
+test-tensorflow-horovod: $(HOROVOD)/.made
+	LOCKSTEP_BACKENDS=tensorflow $(HOROVOD)/bin/python -m pytest tests/backends tests/cli/test_train.py -k "not torch"
+
+# Lockstep comes last: it needs a newer typing_extensions than this TensorFlow asks for, which works with it all the same.
+$(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
+	$(PYTHON) -m venv $(HOROVOD)
+	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< tensorflow-cpu numpy setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
+	HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	CMAKE_POLICY_VERSION_MINIMUM=3.5 PATH="$(CURDIR)/$(HOROVOD)/bin:$$PATH" \
+	$(HOROVOD)/bin/python -m pip install --quiet --no-build-isolation --constraint $< horovod
+	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< --editable . pytest hypothesis
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(MXNET) demo
+	rm -rf $(VENV) $(MXNET) $(HOROVOD) demo

@@ -1,5 +1,6 @@
 """The driver's loop, with its log, TensorBoard and stop requests, against the same compiled step in a bare loop."""
 
+import argparse
 import itertools
 import tempfile
 from pathlib import Path
@@ -19,7 +20,10 @@ ROUNDS = 12
 
 
 def main() -> None:
-    settings, execution = recipe(), Execution(log_every_steps=2)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="torch")
+    backend = parser.parse_args().backend
+    settings, execution = recipe(), Execution(backend=backend, log_every_steps=2)
     built, world = engine(settings, execution)
     batch = held_batch()
     built.fetch(built.train([batch] * 4, 0))
@@ -42,13 +46,14 @@ def main() -> None:
 
         driver, loop = in_turns(through_the_driver, bare, ROUNDS)
     record(
-        "driver_overhead",
+        "driver_overhead" if backend == "torch" else f"driver_overhead_{backend}",
         {
             "what": f"seconds a step, ResNet-50, 224 px, batch {BATCH}, bf16; {ROUNDS} turns of {STEPS} steps",
             "driver_sec": rounded(driver),
             "bare_loop_sec": rounded(loop),
             "driver_over_bare_loop": round(median(a / b for a, b in zip(driver, loop, strict=True)), 4),
         },
+        backend,
     )
 
 

@@ -59,14 +59,14 @@ def in_turns(first: Callable[[], float], second: Callable[[], float], rounds: in
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-def record(name: str, result: dict[str, Any]) -> None:
+def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     """Print a result and write it to `results/<name>.json`."""
     for key, value in result.items():
         print(f"{key:<32} {value}")
-    command = ["python", f"benchmarks/{name}.py", *sys.argv[1:]]
+    command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     if "--data" in command:
         command[command.index("--data") + 1] = "DIR"  # where it lies says nothing to anybody else
-    about = {"command": shlex.join(command), "environment": environment("torch")}
+    about = {"command": shlex.join(command), "environment": environment(backend)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 
 

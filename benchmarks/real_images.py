@@ -1,4 +1,4 @@
-"""Some epochs of `resnet50-paddle-90ep` on a folder of real images at 64 px; loss and accuracy of every epoch."""
+"""Some epochs of a published recipe on real images at 64 px; loss and accuracy of every epoch."""
 
 import argparse
 import tempfile
@@ -12,11 +12,14 @@ from measuring import record
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with train/ and val/, ten classes")
+    parser.add_argument("--data", type=Path, required=True, help="training and validation images of ten classes")
+    parser.add_argument("--recipe", default="resnet50-paddle-90ep")
+    parser.add_argument("--backend", default="torch")
     parser.add_argument("--epochs", type=int, default=12)
     arguments = parser.parse_args()
+    published = lockstep.load_recipe(arguments.recipe)
     changes = {
-        "logits": 10,
+        "logits": 10 if published.logits == 1000 else published.logits,
         "epochs": arguments.epochs,
         "global_batch_images": 32,
         "lr": 0.05,
@@ -29,13 +32,15 @@ def main() -> None:
         "eval_resize": 72,
         "eval_crop": 64,
     }
-    recipe = lockstep.load_recipe("resnet50-paddle-90ep").replace(**changes)
+    execution = lockstep.Execution(backend=arguments.backend)
     with tempfile.TemporaryDirectory() as folder, Reporter() as reporter:
-        report = lockstep.train(recipe, arguments.data, Path(folder) / "run", listener=reporter)
-        entries = read_log(Path(folder) / "run" / "log.jsonl")
+        run = Path(folder) / "run"
+        report = lockstep.train(published.replace(**changes), arguments.data, run, execution=execution, listener=reporter)
+        entries = read_log(run / "log.jsonl")
     record(
-        "real_images",
+        "real_images" if arguments.backend == "torch" else f"real_images_{arguments.backend}_{published.epochs}ep",
         {
+            "recipe": arguments.recipe,
             "changes": changes,
             "evaluations": [
                 {key: entry[key] for key in ("step", "loss", "top1_percent", "images")}
@@ -45,6 +50,7 @@ def main() -> None:
             "training_loss_of_last_interval": [entry["loss"] for entry in entries if entry["kind"] == "train"][-1],
             "images_per_sec": round(report["images_per_sec"], 1),
         },
+        arguments.backend,
     )
 
 

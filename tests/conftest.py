@@ -9,9 +9,13 @@ import pytest
 # threads, and where other work needs the cores twenty times as much.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from lockstep import backends
 from lockstep.data.textures import draw_data_set
 from lockstep.models import ModelSpec
 from lockstep.recipes import Recipe
+
+if backends.FRAMEWORKS["paddle"].version() is not None:
+    backends.load("paddle")  # before any test imports TensorFlow, after which it cannot be imported
 
 TINY_MODEL = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2)
 

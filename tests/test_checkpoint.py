@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -285,15 +287,18 @@ def test_a_process_killed_at_any_point_of_saving_leaves_the_newest_checkpoint_re
     assert set(found) == possible
 
 
+FLOAT8 = b'{"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (None, "No such file"),
         (b"", "safetensors"),
         (b"not tensors at all", "safetensors"),
-        (struct.pack("<Q", 56) + b'{"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}} \0\0\0\0', "convert its tensors"),
+        (struct.pack("<Q", len(FLOAT8)) + FLOAT8 + bytes(2), "tensors of F8_E4M3; convert"),
     ],
-    ids=["missing", "empty", "text", "bfloat16"],
+    ids=["missing", "empty", "text", "float8"],
 )
 def test_a_file_that_is_no_weights_is_an_error_that_names_it(content: bytes | None, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
@@ -301,6 +306,25 @@ def test_a_file_that_is_no_weights_is_an_error_that_names_it(content: bytes | No
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"weights.safetensors.*{reason}"):
         checkpoint.read_weights(path)
+
+
+def test_bfloat16_becomes_float32(tmp_path: Path) -> None:
+    values = {
+        "a": torch.randn(3, 5).bfloat16(),
+        "scalar": torch.tensor(-2.5).bfloat16(),
+        "b": torch.randn(4),
+        "c": torch.arange(3),
+    }
+    safetensors.torch.save_file(values, tmp_path / "a.safetensors")
+    tensors, _ = checkpoint.read_weights(tmp_path / "a.safetensors")
+    assert {name: str(tensor.dtype) for name, tensor in tensors.items()} == {
+        "a": "float32",
+        "b": "float32",
+        "c": "int64",
+        "scalar": "float32",
+    }
+    for name, value in values.items():
+        assert np.array_equal(tensors[name], value.to(torch.float32 if value.is_floating_point() else torch.int64).numpy())
 
 
 def test_a_cut_off_file_of_weights_is_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def test_exactly_these_names_are_public() -> None:
         "Prediction",
         "Recipe",
         "UserError",
+        "convert",
         "evaluate",
+        "export",
         "load",
         "load_recipe",
         "predict",
@@ -90,7 +92,8 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    for command in ("demo", "train", "evaluate", "predict", "verify", "recipes", "launch", "doctor"):
+    names = "demo train evaluate predict convert export verify recipes data benchmark launch doctor"
+    for command in names.split():
         assert f"\n  {command} " in done.stdout
 
 

@@ -35,6 +35,8 @@ COMMON: dict[str, Any] = {
     "ema_decay": 0.0,
     "precision": "fp16",
     "image_size": 224,
+    "sparsity": "none",
+    "sparsity_excluded": ("fc.weight",),
     "crop_area": (0.08, 1.0),
     "crop_aspect": (3 / 4, 4 / 3),
     "crop_attempts": 100,
@@ -148,6 +150,7 @@ TENSORFLOW_90 = COMMON | {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "resnet50-paddle-50ep": PADDLE_90 | {"epochs": 50},
     "resnet50-paddle-90ep": PADDLE_90,
+    "resnet50-paddle-asp-90ep": PADDLE_90 | {"sparsity": "mask_1d"},
     "resnet50-mxnet-90ep": MXNET_90,
     "resnext101-32x4d-pytorch-90ep": PYTORCH_90,
     "resnext101-32x4d-pytorch-250ep": PYTORCH_90
@@ -160,6 +163,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 ACCURACIES = {
     "resnet50-paddle-50ep": ("75.96 ± 0.09", "76.17 ± 0.11"),
     "resnet50-paddle-90ep": ("76.93 ± 0.14", "76.91 ± 0.13"),
+    "resnet50-paddle-asp-90ep": ("76.72", "76.92"),
     "resnet50-mxnet-90ep": ("76.49", "76.67"),
     "resnext101-32x4d-pytorch-90ep": ("79.47 ± 0.03", "79.38 ± 0.07"),
     "resnext101-32x4d-pytorch-250ep": ("80.19 ± 0.08", "80.27 ± 0.10"),

@@ -61,6 +61,8 @@ NAN, INF = float("nan"), float("inf")
         ("mixup_alpha", 5),
         ("ema_decay", 2),
         ("precision", "fp61"),
+        ("sparsity", "mask_3d"),
+        ("sparsity_excluded", ["fc.weigth"]),
         ("padding", "valid"),
         ("loss_scaling", "automatic"),
         ("loss_scale", 0),
@@ -96,6 +98,8 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
         ({"eval_resize": 200}, r"eval_crop \(224\) must fit into eval_resize \(200\)"),
         ({"lr_decay": "step"}, "needs lr_step_epochs"),
         ({"mixup_alpha": 1e-9}, "mixup_alpha must be 0 or at least 0.01"),
+        ({"sparsity_excluded": ["fc.weigth"]}, "no tensor 'fc.weigth'. Did you mean fc.weight"),
+        ({"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]}, "no tensor 'layer1.0.conv3.weight'"),
     ],
 )
 def test_fields_that_do_not_fit_together_are_refused(fields: dict[str, Any], message: str) -> None:

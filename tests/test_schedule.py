@@ -47,6 +47,7 @@ def tensorflow(step: int, per_epoch: int, epochs: int, warmup: int, peak: float)
 FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnet50-paddle-50ep": (paddle, 50, 5, 2.048),
     "resnet50-paddle-90ep": (paddle, 90, 5, 2.048),
+    "resnet50-paddle-asp-90ep": (paddle, 90, 5, 2.048),
     "resnet50-mxnet-90ep": (mxnet, 90, 5, 0.65),
     "resnext101-32x4d-pytorch-90ep": (pytorch, 90, 8, 1.024),
     "resnext101-32x4d-pytorch-250ep": (pytorch, 250, 8, 1.024),

@@ -12,6 +12,7 @@ from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS
 from lockstep.published import RECIPES
 from lockstep.recipes import Execution, Recipe
+from lockstep.run import read_log
 from lockstep.weights import open_weights
 from tests.conftest import TINY_MODEL
 
@@ -77,15 +78,22 @@ def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Reci
     assert outcome(tmp_path / "parts")[1] == outcome(tmp_path / "whole")[1]
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, "torch") for name in PACKED),
+        ("tfrecord", "paddle"),
+        pytest.param("tfrecord", "tensorflow", marks=pytest.mark.slow),
+    ],
+)
 def test_dali_trains_to_nearly_the_same_losses(
-    name: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
+    name: str, backend: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
     # A pixel differs by one level of 255 at most, before a random network of a rate that lets nothing grow.
     recipe = recipe.replace(lr=1e-4)
     losses = []
     for loader, data in (("host", textures), ("dali", packed[name])):
-        execution = Execution(compile="off", log_every_steps=1, loader=loader)
+        execution = Execution(backend=backend, compile="off", log_every_steps=1, loader=loader)
         lockstep.train(recipe, data, tmp_path / loader, execution=execution)
         losses.append([event[2] for event in outcome(tmp_path / loader)[0] if event[0] == "train"])
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.01)
@@ -95,3 +103,31 @@ def test_a_run_on_noise_needs_no_decoder(packed: dict[str, Path], recipe: Recipe
     execution = Execution(compile="off", loader="synthetic")
     report = lockstep.train(recipe, packed["recordio"], tmp_path / "run", execution=execution)
     assert report["final"]["trained"]["images"] == 20
+
+
+OF_BACKENDS = {
+    "resnet50-paddle-50ep": ("paddle", "recordio", (1000, "symmetric", "fp16")),
+    "resnet50-paddle-90ep": ("paddle", "webdataset", (1000, "symmetric", "fp16")),
+    "resnet50-tensorflow-90ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
+    "resnet50-tensorflow-250ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
+}
+"""Published recipes: their backend, a format, and their logits, padding and precision."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_BACKENDS)
+def test_a_recipe_trains_on_the_engine_it_was_published_for(name: str, packed: dict[str, Path], tmp_path: Path) -> None:
+    small = {"image_size": 32, "eval_resize": 36, "eval_crop": 32, "epochs": 2, "global_batch_images": 8}
+    recipe = RECIPES[name]().replace(model=TINY_MODEL, **small)
+    own, storage, fields = OF_BACKENDS[name]
+    assert (recipe.logits, recipe.padding, recipe.precision) == fields
+    first = {}
+    for backend in (own, "torch"):
+        execution = Execution(backend=backend, compile="off", log_every_steps=1)
+        report = lockstep.train(recipe, packed[storage], tmp_path / backend, execution=execution)
+        assert report["final"]["trained"]["images"] == 20
+        losses = [event["losses"][0] for event in read_log(tmp_path / backend / "log.jsonl") if event["kind"] == "train"]
+        assert len(losses) == 14
+        assert np.isfinite(losses).all()
+        first[backend] = losses[0]
+    assert first[own] == pytest.approx(first["torch"], rel=2e-3)

@@ -6,7 +6,9 @@ What is public is what this module lists; everything else may change. Importing 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.conversion import convert
     from lockstep.errors import LockstepError, UserError
+    from lockstep.exporting import export
     from lockstep.inference import Prediction, evaluate, load, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.training import train
@@ -18,7 +20,9 @@ __all__ = [
     "Prediction",
     "Recipe",
     "UserError",
+    "convert",
     "evaluate",
+    "export",
     "load",
     "load_recipe",
     "predict",
@@ -32,7 +36,9 @@ _HOME = {
     "Prediction": "inference",
     "Recipe": "recipes",
     "UserError": "errors",
+    "convert": "conversion",
     "evaluate": "inference",
+    "export": "exporting",
     "load": "inference",
     "load_recipe": "recipes",
     "predict": "inference",

@@ -11,22 +11,26 @@ A checkpoint is written under another name, flushed to the disk and renamed. Rea
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save as serialise
 
 from lockstep.backends import State
 from lockstep.errors import CheckpointError
+from lockstep.formats import appearing, flush, from_bfloat16, refuse_existing
 
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
+_NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
+_NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+"""By the name safetensors gives them."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -63,16 +67,16 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
         if tensors:
             file = temporary / f"{part}.safetensors"
             save_file(tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about)})
-            _flush(file)
+            flush(file)
             digests[file.name] = _digest(file)
     description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
     description[_OWN_DIGEST] = _digest_of(description)
     (temporary / "state.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
-    _flush(temporary / "state.json")
-    _flush(temporary)
+    flush(temporary / "state.json")
+    flush(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def load(path: Path) -> tuple[State, str]:
@@ -169,16 +173,45 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
     """Return the tensors of a safetensors file, and what Lockstep noted in it (None if another program wrote it).
 
-    Raises `CheckpointError` if it cannot be read.
+    Tensors of bfloat16 become float32. Raises `CheckpointError` if it cannot be read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-        return load_file(path), json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
+            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        if unknown := dtypes - {"BF16", *_NUMPY_DTYPES}:
+            raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
+        # Its reader for NumPy knows bfloat16 only while some package has taught NumPy that type.
+        tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
+        return tensors, json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
-    except (TypeError, AttributeError) as error:  # how safetensors meets a type that NumPy has not, such as bfloat16
-        raise CheckpointError(f"{path}: convert its tensors to float32 first: {error}") from None
+
+
+def _deserialised(path: Path) -> dict[str, np.ndarray]:
+    tensors = {}
+    for name, about in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+        if about["dtype"] == "BF16":
+            values = from_bfloat16(np.frombuffer(about["data"], "<u2"))
+        else:
+            values = np.frombuffer(about["data"], _NUMPY_DTYPES[about["dtype"]])
+        tensors[name] = values.reshape(about["shape"])
+    return tensors
+
+
+def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    """Write a new safetensors file of weights with what `read_weights` gives back; it is whole or not there.
+
+    Raises `CheckpointError` if it is there already or cannot be written.
+    """
+    refuse_existing(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(path) as partial:
+            # save_file makes files that nobody else may read; this one is to be given away.
+            partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about)}))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from None
 
 
 def _digest(path: Path) -> str:
@@ -188,11 +221,3 @@ def _digest(path: Path) -> str:
 
 def _digest_of(description: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

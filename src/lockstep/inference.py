@@ -152,6 +152,7 @@ def evaluate(
         world.close()
     return {
         "source": str(weights.source),
+        "remarks": list(weights.remarks),
         "data": images.named,
         **scores.counts().summary(),
         "quarantined": index.listed_quarantine(),

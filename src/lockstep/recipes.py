@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep.errors import RecipeError, nearest
-from lockstep.models import ModelSpec, Role, model_spec
+from lockstep.models import ModelSpec, Role, model_spec, tensors
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -146,6 +146,13 @@ class Recipe(_Settings):
     ema_decay: Fraction = 0.0
     """Moving average of weights and statistics, mu_t = min(ema_decay, (1 + t) / (10 + t)); 0: none."""
 
+    # Pruning.
+    sparsity: Literal["none", "mask_1d", "mask_2d_greedy", "mask_2d_best"] = "none"
+    """2:4 structured sparsity (arXiv:2104.08378): the weights a run starts from are pruned by this algorithm of
+    `lockstep.sparsity`, and what was pruned stays 0. It needs trained weights to start from (`lockstep train --weights`)."""
+    sparsity_excluded: tuple[str, ...] = ("fc.weight",)
+    """Names of tensors that are not pruned; NVIDIA's PaddlePaddle code leaves out the classifier."""
+
     # Precision.
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"
     """Of convolutions and products; weights, statistics and updates are float32 always. "tf32" is float32 with
@@ -204,6 +211,10 @@ class Recipe(_Settings):
             raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")
         if self.lr_decay == "step" and not self.lr_step_epochs:
             raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
+        known = [tensor.name for tensor in tensors(model_spec(self.model), self.logits)]
+        for name in self.sparsity_excluded:
+            if name not in known:
+                raise ValueError(f"sparsity_excluded: the model has no tensor {name!r}. {nearest(name, known)}")
         return self
 
 
@@ -226,6 +237,10 @@ class Execution(_Settings):
     """What the reference engine computes in; other engines take no notice."""
     deterministic: bool = True
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
+    distributed: Literal["native", "horovod"] = "native"
+    """What adds up over ranks: the framework's own way, or Horovod, which TensorFlow's engine has too."""
+    all_reduce_mb: Annotated[int, Field(ge=1)] = 25
+    """MB of gradients that are added up over ranks in one exchange. Horovod, which adds up all in one, takes no notice."""
     accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Parts a rank's share of a step is computed in, one after the other."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import backends, checkpoint
+from lockstep import backends, checkpoint, starting
 from lockstep.backends import Engine, Handle, Interval, State, World
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
@@ -30,6 +30,7 @@ from lockstep.recorder import Listener, Recorder
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
 from lockstep.schedule import learning_rates
 from lockstep.signals import StopRequests
+from lockstep.starting import Start, open_start
 from lockstep.weights import best_step
 
 WARMUP_STEPS = 10
@@ -74,6 +75,7 @@ def train(
     data: str | Path,
     out: str | Path,
     *,
+    weights: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -84,6 +86,10 @@ def train(
 
     Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
+
+    With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
+    and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
+    A run that goes on has what it needs in `out`, and refuses others than it started from.
 
     Raises `UserError` for wrong arguments, `DivergedError` if the loss is not finite, `Interrupted` when a signal asked to
     stop and everything was saved.
@@ -96,6 +102,7 @@ def train(
     20
     """
     recipe, execution, out = load_recipe(recipe), execution or Execution(), Path(out)
+    given = None if weights is None else Path(weights)
     with StopRequests() as stop:
         backend = backends.load(execution.backend)
         world = backend.world(execution)
@@ -103,12 +110,13 @@ def train(
         try:
             with Recorder(listener if leads else None) as recorder:
                 check_shares(recipe, world.ranks * execution.accumulation_steps)
+                start = open_start(given, recipe, out) if leads else None
                 sets = open_sets(Path(data), recipe, recorder, stop)
                 rates = learning_rates(recipe, steps_per_epoch(recipe, len(sets[0])))
                 with RunFolder(out, recipe) if leads else nullcontext():
                     world.any(False)  # if rank 0 was refused the folder, the others learn it here
                     with backend.engine(recipe, rates, world, execution) as engine:
-                        return Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates)
+                        return Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates, start)
         finally:
             world.close()
 
@@ -155,6 +163,7 @@ class Training:
         self.training, self.validation = sets
         self.data_digest = f"{self.training.digest} {self.validation.digest}"
         self.out, self.stop, self.recorder = out, stop, recorder
+        self.start_notes: list[str] = []
         self.stopping = False
         self.per_epoch = steps_per_epoch(recipe, len(self.training))
         self.total = recipe.epochs * self.per_epoch
@@ -164,8 +173,11 @@ class Training:
         self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
         self.scores: dict[str, Scores] = {}
 
-    def carry_out(self, rates: np.ndarray) -> dict[str, Any]:
-        """Train to the end and return the report."""
+    def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
+        """Train to the end and return the report. `start` is what was given to rank 0."""
+        if self.world.rank == 0:
+            self.prepare(start)
+        self.world.any(False)  # the others read what rank 0 has written
         state, damaged = self.start_state()
         if not self.world.same(state.step):
             raise CheckpointError(f"ranks find different checkpoints in {self.out}; it must be one folder for all of them")
@@ -174,6 +186,8 @@ class Training:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
         self.engine.write(state)
+        if self.recipe.sparsity != "none":
+            self.engine.mask(starting.read_masks(self.out))
         unevaluated = self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step))
         self.begin(state.step, damaged, rates, unevaluated)
         if unevaluated:
@@ -189,6 +203,16 @@ class Training:
         with loader_of(self.training, self.recipe, self.execution, size=self.recipe.image_size) as loader:
             self.loop(loader.batches(plans), state.step)
         return self.finish()
+
+    def prepare(self, start: Start | None) -> None:
+        """Have in the folder what a run from given weights starts from, or refuse other weights than it started from."""
+        if checkpoint.steps(self.out / "checkpoints"):
+            starting.refuse_others(self.out, start)
+            return
+        starting.forget(self.out)
+        if start is not None:
+            values, self.start_notes = starting.write(self.out, self.recipe, start)
+            self.write_checkpoint(initial_state(self.recipe, values))
 
     def start_state(self) -> tuple[State, list[str]]:
         """Return the newest checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
@@ -220,7 +244,7 @@ class Training:
 
     def notes(self) -> list[str]:
         """Return what is allowed but seldom meant."""
-        found = []
+        found = [*self.start_notes]
         if self.recipe.precision == "fp16" and not self.world.on_gpu:
             found.append("fp16 is slow on CPUs; --set precision=bf16 or fp32 is not")
         classes = len(self.training.classes)
@@ -330,10 +354,14 @@ class Training:
         if not all(np.isfinite(value).all() for value in state.tensors.values()):
             raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
         self.recorder.flush()
-        about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
-        path = checkpoint.save(folder, state, data_digest=self.data_digest, about=about)
+        path = self.write_checkpoint(state)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
+
+    def write_checkpoint(self, state: State) -> Path:
+        """Write a checkpoint and return its path."""
+        about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
+        return checkpoint.save(self.out / "checkpoints", state, data_digest=self.data_digest, about=about)
 
     def evaluate(self, step: int) -> None:
         """Evaluate the trained weights and, if there is one, their moving average. The state is saved already."""
@@ -386,9 +414,9 @@ class Training:
         return report
 
 
-def initial_state(recipe: Recipe) -> State:
-    """Return the state before the first step."""
-    values = initial_tensors(recipe)
+def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
+    """Return the state before the first step, of these tensors or the recipe's initial ones."""
+    values = values or initial_tensors(recipe)
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 

@@ -1,13 +1,17 @@
-"""Finding trained weights: a run's folder, one of its checkpoints, or a safetensors file."""
+"""Finding trained weights: of a run, a checkpoint, a safetensors file, or a checkpoint of TensorFlow's or Paddle's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from lockstep import checkpoint
+from lockstep.backends import State
 from lockstep.errors import CheckpointError, RecipeError
+from lockstep.formats import nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.formats.original import Original
 from lockstep.models import recognise
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
@@ -22,6 +26,8 @@ class Weights:
     classes: tuple[str, ...]
     """Names of the classes; empty if unknown."""
     source: Path
+    remarks: tuple[str, ...] = ()
+    """What to know of weights that another program wrote."""
 
     def in_precision(self, precision: str | None) -> Self:
         """Return the weights to be used in another precision; None: in the recipe's."""
@@ -32,17 +38,24 @@ def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) 
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
     With `ema`, the moving average instead of the trained weights. A safetensors file of another program with torchvision's
-    names is recognised by its tensors and used with the default preprocessing, in fp32. Raises `CheckpointError`.
+    names is recognised by its tensors and used with the default preprocessing, in fp32. A checkpoint of NVIDIA's TensorFlow
+    or Paddle model (its folder, prefix or a file) is used with the published recipe, in fp32. Raises `CheckpointError`.
     """
-    path = Path(path)
-    if (path / "checkpoints").is_dir():
-        path = _of_run(path, which)
+    path = locate(Path(path), which)
+    original = open_original(path, momentum=False, ema=ema)
+    if original is not None:
+        return original[0]
     if not path.is_dir():
         if ema:
             raise CheckpointError(f"{path} is one file; a moving average is a file of its own, ema.safetensors")
         return _of_file(path)
     tensors, about = checkpoint.load_weights(path, ema=ema)
     return _noted(about, tensors, path)
+
+
+def locate(path: Path, which: str) -> Path:
+    """Return the checkpoint of a run that is meant, any other path as it is. Raises `CheckpointError`."""
+    return _of_run(path, which) if (path / "checkpoints").is_dir() else path
 
 
 def _of_run(run: Path, which: str) -> Path:
@@ -72,11 +85,34 @@ def best_step(entries: list[dict[str, Any]]) -> int | None:
     return -int(max(scores)[1]) if scores else None
 
 
+def open_original(path: Path, *, momentum: bool, ema: bool) -> tuple[Weights, State] | None:
+    """Return what a checkpoint of NVIDIA's holds; None if the path names none. Raises `CheckpointError`."""
+    for framework, (find, read) in _ORIGINALS.items():
+        prefix = find(path)
+        if prefix is None:
+            continue
+        if ema:
+            raise CheckpointError(f"{prefix} is a checkpoint of {framework}'s; moving averages are not read from it")
+        found = read(prefix, momentum=momentum)
+        return Weights(found.recipe, found.state.tensors, (), prefix, found.remarks), found.state
+    return None
+
+
+class _Read(Protocol):
+    def __call__(self, prefix: Path, *, momentum: bool) -> Original: ...
+
+
+_ORIGINALS: dict[str, tuple[Callable[[Path], Path | None], _Read]] = {
+    "TensorFlow": (tensor_bundle.find, nvidia_tensorflow.read),
+    "Paddle": (nvidia_paddle.find, nvidia_paddle.read),
+}
+
+
 def _of_file(path: Path) -> Weights:
     if not path.is_file():
-        raise CheckpointError(f"there is no run and no file {path}")
+        raise CheckpointError(f"there is no run, no file and no TensorFlow or Paddle checkpoint {path}")
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: expected a run's folder or a .safetensors file")
+        raise CheckpointError(f"{path}: expected a run's folder, a .safetensors file, or a TensorFlow or Paddle checkpoint")
     tensors, about = checkpoint.read_weights(path)
     if about is not None:
         return _noted(about, tensors, path)

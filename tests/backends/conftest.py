@@ -13,11 +13,13 @@ from lockstep.backends import Backend, Engine, State, World
 from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import NARROWED, RATES, random_state
 
-DEFAULT = "reference,torch"
+DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
 
+collect_ignore = []
 if "torch" not in BACKENDS:  # PyTorch's own tests, and those that take its autograd for an oracle
-    collect_ignore = ["test_torch.py", "test_reference.py"]
+    collect_ignore += ["test_torch.py", "test_reference.py"]
+collect_ignore += [f"test_{name}.py" for name in ("paddle", "tensorflow") if name not in BACKENDS]
 
 Start = Callable[..., Engine]
 
@@ -25,6 +27,12 @@ Start = Callable[..., Engine]
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Models this small lose time to threads, and much more where other work needs the cores."""
+    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"  # read when TensorFlow first computes
+    if "paddle" in BACKENDS:
+        backends.load("paddle")
+        import paddle
+
+        paddle.base.core.set_num_threads(1)
     if "torch" not in BACKENDS:
         yield
         return
@@ -41,7 +49,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return backends.load(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not of the session: an engine's own tests replace `backend`
 def world(backend: Backend) -> Iterator[World]:
     world = backend.world(Execution())
     yield world

@@ -1,6 +1,6 @@
 """Short runs that can be carried out by any number of processes, such as
 
-    torchrun --nproc-per-node 2 -m tests.backends.ranks BACKEND FOLDER [NAME...]
+    torchrun --nproc-per-node 2 -m tests.backends.ranks BACKEND native|horovod FOLDER [NAME...]
 
 Every process leaves what it found in FOLDER/<rank>.pickle.
 """
@@ -46,6 +46,7 @@ SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised")),
+    "synchronised in parts": Scenario(RECIPE.replace(batch_norm="synchronised"), {"accumulation_steps": 2}),
     "synchronised bf16": Scenario(RECIPE.replace(batch_norm="synchronised", precision="bf16")),
     "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
@@ -91,10 +92,10 @@ def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:
     return map(_batch, evaluation_plans(recipe, SIZES[:TO_EVALUATE], 4, rank=world.rank, ranks=world.ranks))
 
 
-def main(name: str, folder: Path, names: list[str]) -> None:
+def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
     """Carry out scenarios, and ask questions of all ranks."""
     backend = backends.load(name)
-    world = backend.world(Execution(device="cpu"))
+    world = backend.world(Execution.of({"device": "cpu", "distributed": distributed}))
     found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
     found["asked"] = {
         "nobody says yes": world.any(False),
@@ -108,4 +109,4 @@ def main(name: str, folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4:])

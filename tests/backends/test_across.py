@@ -17,7 +17,10 @@ from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
 from tests.backends.conftest import BACKENDS, Start, starter
 
-PAIRS = tuple(permutations(BACKENDS if len(BACKENDS) > 1 else {*BACKENDS, "reference"}, 2))
+ENGINES = BACKENDS if len(BACKENDS) > 1 else (*BACKENDS, "reference")
+PAIRS = tuple(permutations(ENGINES, 2))
+RING = tuple(zip(ENGINES, (*ENGINES[1:], ENGINES[0]), strict=True))
+"""For full models, which take long: every engine begins once and ends once."""
 STEPS = 8
 
 
@@ -58,29 +61,53 @@ RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
     "much momentum and decay": ({"momentum": 0.99, "weight_decay": 0.05}, "none", 1),
     "SAME padding": ({"padding": "same"}, "none", 1),
 } | {name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()}
-OF_FULL_MODELS = [
-    pytest.param({"model": name, "logits": 1000, "ema_decay": 0.9}, "sample", 1, id=name, marks=pytest.mark.slow)
-    for name in PUBLISHED
-]
 
 
-@pytest.mark.parametrize(
-    ("changes", "mixup", "parts"), [*(pytest.param(*run, id=name) for name, run in RUNS.items()), *OF_FULL_MODELS]
-)
-def test_a_run_handed_over_ends_where_float64_goes(
-    pair: Pair, tiny_recipe: Recipe, changes: dict[str, Any], mixup: str, parts: int
-) -> None:
-    recipe = tiny_recipe.replace(**changes)
-    begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup=mixup)
-    end = handed_over(pair, recipe, begin, mixup=mixup, parts=parts)
-    expected = oracle.train(recipe, begin, batches, RATES, parts).state
-    of_statistics = BOUNDS["full statistics" if recipe.model in PUBLISHED else "statistics"].value
-    assert end.step == expected.step == STEPS
-    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
-    assert distance(end.momentum, expected.momentum) < BOUNDS["trajectory"].value
-    assert distance(statistics(end), statistics(expected)) < of_statistics
-    if recipe.ema_decay:
-        assert distance(end.ema, expected.ema) < of_statistics
+@dataclass(frozen=True)
+class Run:
+    """A run from a steady state, and where it should end."""
+
+    recipe: Recipe
+    mixup: str
+    parts: int
+    begin: State
+    expected: State
+
+    @classmethod
+    def of(cls, recipe: Recipe, mixup: str, parts: int) -> "Run":
+        begin, batches = steady_state(recipe), random_batches(recipe, STEPS, mixup=mixup)
+        return cls(recipe, mixup, parts, begin, oracle.train(recipe, begin, batches, RATES, parts).state)
+
+    def check(self, end: State) -> None:
+        begin, expected = self.begin, self.expected
+        of_statistics = BOUNDS["full statistics" if self.recipe.model in PUBLISHED else "statistics"].value
+        assert end.step == expected.step == STEPS
+        assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
+        assert distance(end.momentum, expected.momentum) < BOUNDS["trajectory"].value
+        assert distance(statistics(end), statistics(expected)) < of_statistics
+        if self.recipe.ema_decay:
+            assert distance(end.ema, expected.ema) < of_statistics
+
+
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+def run(request: pytest.FixtureRequest, tiny_recipe: Recipe) -> Run:
+    changes, mixup, parts = request.param
+    return Run.of(tiny_recipe.replace(**changes), mixup, parts)
+
+
+@pytest.fixture(scope="module", params=PUBLISHED)
+def full_run(request: pytest.FixtureRequest, tiny_recipe: Recipe) -> Run:
+    return Run.of(tiny_recipe.replace(model=request.param, logits=1000, ema_decay=0.9), "sample", 1)
+
+
+def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None:
+    run.check(handed_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", RING, ids=" to ".join, indirect=True)
+def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, full_run: Run) -> None:
+    full_run.check(handed_over(pair, full_run.recipe, full_run.begin))
 
 
 def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:

@@ -1,12 +1,13 @@
 """What every engine must do: states, logits, evaluation, prediction and going on, against float64 (`oracle`)."""
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.backends import State
+from lockstep.backends import Backend, State
 from lockstep.data import Batch
 from lockstep.errors import CheckpointError
 from lockstep.initial import initial_tensors
@@ -129,6 +130,11 @@ def test_a_state_that_does_not_fit_is_refused(
 def test_a_moving_average_is_refused_where_the_recipe_has_none(start: Start, tiny_recipe: Recipe) -> None:
     with pytest.raises(CheckpointError, match="unknown"):
         start(tiny_recipe, random_state(tiny_recipe.replace(ema_decay=0.9)))
+
+
+def test_a_module_is_not_loaded_with_weights_of_another_model(backend: Backend, tiny_recipe: Recipe) -> None:
+    with pytest.raises(CheckpointError, match="fc"):
+        backend.load_module(tiny_recipe, random_state(tiny_recipe.replace(logits=11)).tensors)
 
 
 # Logits
@@ -279,6 +285,17 @@ def test_evaluation_and_prediction_leave_no_trace(start: Start, tiny_recipe: Rec
         disturbed.predict(batches[0].images)
     undisturbed.train(batches, 0)
     assert all_bits(disturbed.read()) == all_bits(undisturbed.read())
+
+
+def test_held_images_give_the_steps_and_scores_of_any_others(start: Start, tiny_recipe: Recipe) -> None:
+    held, other = random_batches(tiny_recipe, 2)
+    batches = [held, replace(held, labels=other.labels), other, held]
+    with_held, without = start(tiny_recipe), start(tiny_recipe)
+    with_held.train([replace(batch, is_held=True) for batch in batches], 0)
+    without.train(batches, 0)
+    scores = [with_held.evaluate([replace(other, is_held=True)]), without.evaluate([other])]
+    assert scores[0].losses.tobytes() == scores[1].losses.tobytes()
+    assert all_bits(with_held.read()) == all_bits(without.read())
 
 
 # Going on

@@ -382,22 +382,21 @@ CASES = [
 ]
 
 
-PLAIN, EMA = (
-    dict(zip(("changes", "mixup", "parts"), test_across.RUNS[name], strict=True))
-    for name in ("plain", "mixup and a moving average")
-)
+def of_run(name: str) -> Test:
+    def test(pair: test_across.Pair, tiny_recipe: Recipe) -> None:
+        changes, mixup, parts = test_across.RUNS[name]
+        run = test_across.Run.of(tiny_recipe.replace(**changes), mixup, parts)
+        test_across.test_a_run_handed_over_ends_where_float64_goes(pair, run)
+
+    return test
+
+
 HANDED_OVER = {
-    "velocities": (wrong.LosesMomentum, partial(test_across.test_a_run_handed_over_ends_where_float64_goes, **PLAIN)),
-    "the moving average": (
-        wrong.LosesTheAverage,
-        partial(test_across.test_a_run_handed_over_ends_where_float64_goes, **EMA),
-    ),
+    "velocities": (wrong.LosesMomentum, of_run("plain")),
+    "the moving average": (wrong.LosesTheAverage, of_run("mixup and a moving average")),
     "the loss scale": (wrong.LosesTheScaler, test_across.test_a_dynamic_loss_scale_goes_on_across_engines),
     "anything": (wrong.LosesMomentum, test_across.test_what_one_engine_reads_another_takes_over_to_the_last_bit),
-    "the scale of velocities": (
-        wrong.RateInside,
-        partial(test_across.test_a_run_handed_over_ends_where_float64_goes, **PLAIN),
-    ),
+    "the scale of velocities": (wrong.RateInside, of_run("plain")),
 }
 
 

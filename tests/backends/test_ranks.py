@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,29 @@ pytestmark = pytest.mark.slow
 
 Found = dict[str, Any]
 
-LAUNCHERS = {"torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]}
-"""What stands between Python and a module's name to run it in two processes, for every framework that has such a thing."""
+LAUNCHERS = {
+    "paddle": ["-m", "tests.backends.workers", "paddle", "native"],
+    "tensorflow": ["-m", "tests.backends.workers", "tensorflow", "native"],
+    "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],
+    "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
+}
+"""What stands between Python and a module's name to run it in two processes, by backend, and by what adds up over ranks if
+that is not the framework's own."""
 
 WITHOUT = {"reference"}
 """Backends that run in one process."""
 
-LAUNCHED = tuple(name for name in BACKENDS if name in LAUNCHERS)
+HAS_HOROVOD = find_spec("horovod") is not None
+"""In an environment of its own, which `make tensorflow-horovod` makes."""
+
+LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (HAS_HOROVOD or not name.endswith("horovod")))
 
 
 def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
     """Carry out scenarios in two processes; return what each found. A warning in either is an error."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", name, folder, *scenarios],
+        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", *_named(name), folder, *scenarios],
         cwd=root,
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,
@@ -47,13 +57,24 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 
+def _named(launcher: str) -> tuple[str, str]:
+    """Return the name of the backend, and what adds up over its ranks."""
+    name, _, distributed = launcher.partition(" ")
+    return name, distributed or "native"
+
+
 every_scenario = pytest.mark.parametrize("name", UNCOMPILED)
 
 
 @pytest.fixture(scope="session", params=LAUNCHED)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """A backend that has a launcher, and so all engines of this file."""
-    return backends.load(request.param)
+def launched(request: pytest.FixtureRequest) -> str:
+    """One of `LAUNCHERS`, and so all engines of this file."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def backend(launched: str) -> Backend:
+    return backends.load(_named(launched)[0])
 
 
 @pytest.fixture(scope="session")
@@ -64,18 +85,12 @@ def world(backend: Backend) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def launched(backend: Backend) -> str:
-    """The name of the backend."""
-    return backend.__name__.rsplit(".", 1)[1]  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="session")
 def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), UNCOMPILED)
 
 
 def test_every_framework_that_has_ranks_has_a_launcher() -> None:
-    assert set(LAUNCHERS) == set(FRAMEWORKS) - WITHOUT
+    assert {_named(launcher)[0] for launcher in LAUNCHERS} == set(FRAMEWORKS) - WITHOUT
 
 
 def way(found: Found) -> Arrays:

@@ -230,7 +230,7 @@ def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BackendError, match="leave device at auto"):
         backend.world(Execution(device="cuda"))
     with pytest.raises(BackendError, match="runs in one process"):
-        backend.launch(2, [])
+        backend.launch(2, [], "native")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BackendError, match="runs in one process"):
         backend.world(Execution())

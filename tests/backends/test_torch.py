@@ -22,7 +22,7 @@ from lockstep.backends import Backend, host_memory
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
-from lockstep.errors import BackendError, CheckpointError
+from lockstep.errors import BackendError
 from lockstep.models import MODELS, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
@@ -167,11 +167,6 @@ def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
     module = torch_backend.load_module(tiny_recipe, values)
     values["fc.bias"][:] = 0
     assert module.get_parameter("fc.bias").all()
-
-
-def test_weights_of_another_model_are_refused(tiny_recipe: Recipe) -> None:
-    with pytest.raises(CheckpointError, match="fc"):
-        torch_backend.load_module(tiny_recipe, random_state(tiny_recipe.replace(logits=11)).tensors)
 
 
 # The step
@@ -325,6 +320,23 @@ def test_the_compiler_is_used_when_asked_and_left_alone_on_a_cpu(
     execution = Execution(device="cpu", compile=compile)
     torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
     assert bool(compiled) == expected
+
+
+def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_for(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def distributed(module: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        given.update(options)
+        return module
+
+    monkeypatch.setattr(sys.modules["lockstep.backends.torch.engine"], "DistributedDataParallel", distributed)
+    execution = Execution(device="cpu", compile="off", all_reduce_mb=7)
+    world = torch_backend.world(execution)
+    world.ranks = 2
+    torch_backend.engine(tiny_recipe, np.zeros(1), world, execution)
+    assert given["bucket_cap_mb"] == 7  # of 2**20 bytes
 
 
 # Loss scaling, on gradients made by hand

@@ -16,7 +16,17 @@ Answer = tuple[int, str, str]
 @pytest.fixture(autouse=True)
 def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the tester's own decides on colours, width or rank."""
-    for name in ("FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in (
+        "FORCE_COLOR",
+        "NO_COLOR",
+        "CLICOLOR_FORCE",
+        "COLUMNS",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "TF_CONFIG",
+        "HOROVOD_RANK",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -13,6 +13,7 @@ Run = Callable[..., tuple[int, str, str]]
 NAMES = [
     "resnet50-paddle-50ep",
     "resnet50-paddle-90ep",
+    "resnet50-paddle-asp-90ep",
     "resnet50-mxnet-90ep",
     "resnext101-32x4d-pytorch-90ep",
     "resnext101-32x4d-pytorch-250ep",

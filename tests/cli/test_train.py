@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
 
@@ -13,12 +15,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import lockstep
 from lockstep import checkpoint
 from lockstep.initial import initial_tensors
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
+from lockstep.starting import read_masks
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.conftest import BACKENDS
+from tests.backends.test_ranks import LAUNCHED
 from tests.processes import call, finish, running, wait_until
 
 
@@ -32,6 +37,13 @@ def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def arguments(recipe_file: Path, textures: Path) -> list[object]:
     return ["train", "--recipe", recipe_file, "--data", textures, "--set", "save_every_steps=2"]
+
+
+@pytest.fixture(params=LAUNCHED)
+def ranked(request: pytest.FixtureRequest, arguments: list[object]) -> list[object]:
+    """What to launch in several processes, on every engine that runs in them."""
+    backend, _, distributed = request.param.partition(" ")
+    return [*arguments, "--set", f"distributed={distributed or 'native'}", "--backend", backend]
 
 
 def losses(run: Path) -> list[float]:
@@ -150,29 +162,29 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(arguments: list[object
 
 
 @pytest.mark.slow
-def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(arguments: list[object], tmp_path: Path) -> None:
+def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(ranked: list[object], tmp_path: Path) -> None:
     # A low rate and one epoch: rounding differences grow with every step, chaotically at a high rate.
     changes = ["--set", "batch_norm=synchronised", "--set", "epochs=1", "--set", "lr=0.001"]
     one, two, local = tmp_path / "one", tmp_path / "two", tmp_path / "local"
-    assert call(*arguments, *changes, "--out", one)[0] == 0
-    code, output, errors = call("launch", "-n", 2, "--", *arguments, *changes, "--out", two)
+    assert call(*ranked, *changes, "--out", one)[0] == 0
+    code, output, errors = call("launch", "-n", 2, "--", *ranked, *changes, "--out", two)
     assert code == 0, errors
     assert output.count("throughput") == 1, "rank 0 alone speaks"
     assert "2 ranks" in output
     assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
     assert json.loads((two / "report.json").read_text())["final"]["trained"]["images"] == 20
     changes[1] = "batch_norm=local"
-    assert call("launch", "-n", 2, "--", *arguments, *changes, "--out", local)[0] == 0
+    assert call("launch", "-n", 2, "--", *ranked, *changes, "--out", local)[0] == 0
     assert largest_difference(newest_weights(one), newest_weights(local)) > 2e-4, "the bound above must be able to fail"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_one_signal_to_the_launcher_ends_all_ranks_saved(
-    number: signal.Signals, arguments: list[object], tmp_path: Path
+    number: signal.Signals, ranked: list[object], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+    with running("launch", "-n", 2, "--", *ranked, "--out", run, "--set", "epochs=500") as process:
         wait_until(lambda: last_step(run) > 0)
         ranks = children(process.pid)
         process.send_signal(number)
@@ -184,9 +196,9 @@ def test_one_signal_to_the_launcher_ends_all_ranks_saved(
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_alone_stops_all_at_the_same_step(arguments: list[object], tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_alone_stops_all_at_the_same_step(ranked: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+    with running("launch", "-n", 2, "--", *ranked, "--out", run, "--set", "epochs=500") as process:
         wait_until(lambda: last_step(run) > 0)
         os.kill(children(process.pid)[1], signal.SIGUSR1)
         code, _, errors = finish(process)
@@ -197,23 +209,23 @@ def test_a_signal_to_one_rank_alone_stops_all_at_the_same_step(arguments: list[o
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_bit_for_bit(arguments: list[object], tmp_path: Path) -> None:
+def test_two_ranks_resume_bit_for_bit(ranked: list[object], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert call("launch", "-n", 2, "--", *arguments, "--out", whole)[0] == 0
-    with running("launch", "-n", 2, "--", *arguments, "--out", parts) as process:
+    assert call("launch", "-n", 2, "--", *ranked, "--out", whole)[0] == 0
+    with running("launch", "-n", 2, "--", *ranked, "--out", parts) as process:
         wait_until(lambda: last_step(parts) >= 10)
         process.send_signal(signal.SIGTERM)
         assert finish(process)[0] == 75
-    assert call("launch", "-n", 2, "--", *arguments, "--out", parts)[0] == 0
+    assert call("launch", "-n", 2, "--", *ranked, "--out", parts)[0] == 0
     assert losses(whole) == losses(parts)
     a, b = newest_weights(whole), newest_weights(parts)
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
 
 
 @pytest.mark.slow
-def test_ranks_end_when_their_launcher_is_killed(arguments: list[object], tmp_path: Path) -> None:
+def test_ranks_end_when_their_launcher_is_killed(ranked: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with running("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=500") as process:
+    with running("launch", "-n", 2, "--", *ranked, "--out", run, "--set", "epochs=500") as process:
         wait_until(lambda: last_step(run) > 0)
         ranks = children(process.pid)
         process.send_signal(signal.SIGKILL)
@@ -223,10 +235,10 @@ def test_ranks_end_when_their_launcher_is_killed(arguments: list[object], tmp_pa
 
 
 @pytest.mark.slow
-def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(arguments: list[object], tmp_path: Path) -> None:
+def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(ranked: list[object], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert call(*arguments, "--out", run, "--set", "epochs=1")[0] == 0
-    code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", run, "--set", "epochs=2")
+    assert call(*ranked, "--out", run, "--set", "epochs=1")[0] == 0
+    code, _, errors = call("launch", "-n", 2, "--", *ranked, "--out", run, "--set", "epochs=2")
     assert code == 2, errors
     assert "holds a run of another recipe" in errors
     assert "[rank 1] lockstep: another rank has ended" in errors
@@ -235,12 +247,13 @@ def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(arguments
 
 @pytest.mark.slow
 def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
-    arguments: list[object], textures: Path, tmp_path: Path
+    ranked: list[object], textures: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    assert call(*arguments, "--out", run, "--set", "epochs=1")[0] == 0
-    alone = json.loads(call("evaluate", run, "--data", textures, "--json", "--batch", 3)[1])
-    code, output, errors = call("launch", "-n", 2, "--", "evaluate", run, "--data", textures, "--json", "--batch", 3)
+    assert call(*ranked, "--out", run, "--set", "epochs=1")[0] == 0
+    evaluate = ["evaluate", run, "--data", textures, "--json", "--batch", 3, *ranked[-4:]]
+    alone = json.loads(call(*evaluate)[1])
+    code, output, errors = call("launch", "-n", 2, "--", *evaluate)
     assert (code, errors) == (0, "")
     together = json.loads(output)
     assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-6)
@@ -259,11 +272,118 @@ def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("paddle" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
+def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log"]
+    program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher knows no -m
+    command = [*launch, program, *arguments, "--out", tmp_path / "run", "--backend", "paddle", "--set", "epochs=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=180, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
+def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
+    from lockstep.backends.tensorflow.world import workers
+
+    environment = workers(2)
+    command = [sys.executable, "-m", "lockstep", *map(str, arguments), "--backend", "tensorflow", "--set", "epochs=1"]
+    with ExitStack() as stack:
+        ranks = []
+        for rank in (0, 1):
+            errors = stack.enter_context((tmp_path / f"{rank}.txt").open("w"))
+            process = subprocess.Popen(
+                [*command, "--out", tmp_path / "run"], env=os.environ | environment(rank), stderr=errors
+            )
+            stack.callback(process.kill)
+            ranks.append(process)
+        for i, process in enumerate(ranks):
+            assert process.wait(timeout=120) == 0, (tmp_path / f"{i}.txt").read_text()
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
+
+
+@pytest.mark.slow
 def test_a_user_error_of_launched_ranks_keeps_its_exit_code(arguments: list[object], tmp_path: Path) -> None:
     code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", tmp_path / "run", "--set", "epoch=1")
     assert code == 2
     assert "Did you mean epochs" in errors
     assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="session")
+def dense(recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to start from."""
+    run = tmp_path_factory.mktemp("dense") / "run"
+    changes = ["--set", "epochs=1", "--backend", "reference", "--set", "reference_dtype=float32"]
+    code, _, errors = call("train", "--recipe", recipe_file, "--data", textures, "--out", run, *changes)
+    assert code == 0, errors
+    return run
+
+
+def zeros(run: Path) -> dict[str, int]:
+    """Return how many weights of each masked tensor are 0, less those that its mask has at 0."""
+    kept, found = read_masks(run), newest_weights(run)
+    return {name: int((found[name] == 0).sum() - (~mask).sum()) for name, mask in kept.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sparse_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
+    backend: str, arguments: list[object], dense: Path, tmp_path: Path
+) -> None:
+    arguments += ["--backend", backend, "--set", "sparsity=mask_1d", "--set", "ema_decay=0.9", "--set", "epochs=3"]
+    code, output, errors = call(*arguments, "--weights", dense, "--out", tmp_path / "whole")
+    assert code == 0, errors
+    assert "note: starts from the weights of step-00000007" in output
+    killed = tmp_path / "killed"
+    for step in (0, 1, 8):
+        with running(*arguments, "--weights", dense, "--out", killed):
+            wait_until(lambda step=step: (killed / "start.json").exists() and last_step(killed) >= step)  # type: ignore[misc]
+    code, output, errors = call(*arguments, "--out", killed)
+    assert code == 0, errors
+    assert "starts from" not in output
+    assert losses(killed) == losses(tmp_path / "whole")
+    a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
+    assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
+    assert set(zeros(killed).values()) == {0}
+
+
+@pytest.mark.slow
+def test_two_sparse_ranks_end_with_the_weights_of_one(ranked: list[object], dense: Path, tmp_path: Path) -> None:
+    changes = ["--set", "sparsity=mask_2d_best", "--set", "batch_norm=synchronised", "--set", "epochs=1"]
+    changes += ["--set", "lr=0.001", "--weights", str(dense)]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert call(*ranked, *changes, "--out", one)[0] == 0
+    code, _, errors = call("launch", "-n", 2, "--", *ranked, *changes, "--out", two)
+    assert code == 0, errors
+    assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
+    assert zeros(one) == zeros(two)
+    assert set(zeros(two).values()) == {0}
+    assert (one / "start.json").read_text() == (two / "start.json").read_text()
+
+
+@pytest.mark.slow
+def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
+    ranked: list[object], dense: Path, tmp_path: Path
+) -> None:
+    run, changes = tmp_path / "run", ["--set", "epochs=1"]
+    assert call(*ranked, *changes, "--out", run)[0] == 0
+    code, _, errors = call("launch", "-n", 2, "--", *ranked, *changes, "--out", run, "--weights", dense)
+    assert code == 2, errors
+    assert "was started from its recipe's initial weights" in errors
+    assert "[rank 1] lockstep: another rank has ended" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_sparse_recipe_without_weights_says_what_to_do(
+    arguments: list[object], answer: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, _, errors = answer(*arguments, "--set", "sparsity=mask_1d", "--out", tmp_path / "run")
+    assert code == 2
+    assert "--weights" in errors
+    assert not (tmp_path / "run").exists()
 
 
 def children(parent: int) -> list[int]:

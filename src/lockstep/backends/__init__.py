@@ -89,6 +89,23 @@ class World(Protocol):
         """Leave the process group."""
 
 
+class HostQuestions:
+    """What a `World` asks of all ranks, from the largest value of any; on the hosts, not behind the device's work."""
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank; every rank must ask."""
+        return bool(self._largest([int(flag)])[0])
+
+    def same(self, value: int) -> bool:
+        """Return whether all ranks gave the same value; every rank must ask."""
+        largest, negated_smallest = self._largest([value, -value])
+        return largest == -negated_smallest
+
+    def _largest(self, values: list[int]) -> list[int]:
+        """Return the largest of all ranks for every place."""
+        raise NotImplementedError
+
+
 class Engine(Protocol):
     """Executes training steps; a context manager. Only `fetch`, `evaluate`, `predict` and `read` wait for the device."""
 
@@ -138,8 +155,11 @@ class Backend(Protocol):
     def devices(self) -> list[str]:
         """Return the devices the framework sees, as a person would name them."""
 
-    def launch(self, processes: int, arguments: list[str]) -> int:
-        """Run `lockstep <arguments>` in so many processes under the framework's launcher; return the exit code."""
+    def launch(self, processes: int, arguments: list[str], distributed: str) -> int:
+        """Run `lockstep <arguments>` in so many processes under the framework's launcher; return the exit code.
+
+        `distributed` is that of the `Execution` they will have.
+        """
 
 
 @dataclass(frozen=True)
@@ -162,9 +182,12 @@ class Framework:
 
 
 FRAMEWORKS: dict[str, Framework] = {
+    "paddle": Framework(("paddlepaddle", "paddlepaddle-gpu"), "pip install 'lockstep-vision[paddle]'"),
     "reference": Framework(("numpy",), "pip install lockstep-vision"),
+    "tensorflow": Framework(("tensorflow", "tensorflow-cpu"), "pip install 'lockstep-vision[tensorflow]'"),
     "torch": Framework(("torch",), "pip install 'lockstep-vision[torch]'"),
 }
+"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow."""
 
 
 def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:
@@ -185,6 +208,14 @@ def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, n
             raise CheckpointError(f"masks: there is no parameter {name!r}. {nearest(name, parameters)}")
         if mask.shape != parameters[name]:
             raise CheckpointError(f"masks: that of {name} is {mask.shape}, expected {parameters[name]}")
+
+
+def refuse_horovod(distributed: str) -> None:
+    """Raise `BackendError` if Horovod is asked for; for backends that do not have it."""
+    if distributed == "horovod":
+        raise BackendError(
+            "Horovod adds up for TensorFlow's engine alone; leave out distributed, or take --backend tensorflow"
+        )
 
 
 def load(name: str) -> Backend:

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from lockstep.cli import benchmark, data, demo, doctor, evaluate, launch, predict, recipes, train, verify
+from lockstep.cli import benchmark, convert, data, demo, doctor, evaluate, export, launch, predict, recipes, train, verify
 from lockstep.errors import LockstepError, UserError
 from lockstep.launched import follow_launcher, leave_exit_code
 
@@ -21,6 +21,8 @@ app.command("demo")(demo.command)
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
 app.command("predict")(predict.command)
+app.command("convert")(convert.command)
+app.command("export")(export.command)
 app.command("verify")(verify.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")

@@ -10,7 +10,9 @@ from lockstep.cli import options
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help="A run's folder, a checkpoint or a .safetensors file.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, TensorFlow's or Paddle's too, or a .safetensors file.")
+    ],
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
@@ -18,6 +20,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     backend: options.Backend = "torch",
     loader: options.Loader = None,
+    distributed: options.Distributed = None,
     assignments: options.Set = None,
 ) -> None:
     """Evaluate trained weights on a folder of images; every image counts once."""
@@ -25,7 +28,7 @@ def command(
     from lockstep.cli.console import Reporter
     from lockstep.launched import is_leading
 
-    how = options.for_inference(assignments, backend, loader)
+    how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:
         listener = None if as_json else reporter
         result = evaluate(source, data, which=which, ema=ema, batch_images=batch, **how, listener=listener)
@@ -38,5 +41,7 @@ def command(
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
     print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {result['loss']:.4f}")
+    for remark in result["remarks"]:
+        print(f"  note: {remark}")
     for bad in result["quarantined"]:
         print(f"  left out: {bad['file']}: {bad['reason']}")

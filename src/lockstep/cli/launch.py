@@ -1,21 +1,56 @@
 """`lockstep launch`."""
 
+from itertools import pairwise
 from typing import Annotated
 
 import typer
-
-from lockstep.cli import options
 
 
 def command(
     context: typer.Context,
     processes: Annotated[int, typer.Option("-n", help="Processes on this machine, one for each GPU.", min=1)],
-    backend: options.Backend = "torch",
+    backend: Annotated[str | None, typer.Option(help="Framework; by default that of the command.")] = None,
+    distributed: Annotated[
+        str | None, typer.Option(help="What adds up over ranks: native or horovod; by default that of the command.")
+    ] = None,
 ) -> None:
     """Run a command in several processes under the framework's launcher: `lockstep launch -n 2 -- train ...`."""
     from lockstep import backends
     from lockstep.errors import UserError
+    from lockstep.recipes import Execution
 
     if not context.args:
         raise UserError("nothing to launch; expected a command behind --, such as: lockstep launch -n 2 -- train ...")
-    raise typer.Exit(backends.load(backend).launch(processes, context.args))
+    arguments = list(context.args)
+    how = Execution.of(
+        {
+            name: _agreed(name, value, arguments) or default
+            for name, value, default in (("backend", backend, "torch"), ("distributed", distributed, "native"))
+        }
+    )
+    raise typer.Exit(backends.load(how.backend).launch(processes, arguments, how.distributed))
+
+
+def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
+    """Return what the launch or its command says of a field; told to the command if the launch alone says it."""
+    from lockstep.errors import UserError
+
+    said = _said(name, arguments)
+    if value is not None and said is not None and value != said:
+        raise UserError(f"launch --{name} is {value}, but the command behind -- says {said}; one of them is enough")
+    if value is not None and said is None:
+        arguments += [f"--{name}", value]
+    return value or said
+
+
+def _said(name: str, arguments: list[str]) -> str | None:
+    """Return what a command line says of a field of the execution: the last --set of it, else the last option."""
+    options, settings = [], []
+    for argument, following in pairwise([*arguments, ""]):
+        option, equals, text = argument.partition("=")
+        value = text if equals else following
+        if option == f"--{name}":
+            options.append(value)
+        elif option == "--set" and value.startswith(f"{name}="):
+            settings.append(value.removeprefix(f"{name}="))
+    return [*options, *settings][-1] if options or settings else None

@@ -6,6 +6,7 @@ import typer
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
 Loader = Annotated[str | None, typer.Option(help="What decodes the images: host, dali, dali-gpu or synthetic.")]
+Distributed = Annotated[str | None, typer.Option(help="What adds up over ranks: native or horovod.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
@@ -14,20 +15,23 @@ Which = Annotated[str, typer.Option("--checkpoint", help="Of a run: newest, best
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 
 
-def settings(assignments: list[str] | None, backend: str, loader: str | None = None) -> tuple[dict[str, Any], Any]:
-    """Return the changes of the recipe, and the execution."""
+def settings(assignments: list[str] | None, backend: str, **options: str | None) -> tuple[dict[str, Any], Any]:
+    """Return the changes of the recipe, and the execution; `options` are fields of it, None if not given."""
+    from lockstep.launched import name_rank
     from lockstep.recipes import Execution, parse_settings
 
     recipe, execution = parse_settings(assignments or [])
-    chosen = {"backend": backend} | ({"loader": loader} if loader else {})
-    return recipe, Execution.of(chosen | execution)
+    chosen = {"backend": backend} | {name: value for name, value in options.items() if value is not None}
+    how = Execution.of(chosen | execution)
+    name_rank(how.backend)  # before anybody speaks: only rank 0 does
+    return recipe, how
 
 
-def for_inference(assignments: list[str] | None, backend: str, loader: str | None = None) -> dict[str, Any]:
+def for_inference(assignments: list[str] | None, backend: str, **options: str | None) -> dict[str, Any]:
     """Return precision and execution; other fields of a recipe are refused, since the recipe comes with the weights."""
     from lockstep.errors import RecipeError
 
-    recipe, execution = settings(assignments, backend, loader)
+    recipe, execution = settings(assignments, backend, **options)
     precision = recipe.pop("precision", None)
     if recipe:
         raise RecipeError(

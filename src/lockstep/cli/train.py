@@ -12,14 +12,22 @@ def command(
     recipe: Annotated[str, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")],
     data: Annotated[Path, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")],
     out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there goes on.")],
+    weights: Annotated[
+        Path | None, typer.Option(help="Start a new run from these: a run, a checkpoint or a file; see docs/checkpoints.md.")
+    ] = None,
     backend: options.Backend = "torch",
     loader: options.Loader = None,
+    xla: Annotated[bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")] = False,
+    distributed: options.Distributed = None,
     assignments: options.Set = None,
 ) -> None:
     """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
     from lockstep import load_recipe, train
     from lockstep.cli.console import Reporter
 
-    changes, execution = options.settings(assignments, backend, loader)
+    changes, execution = options.settings(
+        assignments, backend, loader=loader, compile="on" if xla else None, distributed=distributed
+    )
     with Reporter() as reporter:
-        train(load_recipe(recipe).replace(**changes), data, out, execution=execution, listener=reporter)
+        recipe_now = load_recipe(recipe).replace(**changes)
+        train(recipe_now, data, out, weights=weights, execution=execution, listener=reporter)

@@ -17,3 +17,5 @@ class Batch:
     """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
     partners: np.ndarray | None = None
     """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
+    is_held: bool = False
+    """Whether the images are one array, the same in every batch: an engine may keep them on its device."""

@@ -1,4 +1,4 @@
-"""The synthetic loader: one batch of noise, made once and given out again and again, to measure everything but the input."""
+"""The synthetic loader: one batch of noise, made once and held on the device, to measure everything but the input."""
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -30,4 +30,4 @@ class SyntheticLoader:
             if len(self._images) != count:
                 noise = np.random.default_rng(0).integers(0, 256, (count, self._size, self._size, 3), dtype=np.uint8)
                 self._images = noise
-            yield Batch(self._images, self._index.labels(plan.samples), plan.coefficients, plan.partners)
+            yield Batch(self._images, self._index.labels(plan.samples), plan.coefficients, plan.partners, is_held=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,9 @@ def save(workload: Workload, folder: Path) -> None:
     for kind, batches in (("train", workload.batches), ("evaluate", workload.evaluation)):
         for i, batch in enumerate(batches):
             present = {field.name: getattr(batch, field.name) for field in fields(Batch)}
-            arrays |= _joined(f"{kind}/{i}", {name: value for name, value in present.items() if value is not None})
+            arrays |= _joined(
+                f"{kind}/{i}", {name: value for name, value in present.items() if isinstance(value, np.ndarray)}
+            )
     save_arrays(folder / "workload.npz", arrays)
 
 
@@ -139,7 +142,8 @@ def load(folder: Path) -> Workload:
     found: dict[str, list[Batch]] = {"train": [], "evaluate": []}
     for kind, batches in found.items():
         while batch := part(arrays, f"{kind}/{len(batches)}"):
-            batches.append(Batch(**batch))
+            columns: dict[str, Any] = batch
+            batches.append(Batch(**columns))
     recipe = load_recipe(str(folder / "recipe.yaml"))
     return Workload(recipe, folder / "images", initial, state, found["train"], found["evaluate"])
 

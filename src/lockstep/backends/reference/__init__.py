@@ -76,6 +76,6 @@ def devices() -> list[str]:
     return [f"CPU, NumPy on {platform.machine()}"]
 
 
-def launch(processes: int, arguments: list[str]) -> int:
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
     """Raise `BackendError`: there is no launcher."""
     raise BackendError(_ALONE)

@@ -72,7 +72,7 @@ class TorchEngine:
             self.model = synchronise(self.model, self._device)
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe).to(self._device)
-        self._distributed = self._reduced()
+        self._distributed = self._reduced(execution)
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
         self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
@@ -81,6 +81,7 @@ class TorchEngine:
         self._scale = LossScale(recipe, self._device)
         self._ema = {name: t.detach().clone() for name, t in self._tensors.items()} if recipe.ema_decay else {}
         self._removed: dict[str, Tensor] = {}
+        self._held: tuple[np.ndarray, Tensor] | None = None
 
     def __enter__(self) -> "TorchEngine":
         return self
@@ -88,11 +89,13 @@ class TorchEngine:
     def __exit__(self, *error: object) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _reduced(self) -> DistributedDataParallel | None:
+    def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
             return None
         gpus = [self._device.index] if self._device.type == "cuda" else None
-        distributed = DistributedDataParallel(self._loss_module, device_ids=gpus, gradient_as_bucket_view=True)
+        distributed = DistributedDataParallel(
+            self._loss_module, device_ids=gpus, gradient_as_bucket_view=True, bucket_cap_mb=execution.all_reduce_mb
+        )
         # Statistics stay local: only rank 0's count, and are handed on before an evaluation. Set as an attribute, because
         # what the argument is called depends on PyTorch's version.
         distributed.broadcast_buffers = False
@@ -146,7 +149,7 @@ class TorchEngine:
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
     def _step(self, batch: Batch, step: int) -> Tensor:
-        columns = [self._put(batch.images), self._put(batch.labels)]
+        columns = [self._images(batch), self._put(batch.labels)]
         if batch.coefficients is not None and batch.partners is not None:
             columns += [self._put(batch.coefficients), self._put(batch.partners)]
         sums = []
@@ -175,6 +178,13 @@ class TorchEngine:
             decay = min(self._recipe.ema_decay, (1 + step) / (10 + step))
             with torch.no_grad():
                 torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), 1 - decay)
+
+    def _images(self, batch: Batch) -> Tensor:
+        if not batch.is_held:
+            return self._put(batch.images)
+        if self._held is None or self._held[0] is not batch.images:
+            self._held = batch.images, self._put(batch.images)
+        return self._held[1]
 
     def _put(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -209,7 +219,7 @@ class TorchEngine:
         rows = [torch.zeros(0, 4, dtype=torch.float64, device=self._device)]
         for batch in batches:
             labels = self._put(batch.labels)
-            logits = self._logits(self._put(batch.images), ema)
+            logits = self._logits(self._images(batch), ema)
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
             rows.append(torch.stack([losses, _rank_of(logits, known), logits.argmax(dim=1), labels], dim=1))

@@ -10,15 +10,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lockstep.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, BackendError, LockstepError, UserError
-from lockstep.launched import EXIT_CODE_FOLDER
+from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.errors import BackendError, LockstepError
+from lockstep.launched import EXIT_CODE_FOLDER, code_of_ranks
 from lockstep.recipes import Execution
 
 
-class TorchWorld:
+class TorchWorld(HostQuestions):
     """This process among those of `torchrun`, or alone. The rendezvous is torchrun's own environment."""
 
     def __init__(self, execution: Execution) -> None:
+        refuse_horovod(execution.distributed)
         self.rank = int(os.environ.get("RANK", "0"))
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.torch_device = _device(execution, int(os.environ.get("LOCAL_RANK", "0")))
@@ -29,15 +31,6 @@ class TorchWorld:
             dist.init_process_group("nccl" if self.on_gpu else "gloo")
             # Questions between hosts must not queue behind the device's work.
             self._host_group = dist.new_group(backend="gloo")
-
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
-        return bool(self._largest([int(flag)])[0])
-
-    def same(self, value: int) -> bool:
-        """Return whether all ranks gave the same value."""
-        largest, negated_smallest = self._largest([value, -value])
-        return largest == -negated_smallest
 
     def _largest(self, values: list[int]) -> list[int]:
         if self._host_group is None:
@@ -76,12 +69,12 @@ def device_name(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def launch(processes: int, arguments: list[str]) -> int:
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
     """Run `lockstep <arguments>` in so many processes on this machine under torchrun; return the exit code.
 
-    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code is 2 if a rank was used wrongly, else 130 or 75 if the ranks saved
-    and stopped, else 1.
+    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code goes by `lockstep.launched.code_of_ranks`.
     """
+    refuse_horovod(distributed)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -106,13 +99,9 @@ def launch(processes: int, arguments: list[str]) -> int:
         try:
             elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
         except (ChildFailedError, SignalException) as error:
-            codes = {int(file.read_text()) for file in Path(folder).iterdir()} - {0}
-            if codes:
-                telling = (UserError.exit_code, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
-                return next((code for code in telling if code in codes), 1)
-            if isinstance(error, SignalException):
+            if isinstance(error, SignalException) and all(file.read_text() == "0" for file in Path(folder).iterdir()):
                 return 128 + int(signal.Signals(error.sigval))
-            return 1
+            return code_of_ranks(Path(folder))
         finally:
             del os.environ[EXIT_CODE_FOLDER]
     return 0

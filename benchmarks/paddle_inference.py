@@ -1,0 +1,85 @@
+"""ResNet-50 in Paddle Inference: with oneDNN against Paddle's own kernels, and against the Paddle engine's `predict` in a
+program. Each turn is a fresh process with all cores; all predict the images of a held batch.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+from lockstep.training import initial_state
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+ROUNDS = 3
+WARMUP, TIMED = 1, 4
+FP32 = recipe(precision="fp32")
+
+
+def predictor(folder: str, kernels: str, precision: str) -> float:
+    """Return images per second of Paddle Inference with the kernels of "onednn" or "paddle"."""
+    from lockstep.backends.paddle.predictor import Options, open_predictor
+
+    return rate(open_predictor(folder, Options(onednn=kernels == "onednn", precision=precision)))
+
+
+def engines(_: str) -> float:
+    """Return images per second of the engine's `predict`."""
+    return rate(engine(FP32, Execution.of({"backend": "paddle", "compile": "on"}))[0])
+
+
+def rate(model: Any) -> float:
+    images = held_batch().images
+    for _ in range(WARMUP):
+        model.predict(images)
+    return BATCH / median(seconds(lambda: model.predict(images)) for _ in range(TIMED))
+
+
+def write_program(folder: Path) -> None:
+    """Write the recipe's initial weights as a program."""
+    backends.load("paddle")
+    from lockstep.backends.paddle.export import export
+
+    export(FP32, initial_state(FP32).tensors, (), folder)
+
+
+def in_a_process(folder: Path, name: str, *how: str) -> float:
+    """Run one of the above in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
+    command = [sys.executable, __file__, name, str(folder), *how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout.splitlines()[-1])
+
+
+def compared(folder: Path, ours: tuple[str, ...], other: tuple[str, ...]) -> dict[str, Any]:
+    """Return the rates of two of the above in turns, and their ratio."""
+    first, second = in_turns(partial(in_a_process, folder, *ours), partial(in_a_process, folder, *other), ROUNDS)
+    ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
+    return {" ".join(ours): rounded(first), " ".join(other): rounded(second), "ratio": ratio}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        name, folder, *how = sys.argv[1:]
+        print({"predictor": predictor, "engine": engines}[name](folder, *how))
+        return
+    onednn = ("predictor", "onednn", "fp32")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        write_program(folder)
+        result = {
+            "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "against Paddle's kernels": compared(folder, onednn, ("predictor", "paddle", "fp32")),
+            "against the engine": compared(folder, onednn, ("engine",)),
+            "bf16 against fp32": compared(folder, ("predictor", "onednn", "bf16"), onednn),
+        }
+    record("paddle_inference", result, backend="paddle")
+
+
+if __name__ == "__main__":
+    main()

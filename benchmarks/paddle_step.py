@@ -1,0 +1,106 @@
+"""The Paddle engine's step against the same model as people write it: paddle.vision's resnet50 under `paddle.Model.fit`, and
+inference with and without oneDNN. Each turn is a fresh process with all cores; both use the images of a held batch.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+ROUNDS = 3
+WARMUP, TIMED = 1, 4
+
+
+def lockstep_step(compile: str = "auto") -> float:
+    """Return images per second of the engine."""
+    built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
+    batch = held_batch()
+    return rate(lambda: built.fetch(built.train([batch], 0)))
+
+
+def fit() -> float:
+    """Return images per second of `paddle.Model.fit`, as its guide writes it, but for two things: it gets all cores, which
+    Paddle does not take by itself, and images that are normalised already.
+    """
+    warnings.simplefilter("ignore")
+    import paddle
+
+    paddle.base.core.set_num_threads(cores())
+    batch = held_batch()
+    images = ((batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std)).astype(np.float32).transpose(0, 3, 1, 2)
+    ended: list[float] = []
+
+    class Images(paddle.io.Dataset):
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+            return images[index % BATCH], np.array([batch.labels[index % BATCH]])
+
+        def __len__(self) -> int:
+            return BATCH * (WARMUP + TIMED)
+
+    class Clock(paddle.callbacks.Callback):
+        def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+            ended.append(time.perf_counter())
+
+    model = paddle.Model(paddle.vision.models.resnet50())
+    optimizer = paddle.optimizer.Momentum(0.001, 0.875, parameters=model.parameters(), weight_decay=1 / 32768)
+    model.prepare(optimizer, paddle.nn.CrossEntropyLoss())
+    model.fit(Images(), batch_size=BATCH, epochs=1, verbose=0, shuffle=False, callbacks=[Clock()])
+    return BATCH / median(np.diff(ended[WARMUP - 1 :]))
+
+
+def inference(compile: str) -> float:
+    """Return images per second of the engine's `predict`."""
+    built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
+    images = held_batch().images
+    return rate(lambda: built.predict(images))
+
+
+def rate(step: Callable[[], object]) -> float:
+    for _ in range(WARMUP):
+        step()
+    return BATCH / median(seconds(step) for _ in range(TIMED))
+
+
+def in_a_process(*what: str) -> float:
+    """Run one of the above in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
+    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout.splitlines()[-1])
+
+
+def compared(ours: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Any]:
+    """Return the rates of two of the above in turns, and their ratio."""
+    first, second = in_turns(partial(in_a_process, *ours), partial(in_a_process, *usual), ROUNDS)
+    ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
+    return {" ".join(ours): rounded(first), " ".join(usual): rounded(second), "ratio": ratio}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        name, *how = sys.argv[1:]
+        print({"lockstep": lockstep_step, "fit": fit, "inference": inference}[name](*how))
+        return
+    record(
+        "paddle_step",
+        {
+            "what": f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "training": compared(("lockstep", "auto"), ("fit",)),
+            "training uncompiled": compared(("lockstep", "off"), ("fit",)),
+            "inference": compared(("inference", "on"), ("inference", "off")),
+        },
+        backend="paddle",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The TensorFlow engine's step against the same model as people write it: keras.applications.ResNet50 in a compiled custom
+step, in fp32 and in mixed_bfloat16. Each turn is a fresh process; both use the images of a held batch.
+
+TensorFlow is imported where it is used, so that a turn of one does not carry what the other set up.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from lockstep.recipes import Execution
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+ROUNDS = 5
+WARMUP, TIMED = 2, 6
+KERAS = {"fp32": "float32", "bf16": "mixed_bfloat16"}
+
+
+def lockstep_step(precision: str, compile: str = "off") -> float:
+    """Return images per second of the engine."""
+    built, _ = engine(recipe(precision=precision), Execution.of({"backend": "tensorflow", "compile": compile}))
+    batch = held_batch()
+    return rate(lambda: built.fetch(built.train([batch], 0)))
+
+
+def keras_step(precision: str, compile: str = "off") -> float:
+    """Return images per second of a custom training step with Keras' model, loss and optimizer, as its guide writes it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    keras = tf.keras
+    keras.mixed_precision.set_global_policy(KERAS[precision])
+    model = keras.applications.ResNet50(weights=None, classifier_activation=None)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.001, momentum=0.875, weight_decay=1 / 32768)
+    mean, std = tf.constant(recipe().mean), tf.constant(recipe().std)
+
+    @tf.function(jit_compile=compile == "on")
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        x = (tf.cast(images, tf.float32) - mean) / std
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, tf.cast(model(x, training=True), tf.float32))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    batch = held_batch()
+    return rate(lambda: float(step(tf.constant(batch.images), tf.constant(batch.labels))))
+
+
+def rate(step: Callable[[], object]) -> float:
+    for _ in range(WARMUP):
+        step()
+    return BATCH / median(seconds(step) for _ in range(TIMED))
+
+
+def in_a_process(*what: str) -> float:
+    """Run one of the above in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    steps = {"lockstep": lockstep_step, "keras": keras_step}
+    if len(sys.argv) > 1:
+        name, *how = sys.argv[1:]
+        print(steps[name](*how))
+        return
+    found = {}
+    for precision in KERAS:
+        ours, usual = in_turns(
+            partial(in_a_process, "lockstep", precision), partial(in_a_process, "keras", precision), ROUNDS
+        )
+        found[precision] = {
+            "lockstep": rounded(ours),
+            "keras": rounded(usual),
+            "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
+        }
+    found["xla"] = {f"{name} {p}": round(in_a_process(name, p, "on"), 2) for name in steps for p in KERAS}
+    record(
+        "tensorflow_step",
+        {"what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, a process each", **found},
+        backend="tensorflow",
+    )
+
+
+if __name__ == "__main__":
+    main()

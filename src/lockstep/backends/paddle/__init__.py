@@ -1,0 +1,27 @@
+"""PaddlePaddle. The functions of `lockstep.backends.Backend`."""
+
+from lockstep.backends.paddle import loading  # noqa: F401, I001 - before all that imports Paddle
+
+import numpy as np
+
+from lockstep.backends.paddle.engine import PaddleEngine
+from lockstep.backends.paddle.model import Model
+from lockstep.backends.paddle.world import PaddleWorld, devices, launch
+from lockstep.recipes import Execution, Recipe
+
+__all__ = ["devices", "engine", "launch", "load_module", "world"]
+
+
+def world(execution: Execution) -> PaddleWorld:
+    """Join the process group and choose the device."""
+    return PaddleWorld(execution)
+
+
+def engine(recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution) -> PaddleEngine:
+    """Build the recipe's model and its compiled step."""
+    return PaddleEngine(recipe, learning_rates, world, execution)
+
+
+def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:
+    """Return the model as a `paddle.nn.Layer` in evaluation mode: normalised NCHW images to logits."""
+    return Model(recipe, tensors)

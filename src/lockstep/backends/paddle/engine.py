@@ -1,0 +1,361 @@
+"""The training step on Paddle: forward and backward as a program, the update on three vectors.
+
+All tensors of the model lie in one vector, and so do velocities and averages: the update, the sum over ranks and the moving
+average are a few operations on all of it, and the model has views of it. Layout is NCHW on a CPU, where oneDNN computes, and
+NHWC on a GPU. Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle.autograd import PyLayer
+
+from lockstep.backends import Interval, State, check_fit, check_masks
+from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.paddle.layout import Layout
+from lockstep.backends.paddle.loss_scale import LossScale
+from lockstep.backends.paddle.model import Pass
+from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
+from lockstep.backends.paddle.world import PaddleWorld, Tensor
+from lockstep.data import Batch
+from lockstep.errors import BackendError
+from lockstep.metrics import Counts, Scores
+from lockstep.recipes import Execution, Recipe
+
+
+@dataclass(frozen=True)
+class PaddleHandle:
+    """Steps that were enqueued, and where on the host their sums will be."""
+
+    first: int
+    table: Tensor
+    """float64 [steps, 5], there once `done`: loss sum, top-1, top-5 and images of all ranks, the loss scale after them."""
+    done: Any
+    """An event on a GPU; None on a CPU, which has computed what is enqueued."""
+    enqueued_at: float
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.table)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the steps are done, so that `fetch` does not wait."""
+        return self.done is None or self.done.query()
+
+
+class PaddleEngine:
+    """Implements `lockstep.backends.Engine`."""
+
+    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution) -> None:
+        self._recipe, self._world = recipe, world
+        self._parts, self._all_reduce_mb = execution.accumulation_steps, execution.all_reduce_mb
+        self._done = 0
+        _configure(recipe, execution, world)
+        self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
+        if self._synchronised and execution.compile == "on":
+            raise BackendError("a program of Paddle's has no batch norm over all ranks; leave compile at auto")
+        self._layout = layout = Layout(recipe)
+        self._values, self._velocity = paddle.zeros([layout.size]), paddle.zeros([layout.trained])
+        self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
+        self._removed: Tensor | None = None
+        """Where masks remove weights: bool, as long as `_velocity`."""
+        self._views = layout.views(self._values)
+        self._ema_views = {} if self._ema is None else layout.views(self._ema)
+        for name in layout.parameters:
+            self._views[name].stop_gradient = False
+        self._scale = LossScale(recipe)
+        self._learning_rates = np.asarray(learning_rates, np.float32)
+        self._mean, self._std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
+        self._held: tuple[np.ndarray, Tensor] | None = None
+        compiled = execution.compile == "on" or (execution.compile == "auto" and not self._synchronised)
+        onednn = compiled and not world.on_gpu
+        self._gradients_of_part, self._logits = self._functions(compiled, onednn)
+
+    def __enter__(self) -> "PaddleEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    # Training
+
+    def _functions(self, compiled: bool, onednn: bool) -> tuple[Callable[[Tensors], Outputs], Callable[[Tensors], Outputs]]:
+        """Return what a part of a step computes, and logits: in programs if compiled, else operation by operation."""
+
+        def gradients(inputs: Tensors) -> Outputs:
+            return self._forward_and_back(inputs, paddle.static.gradients if compiled else _gradients, onednn)
+
+        def logits(inputs: Tensors) -> Outputs:
+            run = Pass(self._recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
+            return [run.logits(inputs["images"])]
+
+        if not compiled:
+            return gradients, logits
+        return Compiled(gradients, onednn=onednn), Compiled(logits, onednn=onednn)
+
+    def train(self, batches: Iterable[Batch], first: int) -> PaddleHandle:
+        """Enqueue one optimizer step for every batch, numbered from `first`."""
+        rows = []
+        for step, batch in enumerate(batches, first):
+            try:
+                gradient, sums = self._gradient(batch)
+            except MemoryError as error:
+                reason = (str(error).strip() or "none is left").splitlines()[-1]
+                raise BackendError(
+                    f"the device has too little memory for {len(batch.labels)} images in {self._parts} parts: {reason}\n"
+                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
+                ) from None
+            self._update(self._world.sum(gradient, self._all_reduce_mb), step)
+            rows.append(sums)
+            self._done = step + 1
+        table = paddle.stack(rows) if rows else paddle.zeros([0, 4], dtype="float64")
+        table = self._world.sum(table.reshape([-1])).reshape([-1, 4]) if rows else table
+        scale = self._scale.value.cast("float64").expand([len(rows), 1])
+        return self._on_its_way(first, paddle.concat([table, scale], axis=1))
+
+    def _on_its_way(self, first: int, table: Tensor) -> PaddleHandle:
+        if not self._world.on_gpu:
+            return PaddleHandle(first, table, None, time.perf_counter())
+        on_host = table._copy_to(paddle.CUDAPinnedPlace(), False)  # without waiting
+        done = paddle.device.cuda.Event()
+        done.record(paddle.device.cuda.current_stream())
+        return PaddleHandle(first, on_host, done, time.perf_counter())
+
+    def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the sums; statistics move on."""
+        gradient, sums, size = None, None, len(batch.labels) // self._parts
+        images, labels = self._images(batch), paddle.to_tensor(batch.labels, dtype="int64")
+        for part in range(self._parts):
+            rows = slice(part * size, (part + 1) * size)
+            x, own = self._normalised(images[rows]), labels[rows]
+            targets = F.one_hot(own, self._recipe.logits)
+            if batch.coefficients is not None and batch.partners is not None:
+                partners = paddle.to_tensor(batch.partners[rows], dtype="int64")
+                weight = paddle.to_tensor(batch.coefficients[rows], dtype="float32").reshape([-1, 1, 1, 1])
+                x = weight * x + (1 - weight) * x.index_select(partners)
+                weight = weight.reshape([-1, 1])
+                targets = weight * targets + (1 - weight) * targets.index_select(partners)
+            smoothing = self._recipe.label_smoothing
+            targets = (1 - smoothing) * targets + smoothing / self._recipe.logits
+            factor = self._scale.value / (size * self._parts * self._world.ranks)
+            inputs = {"images": x, "targets": targets, "factor": factor}
+            logits, *found = self._gradients_of_part(inputs | self._views)
+            # Joined here, not in the program, where oneDNN's kernels fail on some shapes.
+            count = len(self._layout.parameters)
+            found, moved = _joined(found[:count]), _joined(found[count:])
+            statistics = self._values[self._layout.trained :]
+            statistics.add_(self._recipe.bn_momentum * (moved - statistics))
+            # Not by `log_softmax`, which on CPUs takes everything below the largest by more than 64 for -64.
+            losses, rank = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1), _rank_of(logits, own)
+            columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
+            counted = paddle.stack([column.cast("float64").sum() for column in columns])
+            gradient = found if gradient is None else gradient.add_(found)
+            sums = counted if sums is None else sums + counted
+        return gradient, sums
+
+    def _forward_and_back(self, inputs: Tensors, differentiate: Callable[..., list[Tensor]], onednn: bool) -> Outputs:
+        """Return logits, the gradients of `factor` times the sum of losses, and the batch's statistics."""
+        moments = self._moments if self._synchronised else None
+        on_gpu = self._world.on_gpu
+        run = Pass(self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn)
+        logits = run.logits(inputs["images"])
+        # The gradient of cross-entropy by its formula: oneDNN's kernels fail on those of its parts.
+        of_logits = (F.softmax(logits.detach(), axis=1) - inputs["targets"]) * inputs["factor"]
+        gradients = differentiate([logits], [inputs[name] for name in self._layout.parameters], [of_logits])
+        return [logits.detach(), *gradients, *(run.statistics[name] for name in self._layout.statistics)]
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Return mean and variance, in float32, over the images of all ranks."""
+        x, axes = x.cast("float32"), [0, 1, 2] if self._world.on_gpu else [0, 2, 3]
+        channels = x.shape[3] if self._world.on_gpu else x.shape[1]
+        count = x.size // channels * self._world.ranks
+        mean = _SumOverRanks.apply(x.sum(axes), self._world) / count
+        shape = [1, 1, 1, -1] if self._world.on_gpu else [1, -1, 1, 1]
+        variance = _SumOverRanks.apply((x - mean.reshape(shape)).square().sum(axes), self._world) / count
+        return mean, variance, count
+
+    def _images(self, batch: Batch) -> Tensor:
+        if not batch.is_held:
+            return paddle.to_tensor(batch.images)
+        if self._held is None or self._held[0] is not batch.images:
+            self._held = batch.images, paddle.to_tensor(batch.images)
+        return self._held[1]
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
+        x = (images.cast("float32") - self._mean) / self._std
+        return x if self._world.on_gpu else x.transpose([0, 3, 1, 2])
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def _update(self, gradient: Tensor, step: int) -> None:
+        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        if self._removed is not None:
+            gradient = paddle.where(self._removed, paddle.zeros([1]), gradient)
+        gradient, used = self._scale.step(gradient)
+        rate = paddle.full([1], float(self._learning_rates[step]))
+        before = None
+        if self._scale.is_dynamic:  # at rate 0 the weights stay as they are
+            rate, before = paddle.where(used, rate, paddle.zeros([1])), self._velocity.clone()
+        decayed, trained = self._layout.decayed, self._layout.trained
+        for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
+            if start < end:
+                paddle._C_ops.momentum_(
+                    self._values[start:end],
+                    gradient[start:end],
+                    self._velocity[start:end],
+                    rate,
+                    None,
+                    self._recipe.momentum,
+                    False,
+                    "l2_decay" if decay else "",
+                    decay,
+                    False,
+                    1.0,
+                )
+        if before is not None:
+            self._velocity.copy_(paddle.where(used, self._velocity, before), True)
+        if self._ema is not None:
+            keep = np.float32(min(self._recipe.ema_decay, (1 + step) / (10 + step)))
+            self._ema.add_(float(1 - keep) * (self._values - self._ema))
+
+    def fetch(self, handle: PaddleHandle) -> Interval:
+        """Wait for the steps and return what they brought over all ranks."""
+        if handle.done is not None:
+            handle.done.synchronize()
+        finished_at = handle.enqueued_at if handle.done is None else time.perf_counter()
+        table = handle.table.numpy()
+        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
+        return Interval(
+            first=handle.first,
+            losses=table[:, 0] / table[:, 3],
+            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
+            loss_scale=float(table[-1, 4]) if len(table) else self._scale.value.item(),
+            finished_at=finished_at,
+        )
+
+    # Inference
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks."""
+        for vector in (self._values, self._ema):
+            if vector is not None:  # statistics are rank 0's
+                vector[self._layout.trained :].copy_(self._world.share(vector[self._layout.trained :].clone()), True)
+        rows = [paddle.zeros([0, 4], dtype="float64")]
+        for batch in batches:
+            logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
+            rows.append(_scored(logits, paddle.to_tensor(batch.labels, dtype="int64")))
+        own = paddle.concat(rows)
+        before, after = self._world.rank * len(own), (self._world.ranks - 1 - self._world.rank) * len(own)
+        padded = [paddle.zeros([before, 4], dtype="float64"), own, paddle.zeros([after, 4], dtype="float64")]
+        table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 4)
+        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
+        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        if len(images) == 0:
+            return np.zeros((0, self._recipe.logits), np.float32)
+        return self._infer(paddle.to_tensor(images), self._views).numpy()
+
+    def _infer(self, images: Tensor, views: Tensors) -> Tensor:
+        (logits,) = self._logits({"images": self._normalised(images)} | views)
+        return logits
+
+    # State
+
+    def read(self) -> State:
+        """Return a copy of the state."""
+        average = {} if self._ema is None else self._layout.arrays(self._ema)
+        values, velocity = self._layout.arrays(self._values), self._layout.arrays(self._velocity)
+        return State(self._done, values, velocity, average, self._scale.read())
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        check_fit(self._layout.shapes, state.tensors, "tensors")
+        check_fit(self._layout.of_parameters(), state.momentum, "momentum")
+        check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
+        self._layout.fill(self._values, state.tensors)
+        self._layout.fill(self._velocity, state.momentum)
+        if self._ema is not None:
+            self._layout.fill(self._ema, state.ema)
+        self._scale.write(state.scaler)
+        self._done = state.step
+        self._apply_masks()
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        check_masks(self._layout.of_parameters(), masks)
+        removed = np.zeros(self._layout.trained, bool)
+        for name, mask in masks.items():
+            removed[self._layout.places[name]] = ~np.asarray(mask, bool).reshape(-1)
+        self._removed = paddle.to_tensor(removed) if masks else None
+        self._apply_masks()
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def _apply_masks(self) -> None:
+        if self._removed is None:
+            return
+        for vector in (self._values, self._velocity, self._ema):
+            if vector is not None:
+                kept = paddle.where(self._removed, paddle.zeros([1]), vector[: self._layout.trained])
+                vector[: self._layout.trained].copy_(kept, True)
+
+
+class _SumOverRanks(PyLayer):  # type: ignore[misc]
+    """A sum over all ranks, through which gradients flow: they are added up as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, world: PaddleWorld) -> Tensor:
+        ctx.world = world
+        return world.sum(tensor.clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return ctx.world.sum(gradient.clone())
+
+
+def _gradients(outputs: list[Tensor], inputs: list[Tensor], of_outputs: list[Tensor]) -> list[Tensor]:
+    return paddle.grad(outputs, inputs, of_outputs)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return paddle.concat([tensor.reshape([-1]) for tensor in tensors])
+
+
+def _scored(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    known = labels.clip(min=0)
+    losses = paddle.logsumexp(logits, axis=1) - paddle.take_along_axis(logits, known.unsqueeze(1), axis=1).squeeze(1)
+    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels]
+    return paddle.stack([column.cast("float64") for column in columns], axis=1)
+
+
+def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    own = paddle.take_along_axis(logits, labels.unsqueeze(1), axis=1)
+    before = paddle.arange(logits.shape[1]).unsqueeze(0) < labels.unsqueeze(1)
+    comes_first = ~(logits <= own) | ((logits == own) & before)
+    return comes_first.cast("int64").sum(axis=1)
+
+
+def _configure(recipe: Recipe, execution: Execution, world: PaddleWorld) -> None:
+    if not world.on_gpu:
+        keep_freed_memory()
+        return
+    paddle.set_flags(
+        {
+            "FLAGS_cudnn_deterministic": execution.deterministic,
+            "FLAGS_cudnn_exhaustive_search": not execution.deterministic,
+            "FLAGS_allow_tf32_cublas": recipe.precision == "tf32",
+            "FLAGS_allow_tf32_cudnn": recipe.precision == "tf32",
+        }
+    )

@@ -1,0 +1,55 @@
+"""A program for Paddle Inference: the recipe's preprocessing, the model and softmax."""
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import static
+
+from lockstep.backends import check_fit
+from lockstep.backends.paddle.model import Pass
+from lockstep.backends.paddle.program import static_mode
+from lockstep.backends.paddle.world import Tensor
+from lockstep.errors import CheckpointError
+from lockstep.models import model_spec
+from lockstep.models import tensors as tensors_of
+from lockstep.recipes import Recipe
+
+
+def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+    """Write `model.json`, the program, and `model.pdiparams`, its weights.
+
+    The program takes `images`, uint8 RGB [N, S, S, 3], S the size the recipe evaluates at, and returns classes, int64 [N],
+    and probabilities, float32 [N, logits], in this order. Batch norm is in it as it is; Paddle Inference folds it. The names
+    of the classes are in `classes.txt`, one a line. Raises `CheckpointError` if the recipe computes in another precision
+    than fp32, or the tensors do not fit.
+    """
+    if recipe.precision != "fp32":
+        raise CheckpointError(
+            f"a program for Paddle Inference is in fp32, not in {recipe.precision}; leave out precision here: "
+            "a predictor has one of its own"
+        )
+    table = {tensor.name: tensor.shape for tensor in tensors_of(model_spec(recipe.model), recipe.logits)}
+    check_fit(table, tensors, "weights")
+    folder.mkdir()
+    scope, cpu = static.Scope(), paddle.CPUPlace()
+    with static_mode(), static.scope_guard(scope):
+        program, images, outputs = _program(recipe, table)
+        for name, value in tensors.items():
+            scope.var(name).get_tensor().set(np.ascontiguousarray(value, np.float32), cpu)
+        static.save_inference_model(str(folder / "model"), [images], outputs, static.Executor(cpu), program=program)
+    if classes:
+        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+
+
+def _program(recipe: Recipe, table: dict[str, tuple[int, ...]]) -> tuple[static.Program, Tensor, list[Tensor]]:
+    """Return a program, its input, and its outputs; weights are parameters of these names and shapes."""
+    program = static.Program()
+    with static.program_guard(program, static.Program()):  # the second would give the parameters values of Paddle's
+        images = static.data("images", [None, recipe.eval_crop, recipe.eval_crop, 3], "uint8")
+        values = {name: static.create_parameter(list(shape), "float32", name=name) for name, shape in table.items()}
+        mean, std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
+        x = ((images.cast("float32") - mean) / std).transpose([0, 3, 1, 2])
+        logits = Pass(recipe, values, training=False).logits(x)
+        return program, images, [logits.argmax(axis=1), F.softmax(logits, axis=1)]

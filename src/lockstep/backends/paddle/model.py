@@ -1,0 +1,190 @@
+"""A `ModelSpec` as plain Paddle operations, in eager mode or in a program.
+
+Weights have canonical names and layouts, which are Paddle's own (kernels OIHW) but for the classifier, [out, in]. Images and
+activations are NCHW on a CPU and NHWC on a GPU.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from lockstep.backends import check_fit
+from lockstep.backends.paddle.world import Tensor
+from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.recipes import Recipe
+
+COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
+
+Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
+"""Of values [N, C, H, W]: mean and biased variance [C] in float32, and the number of values of a channel."""
+
+
+class Pass:
+    """One pass of a batch through a model, in the recipe's precision."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        values: Mapping[str, Tensor],
+        *,
+        training: bool,
+        on_gpu: bool = False,
+        moments: Moments | None = None,
+        onednn: bool = False,
+    ) -> None:
+        self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
+        self._on_gpu, self._onednn = on_gpu, onednn
+        self._layout = "NHWC" if on_gpu else "NCHW"
+        self._plane = [1, 2] if on_gpu else [2, 3]
+        self._dtype = COMPUTED_IN.get(recipe.precision)
+        self.statistics: dict[str, Tensor] = {}
+        """In training, what this batch has for running statistics: means and unbiased variances, in float32."""
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return float32 logits [N, logits] of normalised images, float32 in this device's layout."""
+        spec = model_spec(self._recipe.model)
+        x = F.relu(self._convolution(self._rounded(images), stem(spec)))
+        x = self._pooled(self._plain(x))
+        for block in blocks(spec):
+            x = self._block(x, block)
+        x = self._plain(x).cast("float32")
+        # A sum: choosing a kernel for a mean, Paddle prints a line of its own.
+        x = x.sum(self._plane) / (x.shape[self._plane[0]] * x.shape[self._plane[1]])
+        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        # With two axes: oneDNN's kernel fails on the gradient of one that is added to a single image.
+        y = paddle.matmul(self._rounded(x), weight, transpose_y=True) + bias.reshape([1, -1])
+        return self._rounded(y).cast("float32")
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Return values as the recipe's precision holds them.
+
+        Paddle computes with 32 bits on CPUs: there they are rounded, and so are gradients on their way back.
+        """
+        if self._dtype is None:
+            return x
+        # Plain, since oneDNN does not cast the gradients of all kernels.
+        return x.cast(self._dtype) if self._on_gpu else self._plain(x.cast(self._dtype).cast("float32"))
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Return the same values in memory as Paddle has them, and so the gradients on their way back.
+
+        oneDNN's convolutions leave one order of channels on the way forward and another on the way back. Batch norm and ReLU
+        that meet both take its slow reference code: a step of ResNet-50 took 2.2 times as long.
+        """
+        return paddle.assign(x) if self._onednn else x
+
+    def _block(self, x: Tensor, block: Block) -> Tensor:
+        shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
+        for conv in block.convs[:-1]:
+            x = F.relu(self._convolution(x, conv))
+        return F.relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
+
+    def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
+        """A convolution and the batch norm behind it."""
+        kernel = self._rounded(self._values[f"{conv.name}.weight"])
+        padding = self._padding(x, conv.kernel, conv.stride)
+        y = F.conv2d(
+            self._plain(x),
+            kernel,
+            stride=conv.stride,
+            padding=[before_or_after for pair in padding for before_or_after in pair],
+            groups=conv.groups,
+            data_format=self._layout,
+        )
+        return self._rounded(self._batch_norm(self._rounded(self._plain(y)), conv.bn_name))
+
+    def _padding(self, x: Tensor, kernel: int, stride: int) -> list[tuple[int, int]]:
+        """Return the padding before and after height and width."""
+        if self._recipe.padding == "symmetric" or stride == 1:  # the same thing at stride 1
+            return [(kernel // 2, kernel // 2)] * 2
+        # TensorFlow's SAME: as many places as strides begin, what is missing half and half, the odd one after.
+        missing = [max((-(-x.shape[axis] // stride) - 1) * stride + kernel - x.shape[axis], 0) for axis in self._plane]
+        return [(all_ // 2, all_ - all_ // 2) for all_ in missing]
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        (top, bottom), (left, right) = self._padding(x, 3, 2)
+        # Before the pool is a ReLU: it does not matter whether what is padded is 0 or less than all. With ceil_mode a window
+        # may reach one place beyond the last.
+        if (bottom - top) == (right - left):
+            return self._max_pool(x, [top, left], reaches_beyond=bottom > top)
+        pad = [left, right, top, bottom]
+        return self._max_pool(F.pad(x, pad, data_format=self._layout), [0, 0], reaches_beyond=False)
+
+    def _max_pool(self, x: Tensor, padding: list[int], *, reaches_beyond: bool) -> Tensor:
+        if self._on_gpu or not self._training:
+            return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout)
+        # With indices, which it then goes back by: the gradient of oneDNN's own pool fails.
+        return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
+
+    def _batch_norm(self, x: Tensor, name: str) -> Tensor:
+        scale, bias, mean, variance = (
+            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+        )
+        epsilon = self._recipe.bn_epsilon
+        if not self._training:
+            # In a program this is the operation that Paddle Inference folds into convolutions; `_C_ops.batch_norm` is not.
+            return F.batch_norm(x, mean, variance, scale, bias, epsilon=epsilon, data_format=self._layout)
+        if self._moments is not None:
+            mean, variance, count = self._moments(x)
+            shape = [1, 1, 1, -1] if self._on_gpu else [1, -1, 1, 1]
+            y = (x.cast("float32") - mean.reshape(shape)) * paddle.rsqrt(variance + epsilon).reshape(shape)
+            y = (y * scale.reshape(shape) + bias.reshape(shape)).cast(x.dtype)
+        else:
+            count = x.size // x.shape[self._layout.index("C")]
+            y, mean, variance = self._normalised_by_batch(x, scale, bias)
+        self.statistics[f"{name}.running_mean"] = mean.detach()
+        self.statistics[f"{name}.running_var"] = variance.detach() * (count / (count - 1))
+        return y
+
+    def _normalised_by_batch(self, x: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what batch norm makes of a batch, and the batch's mean and biased variance."""
+        # At momentum 0 running statistics become this batch's, which is all we ask: Paddle would average a biased variance.
+        # The operation behind `F.batch_norm`, which hides these outputs.
+        y, running_mean, running_variance, saved_mean, saved_variance, _ = paddle._C_ops.batch_norm(
+            x,
+            paddle.zeros(scale.shape),
+            paddle.zeros(scale.shape),
+            scale,
+            bias,
+            False,
+            0.0,
+            self._recipe.bn_epsilon,
+            self._layout,
+            False,
+            False,
+        )
+        # oneDNN's kernel reads running statistics from where it writes them, which is not there yet in a program. What it
+        # saves for the way back is mean and variance; other kernels save one over the deviation.
+        return (y, saved_mean, saved_variance) if self._onednn else (y, running_mean, running_variance)
+
+
+class Model(paddle.nn.Layer):  # type: ignore[misc]
+    """The model in evaluation mode: images [N, 3, H, W], normalised, to logits [N, logits]; `state_dict` is canonical."""
+
+    def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self._recipe = recipe
+        table = {tensor.name: tensor for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+        check_fit({name: tensor.shape for name, tensor in table.items()}, values, "weights")
+        for name, tensor in table.items():
+            layer: paddle.nn.Layer = self
+            *path, own = name.split(".")
+            for part in path:
+                if part not in layer._sub_layers:
+                    layer.add_sublayer(part, paddle.nn.Layer())
+                layer = layer._sub_layers[part]
+            value = paddle.to_tensor(np.asarray(values[name], np.float32))
+            if tensor.is_trained:
+                initial = paddle.nn.initializer.Assign(value)
+                layer.add_parameter(own, layer.create_parameter(list(tensor.shape), default_initializer=initial))
+            else:
+                layer.register_buffer(own, value)
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits, float32."""
+        on_gpu = paddle.get_device() != "cpu"
+        x = images.transpose([0, 2, 3, 1]) if on_gpu else images
+        return Pass(self._recipe, self.state_dict(), training=False, on_gpu=on_gpu).logits(x)

@@ -1,0 +1,144 @@
+"""Exported programs in Paddle Inference: with oneDNN on CPUs, with TensorRT on GPUs.
+
+What is on GPUs here was never run, for want of one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import paddle
+from paddle import inference, static
+
+from lockstep.backends.paddle import loading
+from lockstep.errors import BackendError, CheckpointError
+
+PRECISIONS = {
+    "cpu": {"fp32": inference.PrecisionType.Float32, "bf16": inference.PrecisionType.Bfloat16},
+    "cuda": {
+        "fp32": inference.PrecisionType.Float32,
+        "fp16": inference.PrecisionType.Half,
+        "int8": inference.PrecisionType.Int8,
+    },
+}
+"""What a device can compute in, with Paddle's names."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How Paddle Inference runs a program. What is about TensorRT is for GPUs alone."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    precision: str = "fp32"
+    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN; Paddle takes fp32 without AVX-512."""
+    onednn: bool = True
+    """Whether a CPU computes with oneDNN; otherwise with Paddle's own kernels."""
+    max_batch_images: int = 32
+    """The largest batch that TensorRT prepares for."""
+    workspace_bytes: int = 1 << 30
+    """What TensorRT may use to choose its kernels."""
+    min_subgraph: int = 3
+    """The fewest operations that are worth a TensorRT engine."""
+    use_static: bool = False
+    """Whether TensorRT's engines are kept in the folder, for the next predictor to load."""
+    use_calib: bool = False
+    """Whether int8 is calibrated on the images that are predicted first."""
+
+
+def open_predictor(folder: str | Path, options: Options | None = None) -> "Predictor":
+    """Open what `lockstep export --to paddle-inference` wrote.
+
+    Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle cannot run it as asked.
+    """
+    options = options or Options()
+    _check(options)
+    program, weights = (Path(folder) / name for name in ("model.json", "model.pdiparams"))
+    for path in (program, weights):
+        if not path.is_file():
+            raise CheckpointError(f"there is no {path}; expected a folder of `lockstep export --to paddle-inference`")
+    side = _side(program)
+    config = inference.Config(str(program), str(weights))
+    config.disable_glog_info()
+    # No `enable_memory_optim`: with programs in JSON it asks for the result of a pass that was not run ("Not find
+    # predictor_id 0 and pass_name memory_optimize_pass"), unless `enable_new_executor` is set.
+    if options.device == "cuda":
+        _on_gpu(config, options, side)
+    else:
+        _on_cpu(config, options)
+    return Predictor(config, side)
+
+
+class Predictor:
+    """A program in Paddle Inference; for one thread at a time."""
+
+    def __init__(self, config: inference.Config, side: int) -> None:
+        self._side = side
+        self._predictor = inference.create_predictor(config)
+        self._images = self._predictor.get_input_handle("images")
+        self._outputs = [self._predictor.get_output_handle(name) for name in self._predictor.get_output_names()]
+
+    def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images [N, S, S, 3].
+
+        S is the size the recipe evaluates at; N is 1 or more and may change from call to call. Raises `ValueError` for other
+        shapes or types.
+        """
+        images = np.ascontiguousarray(images)
+        expected = (self._side, self._side, 3)
+        if images.dtype != np.uint8 or images.shape[1:] != expected or len(images) == 0:
+            raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {self._side}, {self._side}, 3)")
+        self._images.copy_from_cpu(images)
+        self._predictor.run()
+        classes, probabilities = (output.copy_to_cpu() for output in self._outputs)
+        return classes, probabilities
+
+
+def _check(options: Options) -> None:
+    if options.device not in PRECISIONS:
+        raise BackendError(f"device is {options.device!r}, expected one of {', '.join(PRECISIONS)}")
+    known = PRECISIONS[options.device]
+    if options.precision not in known:
+        raise BackendError(f"precision is {options.precision!r}, expected on {options.device} one of {', '.join(known)}")
+    if options.precision == "bf16" and not options.onednn:
+        raise BackendError("Paddle's own kernels compute in fp32 on a CPU; bf16 needs onednn=True")
+    if options.device == "cuda" and not paddle.is_compiled_with_cuda():
+        raise BackendError("device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or take device='cpu'")
+
+
+def _side(path: Path) -> int:
+    """Return the height and width, in pixels, of the images that a program takes."""
+    program = static.Program()
+    paddle.base.core.deserialize_pir_program(str(path), program)
+    for operation in program.global_block().ops:
+        if operation.name() == "pd_op.data":
+            return int(operation.result(0).shape[1])
+    raise CheckpointError(f"{path} takes no images; expected a program of `lockstep export --to paddle-inference`")
+
+
+def _on_cpu(config: inference.Config, options: Options) -> None:
+    config.disable_gpu()
+    config.set_cpu_math_library_num_threads(loading.threads)
+    if not options.onednn:
+        config.disable_onednn()  # it is on unless told
+        return
+    config.enable_onednn()
+    if options.precision == "bf16":
+        config.enable_onednn_bfloat16()
+
+
+def _on_gpu(config: inference.Config, options: Options, side: int) -> None:
+    """Have TensorRT compute what it can. Never run: Paddle 3's manual says that programs in JSON are converted first, by
+    `paddle.tensorrt.convert`, which Paddle without CUDA does not have.
+    """
+    config.enable_use_gpu(256)  # MB to begin with
+    config.enable_tensorrt_engine(
+        workspace_size=options.workspace_bytes,
+        max_batch_size=options.max_batch_images,
+        min_subgraph_size=options.min_subgraph,
+        precision_mode=PRECISIONS["cuda"][options.precision],
+        use_static=options.use_static,
+        use_calib_mode=options.use_calib,
+    )
+    one, most = ({"images": [count, side, side, 3]} for count in (1, options.max_batch_images))
+    config.set_trt_dynamic_shape_info(one, most, most)

@@ -1,0 +1,146 @@
+"""The processes that train together, through `paddle.distributed`, or one process alone."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends.paddle import loading
+from lockstep.backends.restraint import silenced
+from lockstep.errors import BackendError, LockstepError
+from lockstep.launched import free_ports, launch_ranks, name_rank
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+
+Tensor = Any
+"""A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
+
+
+class PaddleWorld(HostQuestions):
+    """This process among those of `lockstep launch` or `python -m paddle.distributed.launch`, or alone."""
+
+    def __init__(self, execution: Execution) -> None:
+        refuse_horovod(execution.distributed)
+        name_rank("paddle")
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        self.device = _device_name(paddle.get_device())
+        self._host_group: Any = None
+        if self.ranks > 1:
+            if "PADDLE_TRAINER_ENDPOINTS" not in os.environ:
+                raise BackendError(
+                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS that says where they are; start them with "
+                    "`lockstep launch` or `python -m paddle.distributed.launch`"
+                )
+            if not self.on_gpu:
+                os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+            with self.watched(), silenced():
+                dist.init_parallel_env()
+                # Questions between hosts must not queue behind a GPU's work.
+                self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Say of a failed exchange that a peer has ended."""
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as error:  # how gloo and the store say it
+            if self.ranks == 1:
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise LockstepError(f"another rank has ended; its own message says why ({reason:.200})") from error
+
+    def sum(self, tensor: Tensor, megabytes: int = 0) -> Tensor:
+        """Add up a tensor of one axis over all ranks, in place, so many MB at a time (0: all at once), and return it."""
+        if self.ranks > 1:
+            length = len(tensor)
+            size = megabytes * 2**20 // tensor.element_size() or length
+            with self.watched():
+                for start in range(0, length, size):
+                    dist.all_reduce(tensor if size >= length else tensor[start : start + size])
+        return tensor
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """Give every rank what rank 0 has, in place, and return it."""
+        if self.ranks > 1:
+            with self.watched():
+                dist.broadcast(tensor, src=0)
+        return tensor
+
+    def _largest(self, values: list[int]) -> list[int]:
+        if self.ranks == 1:
+            return values
+        tensor = paddle.to_tensor(values, dtype="int64", place=paddle.CPUPlace())
+        with self.watched():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host_group)
+        return [int(value) for value in tensor.numpy()]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.ranks > 1:
+            dist.destroy_process_group()
+
+
+def _choose_device(execution: Execution, local_rank: int) -> bool:
+    """Choose a GPU or the CPU for this process; return whether it is a GPU."""
+    count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if not count and execution.device == "cuda":
+        raise BackendError(
+            "device is cuda, but Paddle finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
+            "GPUs need the package paddlepaddle-gpu"
+        )
+    on_gpu = count > 0 and execution.device != "cpu"
+    if on_gpu and local_rank >= count:
+        raise BackendError(f"local rank {local_rank} has no GPU: there are {count}; launch fewer processes")
+    paddle.set_device(f"gpu:{local_rank}" if on_gpu else "cpu")
+    return on_gpu
+
+
+def devices() -> list[str]:
+    """Return the devices Paddle sees."""
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    return [*(_device_name(f"gpu:{index}") for index in range(gpus)), _device_name("cpu")]
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return f"CPU, {loading.threads} threads"
+    return paddle.device.cuda.get_device_name(int(device.removeprefix("gpu:")))
+
+
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
+    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+
+
+def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run this Python with these arguments in so many processes that find each other; return the exit code.
+
+    Paddle's own launcher writes the ranks' output to files and passes no signal on but SIGTERM.
+    """
+    refuse_horovod(distributed)
+    return launch_ranks(processes, arguments, trainers(processes))
+
+
+def trainers(count: int) -> Callable[[int], dict[str, str]]:
+    """Return a function from a rank to the environment variables that make it one of so many trainers on this machine."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count + 1)]
+    # Not of the environment, where this process has its own by now.
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(cores() // count, 1)))
+
+    def environment(rank: int) -> dict[str, str]:
+        return {
+            "PADDLE_MASTER": addresses[-1],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(addresses[:-1]),
+            "PADDLE_CURRENT_ENDPOINT": addresses[rank],
+            "PADDLE_TRAINERS_NUM": str(count),
+            "PADDLE_TRAINER_ID": str(rank),
+            "OMP_NUM_THREADS": threads,
+        }
+
+    return environment

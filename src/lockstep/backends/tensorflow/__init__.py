@@ -1,0 +1,27 @@
+"""TensorFlow. The functions of `lockstep.backends.Backend`."""
+
+from lockstep.backends.tensorflow import loading  # noqa: F401, I001 - before all that imports TensorFlow
+
+import numpy as np
+
+from lockstep.backends.tensorflow.engine import TensorflowEngine
+from lockstep.backends.tensorflow.model import Model
+from lockstep.backends.tensorflow.world import TensorflowWorld, devices, join, launch
+from lockstep.recipes import Execution, Recipe
+
+__all__ = ["devices", "engine", "launch", "load_module", "world"]
+
+
+def world(execution: Execution) -> TensorflowWorld:
+    """Join the process group and choose the device."""
+    return join(execution)
+
+
+def engine(recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> TensorflowEngine:
+    """Build the recipe's model and its compiled step."""
+    return TensorflowEngine(recipe, learning_rates, world, execution)
+
+
+def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:
+    """Return the model as a `tf.Module` in evaluation mode: normalised NHWC images to logits."""
+    return Model(recipe, tensors)

@@ -1,0 +1,358 @@
+"""The training step on TensorFlow: variables, plain operations and one `tf.function`, for CPU and GPU.
+
+Layout is NHWC; in mixed precision weights stay float32 and are cast where they are used. The update is TensorFlow's own
+momentum operation, which has the learning rate outside the velocity, as the canonical form has it (Keras' SGD has it
+inside). Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`; on a GPU, TensorFlow lets the copy
+of a batch wait for the step before.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from lockstep.backends import Interval, State, check_masks
+from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.tensorflow.loss_scale import LossScale
+from lockstep.backends.tensorflow.model import (
+    Pass,
+    Tensor,
+    canonical_shapes,
+    copy_into,
+    from_canonical,
+    graph,
+    new_variables,
+    to_canonical,
+)
+from lockstep.backends.tensorflow.world import TensorflowWorld
+from lockstep.data import Batch
+from lockstep.errors import BackendError
+from lockstep.metrics import Counts, Scores
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Execution, Recipe
+
+Fetched = tuple[np.ndarray, float]
+"""A row for every step, and when they were there."""
+
+
+@dataclass(frozen=True)
+class TensorflowHandle:
+    """Steps that were enqueued, and where on the host their sums will be."""
+
+    first: int
+    steps: int
+    result: "Future[Fetched]"
+    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after the last step."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the steps are done, so that `fetch` does not wait."""
+        return self.result.done()
+
+
+class TensorflowEngine:
+    """Implements `lockstep.backends.Engine`."""
+
+    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> None:
+        self._recipe, self._world = recipe, world
+        self._parts = execution.accumulation_steps
+        self._done = 0
+        _configure(recipe, execution, world)
+        self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
+        if self._synchronised and execution.compile == "on":
+            raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
+        if execution.compile == "on" and execution.deterministic and world.on_gpu:
+            raise BackendError("XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave XLA out")
+        pays = world.on_gpu and not self._synchronised and not execution.deterministic
+        self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
+        table = list(tensors(model_spec(recipe.model), recipe.logits))
+        self._decayed = {tensor.name for tensor in table if tensor.role in recipe.weight_decay_roles}
+        self._tensors = new_variables(recipe)
+        self._parameters = {tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained}
+        self._velocity = {name: tf.Variable(tf.zeros_like(p), trainable=False) for name, p in self._parameters.items()}
+        self._ema = new_variables(recipe) if recipe.ema_decay else {}
+        self._removed: dict[str, Tensor] = {}
+        self._held: tuple[np.ndarray, Tensor] | None = None
+        self._scale = LossScale(recipe)
+        self._learning_rates = tf.constant(learning_rates, tf.float32)
+        self._mean, self._std = tf.constant(recipe.mean, tf.float32), tf.constant(recipe.std, tf.float32)
+        self._train_step = self._traced()
+        images = tf.TensorSpec([None, None, None, 3], tf.uint8)
+        self._logits = graph(lambda images: self._infer(images, self._tensors), input_signature=[images])
+        self._ema_logits = graph(lambda images: self._infer(images, self._ema), input_signature=[images])
+        rows = tf.TensorSpec([None, 4], tf.float64)
+        self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
+        self._shared = graph(lambda leads: world.run(self._share_statistics, leads))
+        # On a GPU this thread waits for the steps of an interval while the main one enqueues the next.
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="lockstep-fetch")
+
+    def __enter__(self) -> "TensorflowEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._waiting.shutdown(wait=False)
+
+    # Training
+
+    def _traced(self) -> Callable[..., Tensor]:
+        """Return the step as a graph; it is traced anew for batches of another shape or kind."""
+        alone = self._world.ranks == 1
+        # Collective operations stay outside of what XLA compiles.
+        gradients = graph(self._gradients, jit_compile=True) if self._compile and not alone else self._gradients
+        update = graph(self._update, jit_compile=True) if self._compile and not alone else self._update
+
+        def step(step: Tensor, *columns: Tensor) -> Tensor:
+            found, sums = gradients(*columns)
+            update(self._world.sum(found), step)
+            return sums
+
+        return graph(lambda *inputs: self._world.run(step, *inputs), jit_compile=self._compile and alone)
+
+    def train(self, batches: Iterable[Batch], first: int) -> TensorflowHandle:
+        """Enqueue one optimizer step for every batch, numbered from `first`."""
+        sums = []
+        for step, batch in enumerate(batches, first):
+            columns = [self._images(batch), tf.constant(batch.labels)]
+            if batch.coefficients is not None and batch.partners is not None:
+                columns += [tf.constant(batch.coefficients), tf.constant(batch.partners)]
+            try:
+                with self._world.watched():
+                    sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
+            except tf.errors.ResourceExhaustedError as error:
+                raise BackendError(
+                    f"the device has too little memory for {len(batch.labels)} images in {self._parts} parts: "
+                    f"{str(error).splitlines()[0]}\n"
+                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
+                ) from None
+            self._done = step + 1
+        with self._world.watched():
+            table = self._total(tf.stack(sums)) if sums else tf.zeros([0, 4], tf.float64)
+        scale = tf.fill([len(sums), 1], tf.cast(self._scale.value, tf.float64))
+        return TensorflowHandle(first, len(sums), self._fetching(tf.concat([table, scale], axis=1)))
+
+    def _images(self, batch: Batch) -> Tensor:
+        if not batch.is_held:
+            return tf.constant(batch.images)
+        if self._held is None or self._held[0] is not batch.images:
+            self._held = batch.images, tf.constant(batch.images)
+        return self._held[1]
+
+    def _fetching(self, table: Tensor) -> "Future[Fetched]":
+        def fetched() -> Fetched:
+            return table.numpy(), time.perf_counter()
+
+        if self._world.on_gpu:
+            return self._waiting.submit(fetched)
+        done: Future[Fetched] = Future()  # a CPU has computed what is enqueued
+        done.set_result(fetched())
+        return done
+
+    def _gradients(self, *columns: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the gradients of scale / ranks * (mean loss), added up over the parts, and the sums; statistics move on."""
+        if self._parts == 1:
+            return self._gradients_of_part(*columns)
+        parted = [tf.reshape(column, [self._parts, -1, *column.shape[1:]]) for column in columns]
+
+        def add(part: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+            more, more_sums = self._gradients_of_part(*(column[part] for column in parted))
+            return part + 1, [a + b for a, b in zip(gradients, more, strict=True)], sums + more_sums
+
+        zeros = [tf.zeros(parameter.shape) for parameter in self._parameters.values()]
+        start = (tf.constant(0), zeros, tf.zeros([4], tf.float64))
+        if self._synchronised:  # the strategy adds up over ranks in no loop of the graph
+            for _ in range(self._parts):
+                start = add(*start)
+            return start[1:]
+        _, gradients, sums = tf.while_loop(
+            lambda part, *_: part < self._parts, add, start, parallel_iterations=1, maximum_iterations=self._parts
+        )
+        return gradients, sums
+
+    def _gradients_of_part(
+        self, images: Tensor, labels: Tensor, coefficients: Tensor | None = None, partners: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        x = self._normalised(images)
+        if coefficients is not None:
+            weight = tf.reshape(coefficients, [-1, 1, 1, 1])
+            x = weight * x + (1 - weight) * tf.gather(x, partners)
+        # XLA's own batch norm takes the variance for E[x^2] - E[x]^2 in float32, which loses digits.
+        moments = self._moments if self._synchronised or self._compile else None
+        run = Pass(self._recipe, self._tensors, training=True, moments=moments)
+        with tf.GradientTape() as tape:
+            logits = run.logits(x)
+            losses = self._cross_entropy(logits, labels)
+            if coefficients is not None:
+                mixed = self._cross_entropy(logits, tf.gather(labels, partners))
+                losses = coefficients * losses + (1 - coefficients) * mixed
+            loss = tf.reduce_mean(losses) * (self._scale.value / (self._parts * self._world.ranks))
+        gradients = tape.gradient(loss, list(self._parameters.values()))
+        for name, value in run.statistics.items():
+            self._tensors[name].assign(value)
+        rank = _rank_of(logits, labels)
+        sums = [losses, rank < 1, rank < 5, tf.ones_like(losses)]
+        return gradients, tf.stack([tf.reduce_sum(tf.cast(column, tf.float64)) for column in sums])
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Return mean and variance, in float32, over the images of all ranks if batch norm is synchronised."""
+        x = tf.cast(x, tf.float32)
+        over_ranks = self._world.sum if self._synchronised else list
+        count = x.shape.num_elements() // x.shape[-1] * (self._world.ranks if self._synchronised else 1)
+        (mean,) = over_ranks([tf.reduce_sum(x, axis=[0, 1, 2]) / count])
+        (variance,) = over_ranks([tf.reduce_sum(tf.square(x - mean), axis=[0, 1, 2]) / count])
+        return mean, variance, count
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing, classes = self._recipe.label_smoothing, self._recipe.logits
+        if smoothing == 0:
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        target = tf.one_hot(labels, classes, 1 - smoothing + smoothing / classes, smoothing / classes)
+        return tf.nn.softmax_cross_entropy_with_logits(target, logits)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Return uint8 images as float32, (x - mean) / std."""
+        return (tf.cast(images, tf.float32) - self._mean) / self._std
+
+    def _update(self, gradients: list[Tensor], step: Tensor) -> None:
+        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        found = {
+            name: tf.where(self._removed[name], 0.0, gradient) if name in self._removed else gradient
+            for name, gradient in zip(self._parameters, gradients, strict=True)
+        }
+        found, used = self._scale.step(found)
+        rate = tf.gather(self._learning_rates, step)  # XLA would take the index of a slice for a constant, and compile anew
+        # Without a branch, on which the host would wait for a GPU: at rate 0 and momentum 1 a step leaves all as it is.
+        rate, momentum = tf.where(used, rate, 0.0), tf.where(used, self._recipe.momentum, 1.0)
+        for name, gradient in found.items():
+            weight, velocity = self._parameters[name], self._velocity[name]
+            if name in self._decayed:
+                gradient += tf.where(used, self._recipe.weight_decay, 0.0) * weight
+            tf.raw_ops.ResourceApplyMomentum(
+                var=weight.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=momentum
+            )
+        if self._ema:
+            at = tf.cast(step, tf.float64)
+            keep = tf.cast(tf.minimum(tf.constant(self._recipe.ema_decay, tf.float64), (1 + at) / (10 + at)), tf.float32)
+            for name, average in self._ema.items():
+                average.assign(average + (1 - keep) * (self._tensors[name] - average))
+
+    def fetch(self, handle: TensorflowHandle) -> Interval:
+        """Wait for the steps and return what they brought over all ranks."""
+        table, finished_at = handle.result.result()
+        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
+        return Interval(
+            first=handle.first,
+            losses=table[:, 0] / table[:, 3],
+            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
+            loss_scale=float(table[-1, 4]) if len(table) else float(self._scale.value),
+            finished_at=finished_at,
+        )
+
+    # Inference
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks."""
+        if self._world.ranks > 1:
+            with self._world.watched():
+                self._shared(tf.constant(self._world.rank == 0))
+        rows = [tf.zeros([0, 4], tf.float64)]
+        for batch in batches:
+            logits = (self._ema_logits if ema else self._logits)(self._images(batch))
+            rows.append(_scored(logits, tf.constant(batch.labels)))
+        with self._world.watched():
+            table = self._of_all_ranks(tf.concat(rows, axis=0)).numpy()
+        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
+        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+
+    def _sum_rows(self, table: Tensor) -> Tensor:
+        (total,) = self._world.sum([table])
+        return total
+
+    def _share_statistics(self, leads: Tensor) -> list[Tensor]:
+        """Give every rank the batch norm statistics of the one that leads, rank 0."""
+        statistics = [
+            variable
+            for variables in (self._tensors, self._ema)
+            for name, variable in variables.items()
+            if name not in self._parameters
+        ]
+        # `leads` is no constant of the graph: TensorFlow would fold a sum of zeros, and ask the other ranks once only.
+        shared = self._world.sum([tf.where(leads, value, tf.zeros_like(value)) for value in statistics])
+        if self._world.rank > 0:
+            for variable, value in zip(statistics, shared, strict=True):
+                variable.assign(value)
+        return shared  # or TensorFlow would leave out on rank 0 what the others wait for
+
+    def _of_all_ranks(self, table: Tensor) -> Tensor:
+        """Return the rows of all ranks, who have as many each: a sum in which each has zeros for the others'."""
+        ranks, rank, rows = self._world.ranks, self._world.rank, len(table)
+        return self._total(tf.pad(table, [[rank * rows, (ranks - 1 - rank) * rows], [0, 0]]))
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        if len(images) == 0:  # which TensorFlow's convolutions refuse
+            return np.zeros((0, self._recipe.logits), np.float32)
+        return self._logits(tf.constant(images)).numpy()
+
+    def _infer(self, images: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+        return Pass(self._recipe, values, training=False).logits(self._normalised(images))
+
+    # State
+
+    def read(self) -> State:
+        """Return a copy of the state."""
+        values, velocity, average = (
+            {name: to_canonical(variable) for name, variable in variables.items()}
+            for variables in (self._tensors, self._velocity, self._ema)
+        )
+        return State(self._done, values, velocity, average, self._scale.read())
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        copy_into(self._tensors, state.tensors, "tensors")
+        copy_into(self._velocity, state.momentum, "momentum")
+        copy_into(self._ema, state.ema, "moving averages")
+        self._scale.write(state.scaler)
+        self._done = state.step
+        self._apply_masks()
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        check_masks(canonical_shapes(self._parameters), masks)
+        self._removed = {name: tf.constant(from_canonical(~np.asarray(mask, bool))) for name, mask in masks.items()}
+        self._apply_masks()
+        self._train_step = self._traced()
+
+    def _apply_masks(self) -> None:
+        for name, removed in self._removed.items():
+            for variables in (self._tensors, self._velocity, self._ema):
+                if name in variables:
+                    variables[name].assign(tf.where(removed, 0.0, variables[name]))
+
+
+@graph(reduce_retracing=True)  # type: ignore[untyped-decorator]
+def _scored(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    known = tf.maximum(labels, 0)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits)
+    columns = [losses, _rank_of(logits, known), tf.argmax(logits, axis=1), labels]
+    return tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
+
+
+def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    own = tf.gather(logits, labels[:, None], batch_dims=1)
+    before = tf.range(tf.shape(logits, tf.int64)[1])[None] < labels[:, None]
+    # Not as "not (logits <= own)", which TensorFlow's optimizer takes for "logits > own".
+    comes_first = (logits > own) | tf.math.is_nan(logits) | tf.math.is_nan(own) | ((logits == own) & before)
+    return tf.reduce_sum(tf.cast(comes_first, tf.int64), axis=1)
+
+
+def _configure(recipe: Recipe, execution: Execution, world: TensorflowWorld) -> None:
+    if not world.on_gpu:
+        keep_freed_memory()
+    elif execution.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.enable_tensor_float_32_execution(recipe.precision == "tf32")

@@ -1,0 +1,196 @@
+"""A `ModelSpec` as plain TensorFlow operations, NHWC.
+
+Tensors have canonical names and TensorFlow's layouts: kernels [height, width, in / groups, out], classifier [in, out].
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lockstep.backends import check_fit
+from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.recipes import Recipe
+
+Tensor = Any
+"""A `tf.Tensor` or `tf.Variable`: TensorFlow has no annotations."""
+
+COMPUTED_IN = {"bf16": tf.bfloat16, "fp16": tf.float16}
+
+graph = partial(tf.function, autograph=False)
+"""Traces a function as it stands: its branches are Python's."""
+
+Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
+"""Of values [N, H, W, C]: mean and biased variance [C] in float32, and the number of values of a channel."""
+
+
+class Pass:
+    """One pass of a batch through a model, in the recipe's precision."""
+
+    def __init__(
+        self, recipe: Recipe, values: Mapping[str, Tensor], *, training: bool, moments: Moments | None = None
+    ) -> None:
+        self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
+        self._dtype = COMPUTED_IN.get(recipe.precision, tf.float32)
+        # TensorFlow's fp16 products on CPUs add up in fp16, which is slow there too; a GPU adds up in float32.
+        self._summed_in = (
+            tf.float32 if self._dtype == tf.float16 and not tf.config.list_logical_devices("GPU") else self._dtype
+        )
+        self.statistics: dict[str, Tensor] = {}
+        """In training, the running statistics after this batch."""
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return float32 logits [N, logits] of normalised images, float32 [N, H, W, 3]."""
+        spec = model_spec(self._recipe.model)
+        x = tf.nn.relu(self._convolution(tf.cast(images, self._dtype), stem(spec)))
+        x, padding = self._padded(x, 3, 2)
+        x = tf.nn.max_pool2d(x, 3, 2, padding)
+        for block in blocks(spec):
+            x = self._block(x, block)
+        x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
+        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        y = tf.nn.bias_add(tf.matmul(self._widened(x), weight), bias)
+        return tf.cast(tf.cast(y, self._dtype), tf.float32)
+
+    def _rounded(self, value: Tensor) -> Tensor:
+        """Return a weight as the recipe's precision holds it, to be multiplied."""
+        return self._widened(tf.cast(value, self._dtype))
+
+    def _widened(self, x: Tensor) -> Tensor:
+        return tf.cast(x, self._summed_in)
+
+    def _block(self, x: Tensor, block: Block) -> Tensor:
+        shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
+        for conv in block.convs[:-1]:
+            x = tf.nn.relu(self._convolution(x, conv))
+        return tf.nn.relu(self._convolution(x, block.convs[-1]) + shortcut)
+
+    def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
+        """A convolution and the batch norm behind it."""
+        kernel = self._rounded(self._values[f"{conv.name}.weight"])
+        x, padding = self._padded(self._widened(x), conv.kernel, conv.stride)
+        if conv.groups == 1 or computes_groups(self._summed_in):
+            x = tf.nn.conv2d(x, kernel, conv.stride, padding)
+        else:
+            parts = zip(tf.split(x, conv.groups, axis=3), tf.split(kernel, conv.groups, axis=3), strict=True)
+            x = tf.concat([tf.nn.conv2d(part, own, conv.stride, padding) for part, own in parts], axis=3)
+        x = tf.cast(x, self._dtype)
+        return self._batch_norm(x, conv.bn_name)
+
+    def _padded(self, x: Tensor, kernel: int, stride: int) -> tuple[Tensor, str]:
+        """Return what to slide a window over, and TensorFlow's word for how."""
+        if self._recipe.padding == "same" or stride == 1:  # the same thing at stride 1
+            return x, "SAME"
+        # As an operation of its own: a convolution in bf16 that pads by numbers takes oneDNN's slow way on a CPU. Zeros for
+        # the pool too: what comes before it is a ReLU, whose gradient at 0 is 0 whether padding or a pixel is the largest.
+        pad = kernel // 2
+        return (tf.pad(x, [[0, 0], [pad, pad], [pad, pad], [0, 0]]) if pad else x), "VALID"
+
+    def _batch_norm(self, x: Tensor, name: str) -> Tensor:
+        scale, bias, mean, variance = (
+            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+        )
+        epsilon, momentum = self._recipe.bn_epsilon, self._recipe.bn_momentum
+        if self._training and self._moments is not None:
+            batch_mean, batch_variance, count = self._moments(x)
+            y = tf.nn.batch_normalization(tf.cast(x, tf.float32), batch_mean, batch_variance, bias, scale, epsilon)
+            y = tf.cast(y, x.dtype)
+            unbiased = tf.stop_gradient(batch_variance) * (count / (count - 1))
+            mean, variance = (
+                mean + momentum * (tf.stop_gradient(batch_mean) - mean),
+                variance + momentum * (unbiased - variance),
+            )
+        else:
+            # Asked to average with weight 1, it wants no old values.
+            old = (mean, variance) if not self._training or momentum < 1 else ([], [])
+            y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+                x=x,
+                scale=scale,
+                offset=bias,
+                mean=old[0],
+                variance=old[1],
+                epsilon=epsilon,
+                exponential_avg_factor=momentum if self._training else 1.0,
+                is_training=self._training,
+            )
+        if self._training:
+            self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"] = mean, variance
+        return y
+
+
+@cache
+def computes_groups(dtype: tf.DType) -> bool:
+    """Return whether TensorFlow has kernels for grouped convolutions and their gradients here.
+
+    A GPU has them, and so has oneDNN, for float32 and bf16; TensorFlow's own for CPUs have not.
+    """
+
+    @graph
+    def gradient(x: Tensor, d_y: Tensor) -> Tensor:
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=[3, 3, 4, 8], out_backprop=d_y, strides=[1, 1, 1, 1], padding="SAME"
+        )
+
+    try:
+        with tf.init_scope():  # this may be asked while a step is traced
+            gradient(tf.ones([1, 4, 4, 8], dtype), tf.ones([1, 4, 4, 8], dtype))
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+        return False
+    return True
+
+
+class Model(tf.Module):  # type: ignore[misc]
+    """The model in evaluation mode: images [N, H, W, 3], normalised, to logits [N, logits]."""
+
+    def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self._recipe = recipe
+        self._values = new_variables(recipe)
+        copy_into(self._values, values, "weights")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        return Pass(self._recipe, self._values, training=False).logits(images)
+
+
+def new_variables(recipe: Recipe) -> dict[str, Tensor]:
+    """Return a variable of zeros for every tensor of the recipe's model, by canonical name."""
+    return {
+        tensor.name: tf.Variable(
+            np.zeros(_laid_out(tensor.shape), np.float32), name=tensor.name, trainable=tensor.is_trained
+        )
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+    }
+
+
+def _laid_out(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[axis] for axis in _AXES[len(shape)])
+
+
+_AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
+"""Where TensorFlow's axes are among the canonical ones, by their number."""
+
+
+def to_canonical(value: Tensor) -> np.ndarray:
+    """Return a copy in canonical layout."""
+    array = value.numpy()
+    return np.ascontiguousarray(array.transpose(np.argsort(_AXES[array.ndim]))) if array.ndim > 1 else array.copy()
+
+
+def from_canonical(array: np.ndarray) -> np.ndarray:
+    """Return an array in TensorFlow's layout."""
+    return np.ascontiguousarray(array.transpose(_AXES[array.ndim]))
+
+
+def canonical_shapes(variables: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the variables' shapes in canonical layout."""
+    return {name: tuple(v.shape[axis] for axis in np.argsort(_AXES[len(v.shape)])) for name, v in variables.items()}
+
+
+def copy_into(into: Mapping[str, Tensor], values: Mapping[str, np.ndarray], what: str) -> None:
+    """Assign canonical arrays to variables of the same names; `CheckpointError` if names or shapes differ."""
+    check_fit(canonical_shapes(into), values, what)
+    for name, variable in into.items():
+        variable.assign(from_canonical(np.asarray(values[name], np.float32)))

@@ -1,0 +1,175 @@
+"""The processes that train together: MultiWorkerMirroredStrategy, Horovod, or one process alone."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from lockstep.backends import HostQuestions
+from lockstep.backends.restraint import keeping_sigterm
+from lockstep.errors import BackendError, LockstepError
+from lockstep.launched import free_ports, launch_ranks, name_rank
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+
+_QUESTIONS = 1 << 20
+"""Group key of the questions that hosts ask each other, far from those that the strategy counts up from 0."""
+
+
+class TensorflowWorld(HostQuestions):
+    """This process alone; and what the worlds of several have in common."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self, execution: Execution) -> None:
+        self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        self.device = devices()[0]
+
+    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in which `sum` may be called."""
+        return step(*arguments)
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sums over all ranks, through which gradients flow; every rank must ask, within `run`."""
+        return list(tensors)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Say of a failed operation that a peer has ended, if there are peers."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except tf.errors.OpError as error:
+            if self.ranks == 1:
+                raise
+            reason = str(error).splitlines()[0]
+            raise LockstepError(f"another rank has ended; its own message says why ({reason:.200})") from error
+
+    def _largest(self, values: list[int]) -> list[int]:
+        return values
+
+    def close(self) -> None:
+        """Leave the process group, which TensorFlow does when the process ends."""
+
+
+class Workers(TensorflowWorld):
+    """This process among the workers of TF_CONFIG, under MultiWorkerMirroredStrategy."""
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(execution)
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._questions = 0
+        if not os.environ.get("TF_CONFIG"):
+            raise BackendError("several ranks, but no TF_CONFIG that says where they are; start them with `lockstep launch`")
+        kind = tf.distribute.experimental.CommunicationImplementation
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
+        self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)
+        with keeping_sigterm():  # workers that meet replace it
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+    def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in which `sum` may be called."""
+        return self._strategy.run(step, arguments)
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sums over all ranks."""
+        # The strategy looks at the device of what it gets; what comes from outside of `run` has none yet.
+        placed = [tf.identity(tensor) for tensor in tensors]
+        # It packs nothing of unknown shape, and warns of it.
+        packs = self._packs if all(tensor.shape.is_fully_defined() for tensor in placed) else None
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed, packs)
+
+    def _largest(self, values: list[int]) -> list[int]:
+        self._questions += 1
+        with self.watched(), tf.device(f"/job:worker/task:{self.rank}/device:CPU:0"):
+            largest = tf.raw_ops.CollectiveReduceV2(
+                input=tf.constant(values, tf.int64),
+                group_size=self.ranks,
+                group_key=_QUESTIONS,
+                instance_key=self._questions,
+                ordering_token=[],
+                merge_op="Max",
+                final_op="Id",
+                communication_hint="RING",
+            )
+            return largest.numpy().tolist()
+
+
+def join(execution: Execution) -> TensorflowWorld:
+    """Join the process group that the environment tells of, and choose the device."""
+    name_rank("tensorflow")
+    if execution.distributed == "horovod":
+        from lockstep.backends.tensorflow.horovod_world import HorovodWorld
+
+        return HorovodWorld(execution)
+    return TensorflowWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
+
+
+def _choose_device(execution: Execution, local_rank: int) -> bool:
+    """Have TensorFlow see one GPU or none; return whether it is one."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus and execution.device == "cuda":
+        raise BackendError(
+            "device is cuda, but TensorFlow finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
+            "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow says which library it lacks"
+        )
+    if not gpus:
+        return False
+    on_gpu = execution.device != "cpu"
+    if on_gpu and local_rank >= len(gpus):
+        raise BackendError(f"local rank {local_rank} has no GPU: there are {len(gpus)}; launch fewer processes")
+    try:
+        tf.config.set_visible_devices([gpus[local_rank]] if on_gpu else [], "GPU")
+    except RuntimeError:
+        raise BackendError(
+            "TensorFlow computes on other devices in this process already; use these, or a process of its own"
+        ) from None
+    return on_gpu
+
+
+def devices() -> list[str]:
+    """Return the devices TensorFlow sees."""
+    details = tf.config.experimental.get_device_details
+    found = [details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")]
+    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())
+    return [*found, f"CPU, {threads} threads"]
+
+
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
+    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+
+
+def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run this Python with these arguments in so many processes that find each other; return the exit code.
+
+    TensorFlow has no launcher of its own: a worker finds the others in TF_CONFIG.
+    """
+    if distributed == "horovod":
+        from lockstep.backends.tensorflow.horovod_world import rendezvous
+
+        with rendezvous(processes) as environment:
+            return launch_ranks(processes, arguments, environment)
+    return launch_ranks(processes, arguments, workers(processes))
+
+
+def workers(count: int) -> Callable[[int], dict[str, str]]:
+    """Return a function from a rank to the environment variables that make it one of so many workers on this machine."""
+    addresses = [f"localhost:{port}" for port in free_ports(count)]
+    threads = threads_of_a_rank(count)
+
+    def environment(rank: int) -> dict[str, str]:
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        return {"TF_CONFIG": json.dumps(config)} | threads
+
+    return environment
+
+
+def threads_of_a_rank(ranks: int) -> dict[str, str]:
+    """Return the environment variable that gives a rank its share of this machine's cores, unless the user has set it."""
+    name = "TF_NUM_INTRAOP_THREADS"
+    return {} if name in os.environ else {name: str(max(cores() // ranks, 1))}

@@ -1,0 +1,27 @@
+"""`lockstep convert`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, a .safetensors file, or one of TensorFlow's or Paddle's.")
+    ],
+    target: Annotated[Path, typer.Argument(help="A new file, or for NVIDIA's code a new prefix such as model.ckpt-0.")],
+    to: Annotated[str, typer.Option(help="safetensors, nvidia-tensorflow or nvidia-paddle.")] = "safetensors",
+    which: options.Which = "newest",
+    ema: options.Ema = False,
+) -> None:
+    """Write weights in another format; nothing is overwritten."""
+    from lockstep import convert
+
+    result = convert(source, target, to=to, which=which, ema=ema)
+    for path in result["written"]:
+        print(f"wrote {path}")
+    for remark in result["remarks"]:
+        print(f"note: {remark}")

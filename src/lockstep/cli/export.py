@@ -1,0 +1,27 @@
+"""`lockstep export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli import options
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, a checkpoint, a .safetensors file, or one of TensorFlow's or Paddle's.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    to: Annotated[str, typer.Option(help="savedmodel or paddle-inference.")] = "savedmodel",
+    which: options.Which = "newest",
+    ema: options.Ema = False,
+    precision: Annotated[str, typer.Option(help="What a SavedModel computes in: fp32, bf16 or fp16.")] = "fp32",
+) -> None:
+    """Write a model for a framework's server, its preprocessing inside."""
+    from lockstep import export
+
+    result = export(source, folder, to=to, which=which, ema=ema, precision=precision)
+    print(f"wrote {result['written']}")
+    for remark in result["remarks"]:
+        print(f"note: {remark}")

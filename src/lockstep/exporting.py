@@ -1,0 +1,53 @@
+"""Trained models as files that a framework's server loads without Lockstep."""
+
+import importlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.errors import CheckpointError, nearest
+from lockstep.weights import open_weights
+
+FORMATS = {"savedmodel": "tensorflow", "paddle-inference": "paddle"}
+"""What can be written, and the backend whose module `export` writes it."""
+
+
+def export(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    to: str = "savedmodel",
+    which: str = "newest",
+    ema: bool = False,
+    precision: str = "fp32",
+) -> dict[str, Any]:
+    """Write a model for a framework's server, its preprocessing and softmax inside; return what was written.
+
+    `source` is all that `evaluate` takes, trained on any engine. "savedmodel": TensorFlow's; its `serving_default` takes
+    `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32 [N, logits]. It
+    computes in `precision`, whatever the recipe's is; weights are float32. "paddle-inference": `model.json` and
+    `model.pdiparams`, in fp32 alone; the program takes and returns the same, but images of the evaluation's size only. The
+    folder appears when it is whole; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and `BackendError`
+    without the framework.
+    """
+    folder = Path(folder)
+    if to not in FORMATS:
+        raise CheckpointError(f"there is no format {to!r} to export to. {nearest(to, FORMATS)}")
+    if folder.exists():
+        raise CheckpointError(f"{folder} is there already; name a new folder")
+    weights = open_weights(source, which=which, ema=ema).in_precision(precision)
+    backends.load(FORMATS[to])
+    unfinished = folder.with_name(f"unfinished-{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    module = importlib.import_module(f"lockstep.backends.{FORMATS[to]}.export")
+    module.export(weights.recipe, weights.tensors, weights.classes, unfinished)
+    unfinished.rename(folder)
+    return {
+        "source": str(weights.source),
+        "written": str(folder),
+        "model": weights.recipe.fields()["model"],
+        "logits": weights.recipe.logits,
+        "remarks": list(weights.remarks),
+    }

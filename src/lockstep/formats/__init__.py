@@ -1,0 +1,54 @@
+"""Files of weights that other programs wrote or shall read. No framework is needed.
+
+`tensor_bundle` is how TensorFlow stores named tensors, `paddle_pickle` how Paddle does; `nvidia_tensorflow` and
+`nvidia_paddle` are which of them NVIDIA's models have.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.errors import CheckpointError
+
+
+def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+    """Return numbers of bfloat16, which NumPy has not, as float32; `halves` is their bits, uint16 of any shape."""
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def refuse_existing(*paths: Path) -> None:
+    """Raise `CheckpointError` if one of the files is there: a conversion never replaces anything."""
+    for path in paths:
+        if path.exists():
+            raise CheckpointError(f"{path} is there already; name a new file, or remove this one")
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Give another name to write a new file under.
+
+    When the block ends it has its own name and is on the disk; after an error neither is there.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        flush(partial)
+        partial.replace(path)
+        flush(path.parent)
+    except BaseException:
+        for left in (partial, path):
+            with suppress(OSError):
+                left.unlink()
+        raise
+
+
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,98 @@
+"""2:4 structured sparsity: which weights of a trained model are kept when it is pruned.
+
+Of every 4 consecutive weights along the inputs at most 2 are kept, which is what NVIDIA's sparse tensor cores compute with.
+A kernel [out, in / groups, height, width] is seen as a matrix whose columns are inputs and whose rows are, from the
+outermost, the kernel's columns, its rows and the outputs; a classifier [out, in] is one already. Where a matrix does not
+divide into fours, zeros fill it up.
+
+    mask_1d          the 2 largest magnitudes of every 4 in a row
+    mask_2d_greedy   in every block of 4 x 4 the largest magnitudes in turn, while their row and column have less than 2
+    mask_2d_best     in every block the largest sum of magnitudes that 2 in each row and each column can have
+
+Of equal magnitudes the later is kept; of equal sums the pattern that keeps earlier inputs.
+
+Sources: the three are those of `paddle.incubate.asp`, with its matrix, its padding and the layers it skips. It differs in
+two things. Its mask_2d_best adds up signed weights, and so keeps the most positive where its manual says the largest norm;
+and which of equal magnitudes it keeps depends on the processor.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from itertools import combinations, product
+
+import numpy as np
+
+
+def masks(tensors: Mapping[str, np.ndarray], algorithm: str, excluded: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Return where weights are kept: name -> bool array of the tensor's shape.
+
+    There is one for every kernel [out, in / groups, height, width] and classifier [out, in] that has at least 4 inputs and
+    is not `excluded`. A stem of 3 channels has too few. `algorithm` is one of `ALGORITHMS`.
+    """
+    return {
+        name: _mask(value, ALGORITHMS[algorithm])
+        for name, value in tensors.items()
+        if value.ndim > 1 and value.shape[1] >= 4 and name not in excluded
+    }
+
+
+def _mask(values: np.ndarray, keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    turned = np.abs(values.T.swapaxes(-1, -2))
+    matrix = turned.reshape(-1, turned.shape[-1])
+    rows, columns = matrix.shape
+    kept = keep(np.pad(matrix, ((0, -rows % 4), (0, -columns % 4))))[:rows, :columns]
+    return np.ascontiguousarray(kept.reshape(turned.shape).swapaxes(-1, -2).T)
+
+
+def _mask_1d(matrix: np.ndarray) -> np.ndarray:
+    fours = matrix.reshape(-1, 4)
+    kept = np.ones(fours.shape, bool)
+    np.put_along_axis(kept, np.argsort(fours, axis=1, kind="stable")[:, :2], False, axis=1)
+    return kept.reshape(matrix.shape)
+
+
+def _mask_2d_greedy(matrix: np.ndarray) -> np.ndarray:
+    blocks = _blocks(matrix)
+    kept = np.zeros(blocks.shape, bool)
+    in_row, in_column = np.zeros((2, len(blocks), 4), np.int8)
+    every = np.arange(len(blocks))
+    for cell in np.argsort(blocks, axis=1, kind="stable").T[::-1]:
+        row, column = divmod(cell, 4)
+        fits = (in_row[every, row] < 2) & (in_column[every, column] < 2)
+        kept[every, cell] = fits
+        in_row[every, row] += fits
+        in_column[every, column] += fits
+    return _of_blocks(kept, matrix.shape)
+
+
+def _mask_2d_best(matrix: np.ndarray) -> np.ndarray:
+    # In float64 a sum of eight float32 of like size is exact, so that no library's order of adding decides.
+    sums = _blocks(matrix).astype(np.float64) @ _patterns().T
+    return _of_blocks(_patterns()[np.argmax(sums, axis=1)], matrix.shape)
+
+
+@cache
+def _patterns() -> np.ndarray:
+    """Return the 90 blocks with 2 in each row and column: bool [90, 16], those that keep earlier columns first."""
+    rows = [np.isin(range(4), pair) for pair in combinations(range(4), 2)]
+    blocks = np.array(list(product(rows, repeat=4)))
+    return blocks[(blocks.sum(axis=1) == 2).all(axis=1)].reshape(-1, 16)
+
+
+def _blocks(matrix: np.ndarray) -> np.ndarray:
+    """Return a matrix's blocks of 4 x 4, one a row: [blocks, 16]."""
+    rows, columns = matrix.shape
+    return matrix.reshape(rows // 4, 4, columns // 4, 4).swapaxes(1, 2).reshape(-1, 16)
+
+
+def _of_blocks(blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    rows, columns = shape
+    return blocks.reshape(rows // 4, columns // 4, 4, 4).swapaxes(1, 2).reshape(shape)
+
+
+ALGORITHMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mask_1d": _mask_1d,
+    "mask_2d_greedy": _mask_2d_greedy,
+    "mask_2d_best": _mask_2d_best,
+}
+"""From magnitudes, a matrix whose sides divide by 4, to what is kept of them: bool of the same shape."""

@@ -1,0 +1,694 @@
+"""What is TensorFlow's own: modules, tracing, XLA, grouped convolutions, the loss scale, and how the process behaves."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.backends import Backend, Interval, State, World
+
+# First, because it keeps TensorFlow from greeting.
+from lockstep.backends import tensorflow as tensorflow_backend
+
+# isort: split
+import tensorflow as tf
+
+from lockstep.backends.tensorflow import model as tensorflow_model
+from lockstep.backends.tensorflow.loss_scale import LossScale
+from lockstep.backends.tensorflow.world import TensorflowWorld, workers
+from lockstep.data import Batch
+from lockstep.errors import BackendError, LockstepError
+from lockstep.models import model_spec, tensors
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import (
+    FP16,
+    NARROWED,
+    RATES,
+    Step,
+    all_bits,
+    bits,
+    moved,
+    parameters,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+    statistics,
+)
+from tests.backends.conftest import Start, starter
+
+OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TF_CONFIG", "HOROVOD_RANK")
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return backends.load("tensorflow")
+
+
+@pytest.fixture(autouse=True)
+def flags() -> Iterator[None]:
+    """Put back afterwards what an engine sets for the whole process."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No launcher has said anything."""
+    for name in (*OF_LAUNCHERS, "TF_NUM_INTRAOP_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+# The module
+
+
+def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return what a module takes: float32 [N, H, W, 3]."""
+    return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+
+
+@pytest.fixture
+def module(tiny_recipe: Recipe) -> Any:
+    return tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize("size", [32, 37])
+def test_a_loaded_module_has_the_logits_of_float64(recipe: Recipe, padding: str, size: int) -> None:
+    recipe = recipe.replace(padding=padding)
+    values, images = random_state(recipe).tensors, random_images(5, size)
+    logits = tensorflow_backend.load_module(recipe, values)(normalised(images, recipe))
+    assert (logits.dtype, logits.shape) == (tf.float32, (5, recipe.logits))
+    assert distance(logits.numpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
+
+
+def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: Recipe) -> None:
+    images = normalised(random_images(4), tiny_recipe)
+    traced = tf.function(module, autograph=False)(tf.constant(images))
+    assert distance(traced.numpy(), module(images).numpy()) < BOUNDS["logits"].value
+
+
+def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(recipe: Recipe) -> None:
+    module = tensorflow_backend.load_module(recipe.replace(precision="bf16"), random_state(recipe).tensors)
+    assert isinstance(module, tf.Module)
+    layouts = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
+    expected = {
+        tensor.name: tuple(tensor.shape[axis] for axis in layouts[len(tensor.shape)])
+        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+    }
+    assert {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in module.variables} == expected
+    assert {variable.dtype for variable in module.variables} == {tf.float32}
+
+
+def test_running_statistics_of_a_loaded_module_are_not_for_training(module: Any, tiny_recipe: Recipe) -> None:
+    trainable = {variable.name.removesuffix(":0") for variable in module.trainable_variables}
+    assert trainable == parameters(random_state(tiny_recipe)).keys()
+
+
+def test_gradients_reach_every_weight_of_a_loaded_module(module: Any, tiny_recipe: Recipe) -> None:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(module(normalised(random_images(4), tiny_recipe))))
+    gradients = tape.gradient(loss, module.trainable_variables)
+    assert all(gradient is not None and np.any(gradient.numpy()) for gradient in gradients)
+
+
+def test_a_loaded_module_is_saved_and_restored_by_tensorflow(module: Any, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    other = tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe, seed=3).tensors)
+    images = normalised(random_images(4), tiny_recipe)
+    path = tf.train.Checkpoint(model=module).write(str(tmp_path / "module"))
+    tf.train.Checkpoint(model=other).read(path).assert_consumed()
+    assert other(images).numpy().tobytes() == module(images).numpy().tobytes()
+
+
+def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
+    values = random_state(tiny_recipe).tensors
+    module = tensorflow_backend.load_module(tiny_recipe, values)
+    images = normalised(random_images(4), tiny_recipe)
+    before = module(images).numpy()
+    for value in values.values():
+        value[:] = 0
+    assert module(images).numpy().tobytes() == before.tobytes()
+
+
+# The step: XLA
+
+XLA = {
+    "tiny with mixup": Step(mixup="sample"),
+    "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
+    "narrow resnext101-32x4d in two parts": Step(NARROWED["narrow resnext101-32x4d"], "sample", parts=2, is_steady=True),
+}
+"""Batch norm over all ranks is that of the one there is."""
+
+OfXla = tuple[list[Interval], list[State], oracle.Trained]
+
+
+@pytest.fixture(scope="module", params=XLA.values(), ids=XLA)
+def compiled(request: pytest.FixtureRequest, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
+    """What one step brought, not compiled and compiled, and what it should bring; once for several tests."""
+    step: Step = request.param
+    recipe, state, batch = step.begin(tiny_recipe)
+    intervals, states = [], []
+    with ExitStack() as stack:
+        for compile in ("off", "on"):
+            engine = starter(backend, world, stack)(recipe, state, accumulation_steps=step.parts, compile=compile)
+            intervals.append(engine.fetch(engine.train([batch], 0)))
+            states.append(engine.read())
+    return intervals, states, oracle.train(recipe, state, [batch], RATES, step.parts)
+
+
+@pytest.mark.slow
+def test_a_step_compiled_by_xla_has_the_loss_and_the_hits_of_one_that_is_not(compiled: OfXla) -> None:
+    (off, on), _, expected = compiled
+    assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
+    assert (on.counts.top1, on.counts.top5) == (off.counts.top1, off.counts.top5) == (expected.top1, expected.top5)
+
+
+@pytest.mark.slow
+def test_a_step_compiled_by_xla_goes_where_one_goes_that_is_not(compiled: OfXla) -> None:
+    _, (off, on), _ = compiled
+    assert distance(on.momentum, off.momentum) < BOUNDS["compiled"].value
+    assert bits(on.momentum) != bits(off.momentum), "nothing was compiled"
+
+
+@pytest.mark.slow
+def test_a_step_compiled_by_xla_has_the_gradient_of_float64(compiled: OfXla) -> None:
+    _, (_, on), expected = compiled
+    assert distance(on.momentum, expected.state.momentum) < BOUNDS["gradient"].value
+
+
+@pytest.mark.slow
+def test_running_statistics_of_a_compiled_step_are_those_of_float64(compiled: OfXla) -> None:
+    _, (_, on), expected = compiled
+    assert distance(statistics(on), statistics(expected.state)) < BOUNDS["statistics"].value
+
+
+@pytest.mark.slow
+def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
+    state, batches = random_state(tiny_recipe), random_batches(tiny_recipe, 2)
+    engine = start(tiny_recipe, state, compile="on")
+    engine.train(batches, 0)
+    expected = oracle.train(tiny_recipe, state, batches, RATES).state
+    assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+
+
+COMPILED_STEPS = """
+import os
+from pathlib import Path
+import numpy as np
+from lockstep import backends
+from lockstep.recipes import Execution
+from tests.backends.cases import random_batches, random_state
+from tests.conftest import TINY
+
+backend, execution = backends.load("tensorflow"), Execution(backend="tensorflow", device="cpu", compile="on")
+with backend.engine(TINY, np.linspace(0.1, 0.2, 8), backend.world(execution), execution) as engine:
+    engine.write(random_state(TINY))
+    for step, batch in enumerate(random_batches(TINY, 3)):
+        engine.fetch(engine.train([batch], step))
+        print(len(list(Path(os.environ["WRITTEN"]).glob("*before_optimizations.txt"))))
+"""
+
+
+@pytest.mark.slow
+def test_three_steps_are_compiled_once(pytestconfig: pytest.Config, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # XLA compiles anew for every value of an argument that it takes for a constant. It writes down what it compiles.
+    alone.setenv("WRITTEN", str(tmp_path))
+    alone.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text")
+    code, output, errors = python(COMPILED_STEPS, cwd=pytestconfig.rootpath)
+    assert code == 0, errors
+    first, second, third = map(int, output.split())
+    assert first > 0
+    assert (second, third) == (first, first)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", loss_scale=2.0**60)
+    state = random_state(recipe)
+    engine = start(recipe, state, compile="on")
+    engine.train([random_batch(recipe)], 0)
+    end = engine.read()
+    assert bits(parameters(end)) == bits(parameters(state))
+    assert end.scaler == {"scale": 2.0**59, "good_steps": 0, "bad_steps": 0}
+
+
+class _OfTwo(TensorflowWorld):
+    """Rank 0 of two, the other of which never comes: good for building an engine, and no more."""
+
+    rank, ranks = 0, 2
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu, self.device = on_gpu, "made up"
+
+
+def built(recipe: Recipe, world: TensorflowWorld, compile: Any) -> Any:
+    execution = Execution(backend="tensorflow", device="cpu", compile=compile, deterministic=False)
+    return tensorflow_backend.engine(recipe, np.zeros(1), world, execution)
+
+
+def test_xla_is_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
+    with pytest.raises(BackendError, match="XLA cannot compile batch norm over all ranks; leave compile at auto"):
+        built(tiny_recipe.replace(batch_norm="synchronised"), _OfTwo(on_gpu=False), "on")
+
+
+@pytest.mark.parametrize("compile", ["auto", "off"])
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_batch_norm_over_several_ranks_is_not_refused_without_xla(tiny_recipe: Recipe, compile: str, on_gpu: bool) -> None:
+    assert built(tiny_recipe.replace(batch_norm="synchronised"), _OfTwo(on_gpu), compile) is not None
+
+
+def test_xla_on_a_gpu_needs_leave_to_be_not_deterministic(tiny_recipe: Recipe) -> None:
+    execution = Execution(backend="tensorflow", compile="on")
+    with pytest.raises(BackendError, match="--set deterministic=false"):
+        tensorflow_backend.engine(tiny_recipe, np.zeros(1), _OfTwo(on_gpu=True), execution)
+
+
+def test_xla_is_not_refused_to_several_ranks_that_normalise_by_themselves(tiny_recipe: Recipe) -> None:
+    assert built(tiny_recipe, _OfTwo(on_gpu=False), "on") is not None
+
+
+# The step: grouped convolutions
+
+GROUPED = {
+    "tiny": Step(mixup="sample"),
+    "tiny in two parts": Step(mixup="sample", parts=2),
+    "tiny with SAME padding": Step({"padding": "same"}),
+    "narrow resnext101-32x4d": Step(NARROWED["narrow resnext101-32x4d"], "sample", is_steady=True),
+}
+
+
+@pytest.mark.parametrize("step", GROUPED.values(), ids=GROUPED)
+def test_a_step_is_the_same_group_by_group(
+    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # and so returns None
+    recipe, state, batch = step.begin(tiny_recipe)
+    engine = start(recipe, state, accumulation_steps=step.parts)
+    interval, end = engine.fetch(engine.train([batch], 0)), engine.read()
+    expected = oracle.train(recipe, state, [batch], RATES, step.parts)
+    assert set(asked) == {tf.float32}
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+    assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
+    assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
+
+
+STEP_WITHOUT_ONEDNN = """
+import sys
+import numpy as np
+from lockstep import backends
+from lockstep.recipes import Execution
+from tests.backends.cases import random_batch, random_state
+from tests.conftest import TINY
+
+backend, execution = backends.load("tensorflow"), Execution(backend="tensorflow", device="cpu", compile="off")
+with backend.engine(TINY, np.zeros(1), backend.world(execution), execution) as engine:
+    engine.write(random_state(TINY))
+    print(engine.fetch(engine.train([random_batch(TINY)], 0)).losses.item())
+"""
+
+
+@pytest.mark.slow
+def test_a_tensorflow_without_onednn_computes_the_same(
+    tiny_recipe: Recipe, pytestconfig: pytest.Config, alone: pytest.MonkeyPatch
+) -> None:
+    # Its own kernels for CPUs have no gradient of a grouped convolution.
+    alone.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    code, output, errors = python(STEP_WITHOUT_ONEDNN, cwd=pytestconfig.rootpath)
+    assert code == 0, errors
+    expected = oracle.train(tiny_recipe, random_state(tiny_recipe), [random_batch(tiny_recipe)], RATES).losses
+    assert float(output) == pytest.approx(expected.item(), rel=BOUNDS["loss"].value)
+
+
+# The step: the update
+
+
+def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, recipe: Recipe) -> None:
+    # At rate 0 nothing moves, so that both steps have one gradient g, and w = w0 - rate (m + 1) g. With the rate inside the
+    # velocity, as Keras' SGD has it, it would be w0 - rate g.
+    recipe = recipe.replace(weight_decay=0.0, momentum=0.75)
+    state, batch = random_state(recipe), random_batch(recipe)
+    engine = start(recipe, state, rates=[0, 0.5])
+    engine.train([batch], 0)
+    gradient = engine.read().momentum
+    engine.train([batch], 1)
+    end = engine.read()
+    assert distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
+    expected = {name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()}
+    assert distance(parameters(end), expected) < BOUNDS["operation"].value
+
+
+def test_every_step_goes_by_its_own_rate_times_the_velocity(start: Start, recipe: Recipe) -> None:
+    rates, states = [0.3, 0.1], [random_state(recipe)]
+    engine = start(recipe, states[0], rates=rates)
+    for step in (0, 1):
+        engine.train([random_batch(recipe, seed=step)], step)
+        states.append(engine.read())
+        before, after = parameters(states[step]), states[step + 1]
+        expected = {name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()}
+        assert distance(parameters(after), expected) < BOUNDS["operation"].value
+
+
+def scaled(recipe: Recipe, **changes: Any) -> LossScale:
+    return LossScale(recipe.replace(**FP16, **changes))
+
+
+def used(scale: LossScale, *gradients: list[float]) -> bool:
+    """Return whether gradients were to be used, and check what was made of them."""
+    unscaled, is_used = scale.step({str(i): tf.constant(gradient) for i, gradient in enumerate(gradients)})
+    if not is_used:
+        assert all((value.numpy() == 0).all() for value in unscaled.values())
+    return bool(is_used)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_one_gradient_that_is_not_finite_skips_the_update(tiny_recipe: Recipe, bad: float) -> None:
+    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    assert not used(scale, [1.0, 2.0], [3.0, bad], [4.0])
+    assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
+
+
+def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
+    # Their squares are beyond float32.
+    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
+    assert used(scale, [3e38, -3e38])
+    assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
+
+
+@pytest.mark.parametrize("loss_scaling", ["static", "none"])
+def test_a_scale_that_does_not_adapt_updates_whatever_comes(tiny_recipe: Recipe, loss_scaling: str) -> None:
+    scale = scaled(tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
+    assert used(scale, [float("inf")])
+    assert scale.value.numpy() == (128.0 if loss_scaling == "static" else 1.0)
+    assert scale.read() == {}
+
+
+# Batches
+
+
+def strided(array: np.ndarray) -> np.ndarray:
+    """Return the same values with others between them."""
+    wide = np.repeat(array, 2, axis=-1)
+    wide[..., 1::2] = 0
+    return wide[..., ::2]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.setflags(write=False)
+    return copy
+
+
+def backwards(array: np.ndarray) -> np.ndarray:
+    """Return the same values, the last of which comes first in memory."""
+    return array[::-1].copy()[::-1]
+
+
+@pytest.mark.parametrize("kind", [strided, read_only, backwards, np.asfortranarray])
+def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+    plain, ends = random_batch(tiny_recipe, mixup="sample"), []
+    assert plain.coefficients is not None
+    assert plain.partners is not None
+    other = Batch(kind(plain.images), kind(plain.labels), kind(plain.coefficients), kind(plain.partners))
+    for batch in (plain, other):
+        engine = start(tiny_recipe)
+        losses = engine.fetch(engine.train([batch], 0)).losses
+        scores = engine.evaluate([batch])
+        predicted = engine.predict(batch.images)
+        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes(), predicted.tobytes()))
+    assert ends[0] == ends[1]
+
+
+def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
+    # As the synthetic loader might have it: one image's memory, N times.
+    images = np.broadcast_to(random_images(1), (8, 32, 32, 3))
+    logits = start(tiny_recipe).predict(images)
+    assert distance(logits, np.repeat(start(tiny_recipe).predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
+
+
+def test_a_batch_may_be_filled_anew_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
+    batches = random_batches(tiny_recipe, 3, mixup="sample")
+    columns = ("images", "labels", "coefficients", "partners")
+
+    def refilled() -> Iterator[Batch]:
+        place = Batch(*(getattr(batches[0], column).copy() for column in columns))
+        for batch in batches:
+            for column in columns:
+                getattr(place, column)[:] = getattr(batch, column)
+            yield place
+
+    ends = []
+    for each in (batches, refilled()):
+        engine = start(tiny_recipe)
+        engine.train(each, 0)
+        ends.append(all_bits(engine.read()))
+    assert ends[0] == ends[1]
+
+
+def test_too_little_memory_is_told_with_what_to_do(
+    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [64,112,112]\nand much more")
+
+    engine: Any = start(tiny_recipe, accumulation_steps=2)
+    monkeypatch.setattr(engine, "_train_step", exhausted)
+    with pytest.raises(BackendError) as refused:
+        engine.train([random_batch(tiny_recipe)], 0)
+    message = str(refused.value)
+    assert "16 images in 2 parts" in message
+    assert "OOM when allocating" in message
+    assert "much more" not in message
+    assert "--set accumulation_steps=4" in message
+
+
+# Tracing
+
+
+def test_predicting_any_number_of_images_of_any_size_traces_once(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe)
+    for count, size in ((1, 32), (5, 32), (3, 37), (1, 64)):
+        images = random_images(count, size)
+        logits = engine.predict(images)
+        assert (logits.dtype, logits.shape) == (np.float32, (count, tiny_recipe.logits))
+    assert engine._logits.experimental_get_tracing_count() == 1
+
+
+def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -> None:
+    assert start(tiny_recipe).predict(random_images(0)).shape == (0, tiny_recipe.logits)
+
+
+def test_predictions_of_any_number_and_size_are_those_of_float64(start: Start, tiny_recipe: Recipe) -> None:
+    engine, values = start(tiny_recipe), random_state(tiny_recipe).tensors
+    for count, size in ((2, 32), (7, 45), (1, 64)):
+        images = random_images(count, size)
+        expected = oracle.logits(tiny_recipe, values, images)
+        assert distance(engine.predict(images), expected) < BOUNDS["logits"].value
+
+
+def test_evaluating_batches_of_any_size_traces_once(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe.replace(ema_decay=0.9))
+    for ema in (False, True):
+        engine.evaluate([random_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
+    assert engine._logits.experimental_get_tracing_count() == 1
+    assert engine._ema_logits.experimental_get_tracing_count() == 1
+
+
+def test_steps_on_batches_of_one_shape_trace_once(start: Start, tiny_recipe: Recipe) -> None:
+    engine: Any = start(tiny_recipe)
+    engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
+    engine.write(random_state(tiny_recipe, seed=2))
+    engine.train(random_batches(tiny_recipe, 2, mixup="sample"), 3)
+    assert engine._train_step.experimental_get_tracing_count() == 1
+
+
+# The process
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_tensorfloat_products_are_used_in_tf32_alone(start: Start, tiny_recipe: Recipe, precision: str) -> None:
+    for before in (False, True):
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+        start(tiny_recipe.replace(precision=precision))
+        assert tf.config.experimental.tensor_float_32_execution_enabled() == (precision == "tf32")
+
+
+@pytest.fixture
+def without_gpu(alone: pytest.MonkeyPatch) -> None:
+    alone.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    alone.setattr(tf.config, "get_visible_devices", lambda kind: [])
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(BackendError, match=r"finds no GPU.*device=cpu"):
+        tensorflow_backend.world(Execution(backend="tensorflow", device="cuda"))
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_without_a_gpu_the_cpu_is_used(device: Any) -> None:
+    world = tensorflow_backend.world(Execution(backend="tensorflow", device=device))
+    assert (world.rank, world.ranks, world.on_gpu) == (0, 1, False)
+    assert [world.device] == tensorflow_backend.devices()
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize(
+    ("given", "named"), [("3", "CPU, 3 threads"), (None, f"CPU, {len(os.sched_getaffinity(0))} threads")]
+)
+def test_a_cpu_is_named_with_the_threads_that_tensorflow_takes(
+    given: str | None, named: str, alone: pytest.MonkeyPatch
+) -> None:
+    alone.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    if given is not None:
+        alone.setenv("TF_NUM_INTRAOP_THREADS", given)
+    assert tensorflow_backend.devices() == [named]
+    assert tensorflow_backend.world(Execution(backend="tensorflow")).device == named
+
+
+def test_a_local_rank_without_a_gpu_of_its_own_is_refused(alone: pytest.MonkeyPatch) -> None:
+    alone.setattr(tf.config, "list_physical_devices", lambda kind: ["one GPU", "another"])
+    alone.setenv("LOCAL_RANK", "2")
+    with pytest.raises(BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"):
+        tensorflow_backend.world(Execution(backend="tensorflow"))
+
+
+def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("RANK", "0")
+    alone.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BackendError, match=r"no TF_CONFIG .*; start them with `lockstep launch`"):
+        tensorflow_backend.world(Execution(backend="tensorflow", device="cpu"))
+
+
+class _Replica:
+    """Stands in for what adds up over ranks, and remembers how much at a time."""
+
+    def __init__(self) -> None:
+        self.packs: list[int | None] = []
+
+    def all_reduce(self, _: Any, tensors: list[Any], options: Any) -> list[Any]:
+        self.packs.append(options and options.bytes_per_pack)
+        return tensors
+
+
+def test_workers_add_up_so_many_megabytes_at_a_time(alone: pytest.MonkeyPatch) -> None:
+    replica = _Replica()
+    alone.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda **_: None)
+    alone.setattr(tf.distribute, "get_replica_context", lambda: replica)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "TF_CONFIG": "{}"}.items():
+        alone.setenv(name, value)
+    world = tensorflow_backend.world(Execution(backend="tensorflow", device="cpu", all_reduce_mb=7))
+    world.sum([tf.zeros([3])])
+    tf.function(world.sum, input_signature=[[tf.TensorSpec([None, 4])]])([tf.zeros([2, 4])])
+    assert replica.packs == [7 * 2**20, None]
+
+
+def test_horovod_that_is_missing_is_told_with_how_to_get_it(alone: pytest.MonkeyPatch) -> None:
+    alone.setitem(sys.modules, "horovod", None)
+    alone.delitem(sys.modules, "lockstep.backends.tensorflow.horovod_world", raising=False)
+    with pytest.raises(BackendError, match=r"`make tensorflow-horovod` makes \.venv-tensorflow-horovod"):
+        tensorflow_backend.world(Execution(backend="tensorflow", distributed="horovod"))
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_one_process_asks_itself(flag: bool, alone: pytest.MonkeyPatch) -> None:
+    world = tensorflow_backend.world(Execution(backend="tensorflow", device="cpu"))
+    assert world.any(flag) == flag
+    assert world.same(-3)
+    world.close()
+
+
+def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:
+    environment = workers(3)
+    configs = [json.loads(environment(rank)["TF_CONFIG"]) for rank in range(3)]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in range(3)]
+    assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
+    assert configs[0]["cluster"].keys() == {"worker"}
+    assert len(set(configs[0]["cluster"]["worker"])) == 3
+
+
+def test_threads_that_the_user_has_set_stay(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("TF_NUM_INTRAOP_THREADS", "5")
+    assert "TF_NUM_INTRAOP_THREADS" not in workers(2)(0)
+
+
+@pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
+def test_workers_divide_the_cores_among_them(count: int, threads: str, alone: pytest.MonkeyPatch) -> None:
+    alone.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    assert {workers(count)(rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)} == {threads}
+
+
+FAILED = tf.errors.UnavailableError(None, None, "Socket closed\nand where")
+
+
+def test_an_operation_that_fails_among_several_ranks_is_laid_to_a_peer() -> None:
+    with pytest.raises(LockstepError, match=r"^another rank has ended; .* \(Socket closed\)$"), _OfTwo(False).watched():
+        raise FAILED
+
+
+def test_an_operation_that_fails_alone_is_told_as_it_is(alone: pytest.MonkeyPatch) -> None:
+    world = tensorflow_backend.world(Execution(backend="tensorflow", device="cpu"))
+    with pytest.raises(tf.errors.UnavailableError), world.watched():
+        raise FAILED
+
+
+def test_memory_that_is_short_is_not_laid_to_a_peer() -> None:
+    with pytest.raises(tf.errors.ResourceExhaustedError), _OfTwo(False).watched():
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+
+def test_the_tensorflow_backend_is_found_by_name() -> None:
+    assert backends.load("tensorflow") is tensorflow_backend
+
+
+# Importing
+
+
+def python(program: str, *arguments: str, **more: Any) -> tuple[int, str, str]:
+    """Run a program; return its exit code, output and errors."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
+    return done.returncode, done.stdout, done.stderr
+
+
+LOAD = "import sys\nfrom lockstep import backends\nbackends.load('tensorflow')\n"
+
+
+def test_the_backend_is_imported_without_a_word(alone: pytest.MonkeyPatch) -> None:
+    alone.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    alone.setenv("PYTHONWARNINGS", "error::FutureWarning,error::UserWarning")
+    assert python(f"{LOAD}print(backends.load('tensorflow').devices())")[::2] == (0, "")
+
+
+def test_after_the_import_errors_are_heard_again(alone: pytest.MonkeyPatch) -> None:
+    program = f"print('before', file=sys.stderr)\n{LOAD}import os\nprint('after', file=sys.stderr)\nos.write(2, b'below')"
+    assert python(f"import sys\n{program}") == (0, "", "before\nafter\nbelow")
+
+
+def test_a_tensorflow_that_cannot_be_imported_tells_why(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
+    # What its libraries say, and what Python says.
+    broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
+    (tmp_path / "tensorflow.py").write_text(broken)
+    alone.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code, output, errors = python(LOAD)
+    assert (code, output) == (1, "")
+    assert errors.startswith("libcudart.so: undefined symbol\n")
+    assert errors.endswith("ImportError: it cannot be loaded\n")
+
+
+def test_how_much_tensorflow_says_is_left_to_who_has_chosen(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    assert python(f"{LOAD}import os\nprint(os.environ['TF_CPP_MIN_LOG_LEVEL'])")[1] == "0\n"

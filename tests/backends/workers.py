@@ -1,0 +1,9 @@
+"""Run a module in two processes: python -m tests.backends.workers tensorflow|paddle native|horovod MODULE ARGUMENT..."""
+
+import sys
+from importlib import import_module
+
+if __name__ == "__main__":
+    name, distributed, *arguments = sys.argv[1:]
+    world = import_module(f"lockstep.backends.{name}.world")
+    sys.exit(world.launch_python(2, ["-m", *arguments], distributed))

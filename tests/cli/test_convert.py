@@ -1,0 +1,39 @@
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_what_was_written_is_printed_with_every_remark(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "model.ckpt-7"
+    code, output, errors = answer("convert", run_folder, prefix, "--to", "nvidia-tensorflow")
+    assert (code, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[:3] == [
+        f"wrote {path}" for path in (f"{prefix}.index", f"{prefix}.data-00000-of-00001", tmp_path / "checkpoint")
+    ]
+    assert all(line.startswith("note: ") for line in lines[3:])
+    assert "note: the original's graph has 1001 outputs; these weights have 10" in lines
+
+
+def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, errors = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
+    lines = output.splitlines()
+    assert (code, errors, lines[0]) == (0, "", f"wrote {tmp_path / 'model.pdparams'}")
+    assert all(line.startswith("note: ") for line in lines[1:])
+    assert "note: the original's graph has 1000 outputs; these weights have 10: --num-of-class" in lines
+
+
+def test_a_safetensors_file_is_written_if_nothing_else_is_said(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "weights.safetensors"
+    code, output, _ = answer("convert", run_folder, target)
+    assert (code, output) == (0, f"wrote {target}\nnote: left out, since the file holds weights alone: step 7\n")
+
+
+def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "weights.safetensors"
+    target.write_text("mine")
+    code, output, errors = answer("convert", run_folder, target)
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: {target} is there already; name a new file, or remove this one\n"
+    assert target.read_text() == "mine"

@@ -1,0 +1,23 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_the_folder_is_named_when_it_is_whole(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, _ = answer("export", run_folder, tmp_path / "saved model")
+    assert (code, output) == (0, f"wrote {tmp_path / 'saved model'}\n")
+    assert (tmp_path / "saved model" / "saved_model.pb").is_file()
+
+
+def test_a_program_for_paddle_inference_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "paddle-inference")
+    assert (code, output) == (0, f"wrote {tmp_path / 'model'}\n")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.json", "model.pdiparams"]
+
+
+def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, _, errors = answer("export", run_folder, tmp_path / "model", "--to", "saved_modle")
+    assert code == 2
+    assert re.match("lockstep: there is no format 'saved_modle' to export to", errors)
