@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 Found = dict[str, Any]
 
 LAUNCHERS = {
+    "mxnet": ["-m", "tests.backends.workers", "mxnet", "native"],
     "paddle": ["-m", "tests.backends.workers", "paddle", "native"],
     "tensorflow": ["-m", "tests.backends.workers", "tensorflow", "native"],
     "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],

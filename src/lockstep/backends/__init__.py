@@ -182,6 +182,11 @@ class Framework:
 
 
 FRAMEWORKS: dict[str, Framework] = {
+    "mxnet": Framework(
+        ("mxnet",),
+        "python3.11 -m venv .venv-mxnet && .venv-mxnet/bin/pip install 'lockstep-vision[mxnet]' (or make mxnet-env). "
+        "It is an environment of its own, found beside this one or by LOCKSTEP_MXNET_PYTHON",
+    ),
     "paddle": Framework(("paddlepaddle", "paddlepaddle-gpu"), "pip install 'lockstep-vision[paddle]'"),
     "reference": Framework(("numpy",), "pip install lockstep-vision"),
     "tensorflow": Framework(("tensorflow", "tensorflow-cpu"), "pip install 'lockstep-vision[tensorflow]'"),

@@ -17,7 +17,7 @@ from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval, State, check_fit, check_masks
 from lockstep.backends.host_memory import keep_freed_memory
-from lockstep.backends.paddle.layout import Layout
+from lockstep.backends.layout import Layout
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
@@ -274,8 +274,8 @@ class PaddleEngine:
 
     def read(self) -> State:
         """Return a copy of the state."""
-        average = {} if self._ema is None else self._layout.arrays(self._ema)
-        values, velocity = self._layout.arrays(self._values), self._layout.arrays(self._velocity)
+        average = {} if self._ema is None else self._layout.arrays(self._ema.numpy())
+        values, velocity = (self._layout.arrays(vector.numpy()) for vector in (self._values, self._velocity))
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
@@ -283,10 +283,9 @@ class PaddleEngine:
         check_fit(self._layout.shapes, state.tensors, "tensors")
         check_fit(self._layout.of_parameters(), state.momentum, "momentum")
         check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
-        self._layout.fill(self._values, state.tensors)
-        self._layout.fill(self._velocity, state.momentum)
-        if self._ema is not None:
-            self._layout.fill(self._ema, state.ema)
+        for vector, values in ((self._values, state.tensors), (self._velocity, state.momentum), (self._ema, state.ema)):
+            if vector is not None:
+                vector.copy_(paddle.to_tensor(self._layout.vector(values)), True)
         self._scale.write(state.scaler)
         self._done = state.step
         self._apply_masks()
@@ -294,10 +293,7 @@ class PaddleEngine:
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
         check_masks(self._layout.of_parameters(), masks)
-        removed = np.zeros(self._layout.trained, bool)
-        for name, mask in masks.items():
-            removed[self._layout.places[name]] = ~np.asarray(mask, bool).reshape(-1)
-        self._removed = paddle.to_tensor(removed) if masks else None
+        self._removed = paddle.to_tensor(self._layout.removed(masks)) if masks else None
         self._apply_masks()
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]

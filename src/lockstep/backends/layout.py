@@ -1,12 +1,11 @@
-"""Where every tensor of a model lies in one vector."""
+"""Where every tensor of a model lies in one vector, for engines whose update is a few operations on all of it."""
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import paddle
 
-from lockstep.backends.paddle.world import Tensor
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Recipe
 
@@ -38,21 +37,27 @@ class Layout:
         """Return the shapes of the parameters."""
         return {name: shape for name, shape in self.shapes.items() if name in self.parameters}
 
-    def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the tensors in a vector, by name; they share its memory."""
+    def views(self, vector: Any) -> dict[str, Any]:
+        """Return the tensors in a framework's vector, by name; they share its memory."""
         return {name: vector[self.places[name]].reshape(self.shapes[name]) for name in self._within(len(vector))}
 
-    def arrays(self, vector: Tensor) -> dict[str, np.ndarray]:
+    def arrays(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Return a copy of the tensors in a vector, by name."""
-        values = vector.numpy()
-        return {name: values[self.places[name]].reshape(self.shapes[name]).copy() for name in self._within(len(values))}
+        return {name: view.copy() for name, view in self.views(vector).items()}
 
-    def fill(self, vector: Tensor, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy arrays into a vector that has a place for each."""
-        values = np.empty(len(vector), np.float32)
+    def vector(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the float32 vector of all tensors, or of all parameters."""
+        values = np.empty(sum(array.size for array in arrays.values()), np.float32)
         for name, array in arrays.items():
             values[self.places[name]] = np.asarray(array).reshape(-1)
-        vector.copy_(paddle.to_tensor(values), True)
+        return values
+
+    def removed(self, masks: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return where masks are False, bool [trained]."""
+        values = np.zeros(self.trained, bool)
+        for name, mask in masks.items():
+            values[self.places[name]] = ~np.asarray(mask, bool).reshape(-1)
+        return values
 
     def _within(self, length: int) -> list[str]:
         return [name for name in self.shapes if self.places[name].stop <= length]

@@ -1,0 +1,22 @@
+"""MXNet, which is retired and has an environment of its own. The functions of `lockstep.backends.Backend`."""
+
+from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all that imports MXNet
+
+import numpy as np
+
+from lockstep.backends.mxnet.engine import MxnetEngine
+from lockstep.backends.mxnet.export import load_module
+from lockstep.backends.mxnet.world import MxnetWorld, devices, launch
+from lockstep.recipes import Execution, Recipe
+
+__all__ = ["devices", "engine", "launch", "load_module", "world"]
+
+
+def world(execution: Execution) -> MxnetWorld:
+    """Join the process group and choose the device."""
+    return MxnetWorld(execution)
+
+
+def engine(recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> MxnetEngine:
+    """Build the recipe's model and its compiled step."""
+    return MxnetEngine(recipe, learning_rates, world, execution)

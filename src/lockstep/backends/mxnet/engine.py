@@ -1,0 +1,345 @@
+"""The training step on MXNet: forward and backward as a compiled graph, the update on three vectors.
+
+All tensors of the model lie in one vector, and so do gradients, velocities and averages: the update, the sum over ranks and
+the moving average are a few operations on all of it, and the graph computes with views. MXNet carries everything out behind
+the calls, on a CPU too. Nothing here waits but `fetch`, `evaluate`, `predict` and `read`.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from lockstep.backends import Interval, State, check_fit, check_masks
+from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.layout import Layout
+from lockstep.backends.mxnet.loss_scale import Array, LossScale
+from lockstep.backends.mxnet.model import Graph
+from lockstep.backends.mxnet.world import MxnetWorld
+from lockstep.data import Batch
+from lockstep.errors import BackendError
+from lockstep.metrics import Counts, Scores
+from lockstep.recipes import Execution, Recipe
+
+Fetched = tuple[np.ndarray, float]
+"""A row for every step, and when they were there."""
+
+
+@dataclass(frozen=True)
+class MxnetHandle:
+    """Steps that were enqueued, and where on the host their sums will be."""
+
+    first: int
+    steps: int
+    result: "Future[Fetched]"
+    """float64 [steps, 5]: loss sum, top-1, top-5 and images of all ranks, and the loss scale after the last step."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the steps are done, so that `fetch` does not wait."""
+        return self.result.done()
+
+
+class MxnetEngine:
+    """Implements `lockstep.backends.Engine`."""
+
+    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> None:
+        self._recipe, self._world = recipe, world
+        self._parts, self._static = execution.accumulation_steps, execution.compile != "off"
+        self._done = 0
+        if recipe.batch_norm == "synchronised" and world.ranks > 1:
+            raise BackendError(
+                "MXNet has no batch norm over several processes; leave batch_norm at local, or take another --backend"
+            )
+        if not world.on_gpu:
+            keep_freed_memory()
+        self._layout = layout = Layout(recipe)
+        self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
+        self._found = self._zeros(layout.size)
+        """Gradients, and where running statistics are in `_values` the mean and biased variance of a batch.
+
+        They are in one vector for a reason: MXNet does not know that a static graph's backward pass writes statistics, and
+        what reads them waits for the pass because it writes the gradients there.
+        """
+        self._gradient, self._moments = self._found[: layout.trained], self._found[layout.trained :]
+        self._ema = self._zeros(layout.size) if recipe.ema_decay else None
+        self._removed: Array | None = None
+        """Where masks remove weights: 1 or 0, as long as `_velocity`."""
+        self._views, self._ema_views = layout.views(self._values), {} if self._ema is None else layout.views(self._ema)
+        found = layout.views(self._found)
+        self._inputs = self._views | {name: found[name] for name in layout.statistics}
+        """Of the graph in training."""
+        mx.autograd.mark_variables(
+            [self._views[name] for name in layout.parameters],
+            [found[name] for name in layout.parameters],
+            "write" if self._parts == 1 else "add",
+        )
+        self._graphs: dict[tuple[int, int, bool], tuple[Any, list[str]]] = {}
+        self._unbiased: dict[tuple[int, ...], Array] = {}
+        self._scale = LossScale(recipe, world.context)
+        self._learning_rates = [float(rate) for rate in learning_rates]
+        shape = (1, 1, 1, 3) if world.on_gpu else (1, 3, 1, 1)
+        self._mean, self._std = (
+            self._array(np.array(each, np.float32).reshape(shape)) for each in (recipe.mean, recipe.std)
+        )
+        self._held: tuple[np.ndarray, Array] | None = None
+        # This thread waits for the steps of an interval while the main one enqueues the next.
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="lockstep-fetch")
+
+    def __enter__(self) -> "MxnetEngine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._waiting.shutdown(wait=True)
+        mx.nd.waitall()
+
+    def _zeros(self, length: int) -> Array:
+        return mx.nd.zeros(length, self._world.context)
+
+    def _array(self, values: np.ndarray) -> Array:
+        return mx.nd.array(values, self._world.context, values.dtype)
+
+    # Training
+
+    def train(self, batches: Iterable[Batch], first: int) -> MxnetHandle:
+        """Enqueue one optimizer step for every batch, numbered from `first`."""
+        rows = []
+        for step, batch in enumerate(batches, first):
+            rows.append(self._forward_and_back(batch))
+            self._world.sum(self._gradient, "gradient")
+            self._update(step)
+            self._done = step + 1
+        if rows:
+            table, scale = mx.nd.stack(*rows), self._scale.value
+            self._world.sum(table, f"sums of {len(rows)}")
+
+        def fetched() -> Fetched:
+            if not rows:  # MXNet has no empty arrays
+                return np.zeros((0, 5)), time.perf_counter()
+            sums = table.asnumpy()
+            done = time.perf_counter()
+            return np.concatenate([sums, np.full((len(sums), 1), scale.asscalar())], axis=1), done
+
+        return MxnetHandle(first, len(rows), self._waiting.submit(fetched))
+
+    def _forward_and_back(self, batch: Batch) -> Array:
+        """Leave the gradient of scale / ranks * (mean loss) in `_gradient`; return this rank's sums. Statistics move on."""
+        classes, smoothing = self._recipe.logits, self._recipe.label_smoothing
+        size, sums = len(batch.labels) // self._parts, None
+        images, labels = self._images(batch), self._array(batch.labels.astype(np.int32))
+        if self._parts > 1:
+            self._gradient[:] = 0
+        for part in range(self._parts):
+            rows = slice(part * size, (part + 1) * size)
+            x, own = self._normalised(images[rows]), labels[rows]
+            targets = mx.nd.one_hot(own, classes)
+            if batch.coefficients is not None and batch.partners is not None:
+                partners = self._array(batch.partners[rows].astype(np.int32))
+                weight = self._array(batch.coefficients[rows].astype(np.float32))
+                x = _mixed(x, partners, weight.reshape((-1, 1, 1, 1)))
+                targets = _mixed(targets, partners, weight.reshape((-1, 1)))
+            targets = (1 - smoothing) * targets + smoothing / classes
+            with mx.autograd.record():
+                logits = self._graph(x, self._inputs, training=True)
+            # The gradient of cross-entropy by its formula.
+            slope = mx.nd.softmax(logits) - targets
+            slope = mx.nd.broadcast_mul(
+                slope, (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1))
+            )
+            mx.autograd.backward([logits], [slope])
+            self._move_statistics(size, x.shape)
+            losses = _log_sum_exp(logits) - (targets * logits).sum(axis=1)
+            rank = _rank_of(logits, own)
+            columns = [losses, rank < 1, rank < 5, mx.nd.ones_like(losses)]
+            counted = mx.nd.concat(*(column.astype("float64").sum() for column in columns), dim=0)
+            sums = counted if sums is None else sums + counted
+        return sums
+
+    def _graph(self, images: Array, values: Mapping[str, Array], *, training: bool) -> Array:
+        """Return the logits of normalised images."""
+        height, width = images.shape[1:3] if self._world.on_gpu else images.shape[2:]
+        key = (height, width, training)
+        if key not in self._graphs:
+            graph = Graph(self._recipe, (height, width), training=training, on_gpu=self._world.on_gpu)
+            symbol = graph.logits(mx.sym.var("images"))
+            names = symbol.list_inputs()
+            flags = [
+                ("data_indices", [names.index("images")]),
+                ("param_indices", [i for i, name in enumerate(names) if name != "images"]),
+                ("static_alloc", self._static),
+                ("static_shape", self._static),
+            ]
+            self._graphs[key] = mx.nd.CachedOp(symbol, flags), names
+            if training:
+                self._values_of_a_channel = graph.values_of_a_channel
+        graph, names = self._graphs[key]
+        return graph(*(images if name == "images" else values[name] for name in names))
+
+    def _move_statistics(self, images: int, shape: tuple[int, ...]) -> None:
+        """Move the running statistics towards those of the batch, whose variances are made unbiased."""
+        key = (images, *shape[1:])
+        if key not in self._unbiased:
+            factors = np.ones(self._layout.size, np.float32)
+            for name, count in self._values_of_a_channel.items():
+                factors[self._layout.places[f"{name}.running_var"]] = images * count / (images * count - 1)
+            self._unbiased[key] = self._array(factors[self._layout.trained :])
+        statistics = self._values[self._layout.trained :]
+        moved = self._moments * self._unbiased[key]
+        statistics += self._recipe.bn_momentum * (moved - statistics)
+
+    def _images(self, batch: Batch) -> Array:
+        if not batch.is_held:
+            return self._array(batch.images)
+        if self._held is None or self._held[0] is not batch.images:
+            self._held = batch.images, self._array(batch.images)
+        return self._held[1]
+
+    def _normalised(self, images: Array) -> Array:
+        """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
+        x = (images if self._world.on_gpu else images.transpose((0, 3, 1, 2))).astype("float32")
+        return mx.nd.broadcast_div(mx.nd.broadcast_sub(x, self._mean), self._std)
+
+    def _update(self, step: int) -> None:
+        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        gradient, rate, scale = self._gradient, self._learning_rates[step], 1 / self._scale.fixed
+        if self._removed is not None:
+            gradient = mx.nd.where(self._removed, mx.nd.zeros_like(gradient), gradient)
+        before = used = None
+        if self._scale.is_dynamic:
+            gradient, used = self._scale.step(gradient)
+            before = self._velocity.copy()
+        # MXNet's operator has the rate inside the velocity. At rate -1 its velocity is the canonical one, and what it adds
+        # to the weights goes where the gradient was.
+        decayed, trained = self._layout.decayed, self._layout.trained
+        for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
+            if start < end:
+                mx.nd.sgd_mom_update(
+                    self._values[start:end],
+                    gradient[start:end],
+                    self._velocity[start:end],
+                    lr=-1.0,
+                    momentum=self._recipe.momentum,
+                    wd=decay,
+                    rescale_grad=scale,
+                    out=gradient[start:end],
+                )
+        weights = self._values[:trained]
+        if used is None or before is None:
+            mx.nd.sgd_update(weights, self._velocity, lr=rate, wd=0.0, out=weights)
+        else:  # at rate 0 the weights stay as they are
+            weights -= mx.nd.broadcast_mul(self._velocity, used * rate)
+            self._velocity[:] = mx.nd.where(mx.nd.broadcast_like(used, before), self._velocity, before)
+        if self._ema is not None:
+            keep = np.float32(min(self._recipe.ema_decay, (1 + step) / (10 + step)))
+            self._ema += float(1 - keep) * (self._values - self._ema)
+
+    def fetch(self, handle: MxnetHandle) -> Interval:
+        """Wait for the steps and return what they brought over all ranks."""
+        try:
+            table, finished_at = handle.result.result()
+        except mx.MXNetError as error:
+            reason = str(error).strip().splitlines()[-1]
+            if "memory" not in reason and "bad_alloc" not in reason:
+                raise
+            raise BackendError(
+                f"the device has too little memory for a step in {self._parts} parts: {reason}\n"
+                f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
+            ) from None
+        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
+        return Interval(
+            first=handle.first,
+            losses=table[:, 0] / table[:, 3],
+            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
+            loss_scale=float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar()),
+            finished_at=finished_at,
+        )
+
+    # Inference
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        """Return the scores of every image that is not padding, of all ranks."""
+        for vector in (self._values, self._ema):
+            if vector is not None:  # statistics are rank 0's
+                self._world.share(vector[self._layout.trained :])
+        rows = []
+        for batch in batches:
+            logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
+            rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
+        table = self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 4)))
+        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
+        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        if len(images) == 0:
+            return np.zeros((0, self._recipe.logits), np.float32)
+        return self._infer(self._array(images), self._views).asnumpy()
+
+    def _infer(self, images: Array, values: Mapping[str, Array]) -> Array:
+        # As in training: else MXNet lays the weights out anew for oneDNN, in the vector that they share.
+        with mx.autograd.train_mode():
+            return self._graph(self._normalised(images), values, training=False)
+
+    # State
+
+    def read(self) -> State:
+        """Return a copy of the state."""
+        average = {} if self._ema is None else self._layout.arrays(self._ema.asnumpy())
+        values, velocity = (self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity))
+        return State(self._done, values, velocity, average, self._scale.read())
+
+    def write(self, state: State) -> None:
+        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        check_fit(self._layout.shapes, state.tensors, "tensors")
+        check_fit(self._layout.of_parameters(), state.momentum, "momentum")
+        check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
+        for vector, values in ((self._values, state.tensors), (self._velocity, state.momentum), (self._ema, state.ema)):
+            if vector is not None:
+                vector[:] = self._layout.vector(values)
+        self._scale.write(state.scaler)
+        self._done = state.step
+        self._apply_masks()
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        check_masks(self._layout.of_parameters(), masks)
+        self._removed = self._array(self._layout.removed(masks).astype(np.float32)) if masks else None
+        self._apply_masks()
+
+    def _apply_masks(self) -> None:
+        if self._removed is None:
+            return
+        for vector in (self._values, self._velocity, self._ema):
+            if vector is not None:
+                kept = vector[: self._layout.trained]
+                kept[:] = mx.nd.where(self._removed, mx.nd.zeros_like(kept), kept)
+
+
+def _mixed(values: Array, partners: Array, weight: Array) -> Array:
+    return mx.nd.broadcast_mul(values, weight) + mx.nd.broadcast_mul(mx.nd.take(values, partners), 1 - weight)
+
+
+def _log_sum_exp(logits: Array) -> Array:
+    largest = logits.max(axis=1, keepdims=True)
+    return mx.nd.broadcast_sub(logits, largest).exp().sum(axis=1).log() + largest.reshape((-1,))
+
+
+def _scored(logits: Array, labels: Array) -> Array:
+    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    known = mx.nd.maximum(labels, 0)
+    losses = _log_sum_exp(logits) - mx.nd.pick(logits, known)
+    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels]
+    return mx.nd.stack(*(column.astype("float64") for column in columns), axis=1)
+
+
+def _rank_of(logits: Array, labels: Array) -> Array:
+    """Return how many classes come before the label's: float32 [N]. Ties go to the lower class, NaN comes first."""
+    own = mx.nd.pick(logits, labels, keepdims=True)
+    classes = mx.nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
+    before = mx.nd.broadcast_lesser(classes, labels.astype("float32").reshape((-1, 1)))
+    at_most, equal = mx.nd.broadcast_lesser_equal(logits, own), mx.nd.broadcast_equal(logits, own)
+    return (1 - at_most + equal * before).sum(axis=1)

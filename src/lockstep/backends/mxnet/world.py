@@ -1,0 +1,144 @@
+"""The processes that train together, through MXNet's parameter server, or one process alone."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends.mxnet import loading
+from lockstep.errors import BackendError
+from lockstep.launched import free_ports, launch_ranks
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+
+Array = Any
+"""An `mx.nd.NDArray`: MXNet has no annotations."""
+
+
+class MxnetWorld(HostQuestions):
+    """This process among those of `lockstep launch`, or alone."""
+
+    def __init__(self, execution: Execution) -> None:
+        refuse_horovod(execution.distributed)
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        self.on_gpu = self.context.device_type == "gpu"
+        self.device = _name(self.context)
+        self._store: Any = None
+        self._known: set[str] = set()
+        if self.ranks > 1:
+            if "DMLC_PS_ROOT_URI" not in os.environ:
+                raise BackendError(
+                    "several ranks, but no DMLC_PS_ROOT_URI that says where the parameter server is; start them with "
+                    "`lockstep launch`"
+                )
+            self._store = mx.kv.create("dist_sync")
+
+    def sum(self, array: Array, name: str) -> None:
+        """Add up an array over all ranks, in place; every rank must ask. Arrays of one name have one shape."""
+        if self._store is None:
+            return
+        if name not in self._known:
+            self._store.init(name, mx.nd.zeros(array.shape, dtype=array.dtype))
+            self._known.add(name)
+        self._store.push(name, array)
+        self._store.pull(name, out=array)
+
+    def share(self, array: Array) -> None:
+        """Give every rank what rank 0 has, in place."""
+        if self.rank > 0:
+            array[:] = 0
+        self.sum(array, "shared")
+
+    def gathered(self, table: np.ndarray) -> np.ndarray:
+        """Return the rows of all ranks, float64, in the order of ranks; every rank must have as many."""
+        if self._store is None:
+            return table
+        places = np.zeros((self.ranks, *table.shape), np.float64)
+        places[self.rank] = table
+        return self._summed(places, f"rows {table.shape}").reshape(-1, table.shape[1])
+
+    def _summed(self, values: np.ndarray, name: str) -> np.ndarray:
+        array = mx.nd.array(values, mx.cpu(), values.dtype)
+        self.sum(array, name)
+        return array.asnumpy()
+
+    def _largest(self, values: list[int]) -> list[int]:
+        if self._store is None:
+            return values
+        places = np.zeros((self.ranks, len(values)), np.float64)
+        places[self.rank] = values
+        return [int(value) for value in self._summed(places, f"questions {len(values)}").max(axis=0)]
+
+    def close(self) -> None:
+        """Leave the process group."""
+        mx.nd.waitall()
+        self._store = None
+
+
+def _context(execution: Execution, local_rank: int) -> Any:
+    count = mx.context.num_gpus()
+    if not count and execution.device == "cuda":
+        raise BackendError(
+            "device is cuda, but MXNet finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
+            "GPUs need a package such as mxnet-cu112"
+        )
+    if not count or execution.device == "cpu":
+        return mx.cpu()
+    if local_rank >= count:
+        raise BackendError(f"local rank {local_rank} has no GPU: there are {count}; launch fewer processes")
+    return mx.gpu(local_rank)
+
+
+def _name(context: Any) -> str:
+    return f"CPU, {loading.threads} threads" if context.device_type == "cpu" else f"GPU {context.device_id}"
+
+
+def devices() -> list[str]:
+    """Return the devices MXNet sees."""
+    return [*(_name(mx.gpu(index)) for index in range(mx.context.num_gpus())), _name(mx.cpu())]
+
+
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
+    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+
+
+def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run this Python with these arguments in so many processes that find each other; return the exit code."""
+    refuse_horovod(distributed)
+    with parameter_server(processes) as environment:
+        return launch_ranks(processes, arguments, environment)
+
+
+@contextmanager
+def parameter_server(workers: int) -> Iterator[Callable[[int], dict[str, str]]]:
+    """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker."""
+    (port,) = free_ports(1)
+    shared = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": "1",
+        "OMP_NUM_THREADS": str(max(cores() // workers, 1)),
+    }
+    helpers = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import mxnet"], env=os.environ | shared | {"DMLC_ROLE": role}, start_new_session=True
+        )
+        for role in ("scheduler", "server")
+    ]
+    try:
+        yield lambda rank: shared | {"DMLC_ROLE": "worker"}
+    finally:
+        for helper in helpers:
+            helper.terminate()
+        for helper in helpers:
+            helper.wait()
