@@ -1,5 +1,8 @@
 """`lockstep doctor`."""
 
+import subprocess
+from pathlib import Path
+
 
 def command() -> None:
     """Show the frameworks and devices found here, and how to install what is missing."""
@@ -12,17 +15,35 @@ def command() -> None:
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
     print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
     for name, framework in backends.FRAMEWORKS.items():
-        version = framework.version()
-        if version is None:
+        if framework.version() is not None:
+            print(f"{name:<10} {found_here(name)}")
+        elif python := backends.interpreter(name):
+            print(f"{name:<10} {_found_by(python, name)}")
+        else:
             print(f"{name:<10} missing; {framework.install}")
-            continue
-        try:
-            devices = backends.load(name).devices()
-        except (ImportError, OSError) as error:  # installed, but not for this machine
-            print(f"{name:<10} {version} does not load: {error}")
-            continue
-        print(f"{name:<10} {version}: {'; '.join(devices)}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
     print(f"{'turbojpeg':<10} {found}")
+
+
+def found_here(name: str) -> str:
+    """Return version and devices of a framework that is installed, or why it does not load."""
+    from lockstep import backends
+
+    version = backends.FRAMEWORKS[name].version()
+    try:
+        return f"{version}: {'; '.join(backends.load(name).devices())}"
+    except (ImportError, OSError) as error:  # installed, but not for this machine
+        return f"{version} does not load: {error}"
+
+
+def _found_by(python: Path, name: str) -> str:
+    """Return what a framework's own environment says of it."""
+    code = f"from lockstep.cli.doctor import found_here; print(found_here({name!r}))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{python} cannot be run: {error.strerror}"
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+    return f"{said[-1] if said else 'no answer'} ({python})"

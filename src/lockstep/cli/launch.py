@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli import options
+
 
 def command(
     context: typer.Context,
@@ -28,6 +30,7 @@ def command(
             for name, value, default in (("backend", backend, "torch"), ("distributed", distributed, "native"))
         }
     )
+    options.go_where_installed(how.backend)
     raise typer.Exit(backends.load(how.backend).launch(processes, arguments, how.distributed))
 
 
@@ -45,12 +48,12 @@ def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
 
 def _said(name: str, arguments: list[str]) -> str | None:
     """Return what a command line says of a field of the execution: the last --set of it, else the last option."""
-    options, settings = [], []
+    given, settings = [], []
     for argument, following in pairwise([*arguments, ""]):
         option, equals, text = argument.partition("=")
         value = text if equals else following
         if option == f"--{name}":
-            options.append(value)
+            given.append(value)
         elif option == "--set" and value.startswith(f"{name}="):
             settings.append(value.removeprefix(f"{name}="))
-    return [*options, *settings][-1] if options or settings else None
+    return [*given, *settings][-1] if given or settings else None

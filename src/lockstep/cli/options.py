@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -23,8 +25,26 @@ def settings(assignments: list[str] | None, backend: str, **options: str | None)
     recipe, execution = parse_settings(assignments or [])
     chosen = {"backend": backend} | {name: value for name, value in options.items() if value is not None}
     how = Execution.of(chosen | execution)
+    go_where_installed(how.backend)
     name_rank(how.backend)  # before anybody speaks: only rank 0 does
     return recipe, how
+
+
+def go_where_installed(backend: str) -> None:
+    """Have this process carry out its command line with the Python that has a backend, if its own has not and one is found.
+
+    It stays the same process: output, exit code and signals are those of the command.
+    """
+    from lockstep import backends
+
+    framework = backends.FRAMEWORKS.get(backend)
+    if framework is None or framework.version() is not None:
+        return
+    python = backends.interpreter(backend)
+    if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):  # noqa: PTH100 - links tell environments
+        return
+    sys.stdout.flush()
+    os.execv(python, [str(python), "-m", "lockstep", *sys.argv[1:]])
 
 
 def for_inference(assignments: list[str] | None, backend: str, **options: str | None) -> dict[str, Any]:

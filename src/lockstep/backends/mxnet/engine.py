@@ -18,7 +18,7 @@ from lockstep.backends import Interval, State, check_fit, check_masks
 from lockstep.backends.host_memory import keep_freed_memory
 from lockstep.backends.layout import Layout
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
-from lockstep.backends.mxnet.model import Graph
+from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.data import Batch
 from lockstep.errors import BackendError
@@ -51,10 +51,9 @@ class MxnetEngine:
         self._recipe, self._world = recipe, world
         self._parts, self._static = execution.accumulation_steps, execution.compile != "off"
         self._done = 0
-        if recipe.batch_norm == "synchronised" and world.ranks > 1:
-            raise BackendError(
-                "MXNet has no batch norm over several processes; leave batch_norm at local, or take another --backend"
-            )
+        self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
+        if self._synchronised and execution.compile == "on":
+            raise BackendError("a static graph has no batch norm over all ranks; leave compile at auto")
         if not world.on_gpu:
             keep_freed_memory()
         self._layout = layout = Layout(recipe)
@@ -115,7 +114,7 @@ class MxnetEngine:
             self._done = step + 1
         if rows:
             table, scale = mx.nd.stack(*rows), self._scale.value
-            self._world.sum(table, f"sums of {len(rows)}")
+            self._world.sum(table, "sums")
 
         def fetched() -> Fetched:
             if not rows:  # MXNet has no empty arrays
@@ -163,9 +162,15 @@ class MxnetEngine:
         """Return the logits of normalised images."""
         height, width = images.shape[1:3] if self._world.on_gpu else images.shape[2:]
         key = (height, width, training)
+        how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
+        if training and self._synchronised:
+            run = Pass(self._recipe, values, **how, moments=self._moments_over_ranks)
+            logits = run.logits(images)
+            self._values_of_a_channel = run.values_of_a_channel
+            return logits
         if key not in self._graphs:
-            graph = Graph(self._recipe, (height, width), training=training, on_gpu=self._world.on_gpu)
-            symbol = graph.logits(mx.sym.var("images"))
+            run = Pass(self._recipe, variables(self._recipe), **how)
+            symbol = run.logits(mx.sym.var("images"))
             names = symbol.list_inputs()
             flags = [
                 ("data_indices", [names.index("images")]),
@@ -175,15 +180,25 @@ class MxnetEngine:
             ]
             self._graphs[key] = mx.nd.CachedOp(symbol, flags), names
             if training:
-                self._values_of_a_channel = graph.values_of_a_channel
+                self._values_of_a_channel = run.values_of_a_channel
         graph, names = self._graphs[key]
         return graph(*(images if name == "images" else values[name] for name in names))
+
+    def _moments_over_ranks(self, x: Array, name: str) -> tuple[Array, Array]:
+        """Return mean and biased variance, in float32, over the images of all ranks."""
+        axes, shape = ((0, 1, 2), (1, 1, 1, -1)) if self._world.on_gpu else ((0, 2, 3), (1, -1, 1, 1))
+        sums = x.sum(axes)
+        count = x.size // sums.size * self._world.ranks
+        mean = _SumOverRanks(self._world, f"{name} mean")(sums) / count
+        squares = mx.nd.broadcast_sub(x, mean.reshape(shape)).square().sum(axes)
+        return mean, _SumOverRanks(self._world, f"{name} variance")(squares) / count
 
     def _move_statistics(self, images: int, shape: tuple[int, ...]) -> None:
         """Move the running statistics towards those of the batch, whose variances are made unbiased."""
         key = (images, *shape[1:])
         if key not in self._unbiased:
             factors = np.ones(self._layout.size, np.float32)
+            images *= self._world.ranks if self._synchronised else 1
             for name, count in self._values_of_a_channel.items():
                 factors[self._layout.places[f"{name}.running_var"]] = images * count / (images * count - 1)
             self._unbiased[key] = self._array(factors[self._layout.trained :])
@@ -317,6 +332,25 @@ class MxnetEngine:
             if vector is not None:
                 kept = vector[: self._layout.trained]
                 kept[:] = mx.nd.where(self._removed, mx.nd.zeros_like(kept), kept)
+
+
+class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
+    """A sum over all ranks, through which gradients flow: they are added up as well."""
+
+    def __init__(self, world: MxnetWorld, name: str) -> None:
+        super().__init__()
+        self._world, self._name = world, name
+
+    def forward(self, array: Array) -> Array:
+        return self._sum(array, self._name)
+
+    def backward(self, gradient: Array) -> Array:
+        return self._sum(gradient, f"gradient of {self._name}")
+
+    def _sum(self, array: Array, name: str) -> Array:
+        array = array.copy()
+        self._world.sum(array, name)
+        return array
 
 
 def _mixed(values: Array, partners: Array, weight: Array) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.backends import check_fit
 from lockstep.backends.layout import Layout
-from lockstep.backends.mxnet.model import Graph
+from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.recipes import Recipe
 
 
@@ -17,7 +17,7 @@ def load_module(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Any:
     check_fit(Layout(recipe).shapes, tensors, "weights")
     size = (recipe.eval_crop, recipe.eval_crop)
     images = mx.sym.var("data")
-    logits = Graph(recipe, size, training=False, on_gpu=False).logits(images)
+    logits = Pass(recipe, variables(recipe), size, training=False, on_gpu=False).logits(images)
     block = mx.gluon.SymbolBlock([logits], [images])
     for name, parameter in block.collect_params().items():
         value = mx.nd.array(np.asarray(tensors[name], np.float32))

@@ -1,9 +1,6 @@
-"""A `ModelSpec` as a graph of MXNet's symbols: NCHW on a CPU, where oneDNN computes, and NHWC on a GPU.
+"""A `ModelSpec` as MXNet's operators: NCHW on a CPU, where oneDNN computes, and NHWC on a GPU."""
 
-Variables have the canonical names of the tensors, and their layouts but for kernels on a GPU, which are OHWI.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -12,68 +9,80 @@ import numpy as np
 from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.recipes import Recipe
 
-Symbol = Any
-"""MXNet has no annotations."""
+Node = Any
+"""An `mx.sym.Symbol` or an `mx.nd.NDArray`: MXNet has no annotations."""
+
+Moments = Callable[[Node, str], tuple[Node, Node]]
+"""Of values in float32, and the name of their batch norm: mean and biased variance [C]."""
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 """What MXNet calls bf16 in Python."""
 
 
-class Graph:
-    """A model for images of one size, in the recipe's precision.
+class Pass:
+    """One pass of a batch through a model, in the recipe's precision: as symbols, or computed operator by operator.
 
-    In training a batch norm writes the mean and biased variance of a batch over its running statistics, when the backward
-    pass runs: what is bound to them must be arrays made for that.
+    `values` are the tensors by canonical name, in canonical layout. In training a batch norm writes the mean and biased
+    variance of the batch over its running statistics, a graph in its backward pass: they must be arrays made for that.
     """
 
-    def __init__(self, recipe: Recipe, size: tuple[int, int], *, training: bool, on_gpu: bool) -> None:
-        self._recipe, self._training, self._on_gpu = recipe, training, on_gpu
+    def __init__(
+        self,
+        recipe: Recipe,
+        values: Mapping[str, Node],
+        size: tuple[int, int],
+        *,
+        training: bool,
+        on_gpu: bool,
+        moments: Moments | None = None,
+    ) -> None:
+        self._recipe, self._values, self._training, self._on_gpu, self._moments = recipe, values, training, on_gpu, moments
+        self._ops = mx.sym if isinstance(values["fc.bias"], mx.sym.Symbol) else mx.nd
         self._size = size
-        self._variables = {
-            tensor.name: mx.sym.var(tensor.name) for tensor in tensors(model_spec(recipe.model), recipe.logits)
-        }
+        """Height and width of what was computed last."""
         self.values_of_a_channel: dict[str, int] = {}
         """Of one image, by the name of the batch norm that averages them."""
 
-    def logits(self, images: Symbol) -> Symbol:
+    def logits(self, images: Node) -> Node:
         """Return float32 logits [N, logits] of normalised images, float32 in the device's layout."""
         spec = model_spec(self._recipe.model)
-        x = _relu(self._convolution(self._rounded(images), stem(spec)))
+        x = self._relu(self._convolution(self._rounded(images), stem(spec)))
         x = self._window(x, 3, 2, self._max_pool)
         for block in blocks(spec):
             x = self._block(x, block)
-        x = mx.sym.mean(mx.sym.cast(x, dtype="float32"), axis=(1, 2) if self._on_gpu else (2, 3))
-        weight, bias = (self._rounded(self._variables[name]) for name in ("fc.weight", "fc.bias"))
-        y = mx.sym.FullyConnected(self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc")
-        return mx.sym.cast(self._rounded(y), dtype="float32")
+        x = self._ops.mean(self._ops.cast(x, dtype="float32"), axis=(1, 2) if self._on_gpu else (2, 3))
+        weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
+        y = self._ops.FullyConnected(self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc")
+        return self._ops.cast(self._rounded(y), dtype="float32")
 
-    def _rounded(self, x: Symbol) -> Symbol:
+    def _rounded(self, x: Node) -> Node:
         """Return values as the recipe's precision holds them.
 
         MXNet has no fp16 products for CPUs: there they are float32, of numbers that were rounded to fp16.
         """
         if self._recipe.precision == "bf16":
-            return mx.sym.amp_cast(x, dtype=BFLOAT16)
+            return self._ops.amp_cast(x, dtype=BFLOAT16)
         if self._recipe.precision != "fp16":
             return x
-        x = mx.sym.cast(x, dtype="float16")
-        return x if self._on_gpu else mx.sym.cast(x, dtype="float32")
+        x = self._ops.cast(x, dtype="float16")
+        return x if self._on_gpu else self._ops.cast(x, dtype="float32")
 
-    def _block(self, x: Symbol, block: Block) -> Symbol:
+    def _block(self, x: Node, block: Block) -> Node:
         size = self._size
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)
         self._size = size
         for conv in block.convs[:-1]:
-            x = _relu(self._convolution(x, conv))
-        return _relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
+            x = self._relu(self._convolution(x, conv))
+        return self._relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
 
-    def _convolution(self, x: Symbol, conv: Conv) -> Symbol:
+    def _convolution(self, x: Node, conv: Conv) -> Node:
         """A convolution and the batch norm behind it."""
 
-        def convolved(x: Symbol, pad: int) -> Symbol:
-            return mx.sym.Convolution(
+        def convolved(x: Node, pad: int) -> Node:
+            kernel = self._rounded(self._values[f"{conv.name}.weight"])
+            return self._ops.Convolution(
                 x,
-                self._rounded(self._variables[f"{conv.name}.weight"]),
+                self._ops.transpose(kernel, axes=(0, 2, 3, 1)) if self._on_gpu else kernel,
                 kernel=(conv.kernel, conv.kernel),
                 stride=(conv.stride, conv.stride),
                 pad=(pad, pad),
@@ -86,11 +95,11 @@ class Graph:
 
         return self._batch_norm(self._rounded(self._window(x, conv.kernel, conv.stride, convolved)), conv.bn_name)
 
-    def _max_pool(self, x: Symbol, pad: int) -> Symbol:
+    def _max_pool(self, x: Node, pad: int) -> Node:
         layout = "NHWC" if self._on_gpu else "NCHW"
-        return mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout)
+        return self._ops.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout)
 
-    def _window(self, x: Symbol, kernel: int, stride: int, slide: Callable[[Symbol, int], Symbol]) -> Symbol:
+    def _window(self, x: Node, kernel: int, stride: int, slide: Callable[[Node, int], Node]) -> Node:
         """Slide a window over what is padded as the recipe says. The size moves on."""
         if self._recipe.padding == "symmetric" or stride == 1:  # the same thing at stride 1
             y = slide(x, kernel // 2)
@@ -101,20 +110,22 @@ class Graph:
         self._size = (-(-self._size[0] // stride), -(-self._size[1] // stride))
         return y
 
-    def _padded(self, x: Symbol, around: list[tuple[int, int]]) -> Symbol:
+    def _padded(self, x: Node, around: list[tuple[int, int]]) -> Node:
         """Return zeros around the images. The operator pads the last two axes alone."""
         width = (0, 0, 0, 0, *around[0], *around[1])
         if not self._on_gpu:
-            return mx.sym.pad(x, mode="constant", pad_width=width)
-        padded = mx.sym.pad(mx.sym.transpose(x, axes=(0, 3, 1, 2)), mode="constant", pad_width=width)
-        return mx.sym.transpose(padded, axes=(0, 2, 3, 1))
+            return self._ops.pad(x, mode="constant", pad_width=width)
+        padded = self._ops.pad(self._ops.transpose(x, axes=(0, 3, 1, 2)), mode="constant", pad_width=width)
+        return self._ops.transpose(padded, axes=(0, 2, 3, 1))
 
-    def _batch_norm(self, x: Symbol, name: str) -> Symbol:
+    def _batch_norm(self, x: Node, name: str) -> Node:
         scale, bias, mean, variance = (
-            self._variables[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
+            self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias", "running_mean", "running_var")
         )
         self.values_of_a_channel[name] = self._size[0] * self._size[1]
-        y = mx.sym.BatchNorm(
+        if self._training and self._moments is not None:
+            return self._rounded(self._batch_norm_over_ranks(self._ops.cast(x, dtype="float32"), name, self._moments))
+        y = self._ops.BatchNorm(
             x,
             scale,
             bias,
@@ -129,9 +140,24 @@ class Graph:
         )
         return self._rounded(y)
 
+    def _batch_norm_over_ranks(self, x: Node, name: str, moments: Moments) -> Node:
+        shape = (1, 1, 1, -1) if self._on_gpu else (1, -1, 1, 1)
+        mean, variance = moments(x, name)
+        with mx.autograd.pause():
+            for suffix, value in (("running_mean", mean), ("running_var", variance)):
+                self._values[f"{name}.{suffix}"][:] = value
+        scale, bias = (self._values[f"{name}.{suffix}"] for suffix in ("weight", "bias"))
+        scale = scale / (variance + self._recipe.bn_epsilon).sqrt()
+        centred = mx.nd.broadcast_sub(x, mean.reshape(shape))
+        return mx.nd.broadcast_add(mx.nd.broadcast_mul(centred, scale.reshape(shape)), bias.reshape(shape))
 
-def _relu(x: Symbol) -> Symbol:
-    return mx.sym.Activation(x, act_type="relu")
+    def _relu(self, x: Node) -> Node:
+        return self._ops.Activation(x, act_type="relu")
+
+
+def variables(recipe: Recipe) -> dict[str, Node]:
+    """Return a symbol for every tensor of the recipe's model, by canonical name."""
+    return {tensor.name: mx.sym.var(tensor.name) for tensor in tensors(model_spec(recipe.model), recipe.logits)}
 
 
 def _same(length: int, kernel: int, stride: int) -> int:

@@ -32,7 +32,8 @@ class MxnetWorld(HostQuestions):
         self.on_gpu = self.context.device_type == "gpu"
         self.device = _name(self.context)
         self._store: Any = None
-        self._known: set[str] = set()
+        self._exchanged: dict[str, Array] = {}
+        """By key: what is sent and received under it."""
         if self.ranks > 1:
             if "DMLC_PS_ROOT_URI" not in os.environ:
                 raise BackendError(
@@ -42,14 +43,20 @@ class MxnetWorld(HostQuestions):
             self._store = mx.kv.create("dist_sync")
 
     def sum(self, array: Array, name: str) -> None:
-        """Add up an array over all ranks, in place; every rank must ask. Arrays of one name have one shape."""
+        """Add up an array over all ranks, in place; every rank must ask."""
         if self._store is None:
             return
-        if name not in self._known:
-            self._store.init(name, mx.nd.zeros(array.shape, dtype=array.dtype))
-            self._known.add(name)
-        self._store.push(name, array)
-        self._store.pull(name, out=array)
+        key = f"{name} {array.shape} {array.dtype}"
+        if key not in self._exchanged:
+            self._exchanged[key] = mx.nd.zeros(array.shape, self.context, array.dtype)
+            self._store.init(key, self._exchanged[key])
+        # Through one array for each key: MXNet does not keep the order of what is sent and received under a key, but that
+        # of what happens to an array.
+        exchanged = self._exchanged[key]
+        exchanged[:] = array
+        self._store.push(key, exchanged)
+        self._store.pull(key, out=exchanged)
+        array[:] = exchanged
 
     def share(self, array: Array) -> None:
         """Give every rank what rank 0 has, in place."""
@@ -63,7 +70,7 @@ class MxnetWorld(HostQuestions):
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
         places[self.rank] = table
-        return self._summed(places, f"rows {table.shape}").reshape(-1, table.shape[1])
+        return self._summed(places, "rows").reshape(-1, table.shape[1])
 
     def _summed(self, values: np.ndarray, name: str) -> np.ndarray:
         array = mx.nd.array(values, mx.cpu(), values.dtype)
@@ -75,7 +82,7 @@ class MxnetWorld(HostQuestions):
             return values
         places = np.zeros((self.ranks, len(values)), np.float64)
         places[self.rank] = values
-        return [int(value) for value in self._summed(places, f"questions {len(values)}").max(axis=0)]
+        return [int(value) for value in self._summed(places, "questions").max(axis=0)]
 
     def close(self) -> None:
         """Leave the process group."""
