@@ -342,6 +342,8 @@ class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
         self._world, self._name = world, name
 
     def forward(self, array: Array) -> Array:
+        # Here and not in the backward pass, which MXNet carries out in a thread of its own, at a time of its own.
+        self._world.prepare(array, f"gradient of {self._name}")
         return self._sum(array, self._name)
 
     def backward(self, gradient: Array) -> Array:

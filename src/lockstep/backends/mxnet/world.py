@@ -42,14 +42,19 @@ class MxnetWorld(HostQuestions):
                 )
             self._store = mx.kv.create("dist_sync")
 
+    def prepare(self, array: Array, name: str) -> str:
+        """Make ready to add up arrays like this one, which waits for all ranks; return the key. All prepare in one order."""
+        key = f"{name} {array.shape} {array.dtype}"
+        if self._store is not None and key not in self._exchanged:
+            self._exchanged[key] = mx.nd.zeros(array.shape, self.context, array.dtype)
+            self._store.init(key, self._exchanged[key])
+        return key
+
     def sum(self, array: Array, name: str) -> None:
         """Add up an array over all ranks, in place; every rank must ask."""
         if self._store is None:
             return
-        key = f"{name} {array.shape} {array.dtype}"
-        if key not in self._exchanged:
-            self._exchanged[key] = mx.nd.zeros(array.shape, self.context, array.dtype)
-            self._store.init(key, self._exchanged[key])
+        key = self.prepare(array, name)
         # Through one array for each key: MXNet does not keep the order of what is sent and received under a key, but that
         # of what happens to an array.
         exchanged = self._exchanged[key]
