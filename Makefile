@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 MXNET := .venv-mxnet
 HOROVOD := .venv-tensorflow-horovod
 
-.PHONY: demo test test-engines test-others quick check format clean tensorflow-horovod test-tensorflow-horovod
+.PHONY: demo test test-engines test-others test-mxnet quick check format clean mxnet-env tensorflow-horovod test-tensorflow-horovod
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
@@ -13,7 +13,7 @@ demo: $(VENV)/.torch
 # All tests, the slow ones too, the engines' beside the others. `make quick` leaves the slow ones out. Horovod's run where
 # `make tensorflow-horovod` has been.
 test: $(VENV)/.dev $(MXNET)/.made
-	$(MAKE) --jobs=2 --output-sync=line test-engines test-others
+	$(MAKE) --jobs=2 --output-sync=line test-engines test-others test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
 test-engines:
@@ -21,6 +21,10 @@ test-engines:
 
 test-others:
 	$(RUN)/python -m pytest --ignore tests/backends
+
+# In MXNet's own environment: the conformance suite, and runs at the command line.
+test-mxnet: $(MXNET)/.made
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/backends tests/cli/test_train.py
 
 quick: $(VENV)/.dev $(MXNET)/.made
 	$(RUN)/python -m pytest -m "not slow"
@@ -43,10 +47,12 @@ $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 
-# MXNet, which tests of RecordIO hold files against, needs an older NumPy than everything else.
-$(MXNET)/.made: constraints-mxnet.txt
+# MXNet, which needs an older NumPy than everything else and Python 3.11 or older.
+mxnet-env: $(MXNET)/.made
+
+$(MXNET)/.made: constraints-mxnet.txt pyproject.toml
 	$(PYTHON) -m venv $(MXNET)
-	$(MXNET)/bin/python -m pip install --quiet --constraint $< mxnet numpy
+	$(MXNET)/bin/python -m pip install --quiet --constraint $< --editable '.[mxnet]' pytest hypothesis
 	touch $@
 
 # Horovod, which is built here from source (minutes; needs g++), and the TensorFlow it can be built against, which needs

@@ -99,7 +99,13 @@ def is_leading() -> bool:
 
 def follow_launcher() -> None:
     """Have the system send SIGTERM to this rank when its launcher dies, however it dies; nothing if there is none."""
-    if EXIT_CODE_FOLDER in os.environ and sys.platform.startswith("linux"):
+    if EXIT_CODE_FOLDER in os.environ:
+        end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Have the system send SIGTERM to this process when the one that started it dies."""
+    if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -15,11 +15,13 @@ from tests.backends.cases import NARROWED, RATES, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
+COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
+"""Whether engines are compiled unless a test asks. Only MXNet makes a graph in no time."""
 
 collect_ignore = []
 if "torch" not in BACKENDS:  # PyTorch's own tests, and those that take its autograd for an oracle
     collect_ignore += ["test_torch.py", "test_reference.py"]
-collect_ignore += [f"test_{name}.py" for name in ("paddle", "tensorflow") if name not in BACKENDS]
+collect_ignore += [f"test_{name}.py" for name in ("mxnet", "paddle", "tensorflow") if name not in BACKENDS]
 
 Start = Callable[..., Engine]
 
@@ -63,14 +65,14 @@ def recipe(request: pytest.FixtureRequest, tiny_recipe: Recipe) -> Recipe:
 
 
 def starter(backend: Backend, world: World, stack: ExitStack) -> Start:
-    """Return a function that builds an engine which holds a state (by default `random_state`) and steps at `RATES`;
-    uncompiled, unless asked. The engines are left with the stack.
+    """Return a function that builds an engine which holds a state (by default `random_state`) and steps at `RATES`. The
+    engines are left with the stack.
 
     The reference computes in float32 here: it is held against itself in float64, and in `test_reference` against autograd.
     """
 
     def start(recipe: Recipe, state: State | None = None, rates: Any = RATES, **execution: Any) -> Engine:
-        how = Execution.of({"compile": "off", "reference_dtype": "float32"} | execution)
+        how = Execution.of({"compile": COMPILE, "reference_dtype": "float32"} | execution)
         engine = stack.enter_context(backend.engine(recipe, np.asarray(rates, np.float64), world, how))
         engine.write(random_state(recipe) if state is None else state)
         return engine

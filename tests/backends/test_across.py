@@ -20,7 +20,7 @@ from tests.backends.conftest import BACKENDS, Start, starter
 ENGINES = BACKENDS if len(BACKENDS) > 1 else (*BACKENDS, "reference")
 PAIRS = tuple(permutations(ENGINES, 2))
 RING = tuple(zip(ENGINES, (*ENGINES[1:], ENGINES[0]), strict=True))
-"""For full models, which take long: every engine begins once and ends once."""
+"""For what takes long: every engine begins once and ends once."""
 STEPS = 8
 
 

@@ -23,9 +23,11 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     found = {name: framework.version() for name, framework in backends.FRAMEWORKS.items()}
     assert found["reference"] == versions[1]
     assert f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}" in lines
+    assert found["mxnet"] is None, "it has an environment of its own"
     for (name, version), line in zip(found.items(), lines[2:], strict=False):
-        assert line.startswith(f"{name:<10} {version}: ")
+        assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
+        assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
 
 
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Files written here are read by the libraries whose formats they are, and theirs here.
 
-Each library works in a process of its own, MXNet in an environment of its own: `make .venv-mxnet/.made`, or the Python that
+Each library works in a process of its own, MXNet in an environment of its own: `make mxnet-env`, or the Python that
 LOCKSTEP_MXNET_PYTHON names.
 """
 
@@ -62,7 +62,7 @@ def asked(python: Path | str, script: str, *arguments: object) -> Any:
 
 def mxnet_python() -> Path:
     python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
-    assert python.is_file(), f"there is no {python}; make it with: make .venv-mxnet/.made"
+    assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
     return python
 
 

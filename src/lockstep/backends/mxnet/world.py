@@ -1,6 +1,8 @@
 """The processes that train together, through MXNet's parameter server, or one process alone."""
 
+import ctypes
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,9 +11,11 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions, refuse_horovod
-from lockstep.backends.mxnet import loading
+from lockstep.backends.mxnet import hosts, loading
+from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.errors import BackendError
 from lockstep.launched import free_ports, launch_ranks
 from lockstep.machine import cores
@@ -32,15 +36,19 @@ class MxnetWorld(HostQuestions):
         self.on_gpu = self.context.device_type == "gpu"
         self.device = _name(self.context)
         self._store: Any = None
+        self._hosts: Hosts | None = None
         self._exchanged: dict[str, Array] = {}
         """By key: what is sent and received under it."""
         if self.ranks > 1:
-            if "DMLC_PS_ROOT_URI" not in os.environ:
+            if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
                 raise BackendError(
-                    "several ranks, but no DMLC_PS_ROOT_URI that says where the parameter server is; start them with "
-                    "`lockstep launch`"
+                    f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} that say where parameter server and rank 0 "
+                    "are; start them with `lockstep launch`"
                 )
+            self._hosts = Hosts(self.rank, self.ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY])
             self._store = mx.kv.create("dist_sync")
+            # Or a rank that fails would wait for the others before it ends.
+            check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
 
     def prepare(self, array: Array, name: str) -> str:
         """Make ready to add up arrays like this one, which waits for all ranks; return the key. All prepare in one order."""
@@ -75,24 +83,17 @@ class MxnetWorld(HostQuestions):
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
         places[self.rank] = table
-        return self._summed(places, "rows").reshape(-1, table.shape[1])
-
-    def _summed(self, values: np.ndarray, name: str) -> np.ndarray:
-        array = mx.nd.array(values, mx.cpu(), values.dtype)
-        self.sum(array, name)
-        return array.asnumpy()
+        array = mx.nd.array(places, mx.cpu(), places.dtype)
+        self.sum(array, "rows")
+        return array.asnumpy().reshape(-1, table.shape[1])
 
     def _largest(self, values: list[int]) -> list[int]:
-        if self._store is None:
-            return values
-        places = np.zeros((self.ranks, len(values)), np.float64)
-        places[self.rank] = values
-        return [int(value) for value in self._summed(places, "questions").max(axis=0)]
+        return values if self._hosts is None else self._hosts.largest(values)
 
     def close(self) -> None:
         """Leave the process group."""
-        mx.nd.waitall()
-        self._store = None
+        if self._hosts is not None:
+            self._hosts.close()
 
 
 def _context(execution: Execution, local_rank: int) -> Any:
@@ -133,18 +134,20 @@ def launch_python(processes: int, arguments: list[str], distributed: str) -> int
 @contextmanager
 def parameter_server(workers: int) -> Iterator[Callable[[int], dict[str, str]]]:
     """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker."""
-    (port,) = free_ports(1)
+    port, port_of_hosts = free_ports(2)
     shared = {
+        hosts.ADDRESS: f"127.0.0.1:{port_of_hosts}",
+        hosts.KEY: secrets.token_hex(),
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
         "OMP_NUM_THREADS": str(max(cores() // workers, 1)),
     }
+    # Which MXNet is when it is imported, and does not come back from it.
+    command = [sys.executable, "-c", "from lockstep.launched import end_with_parent; end_with_parent(); import mxnet"]
     helpers = [
-        subprocess.Popen(
-            [sys.executable, "-c", "import mxnet"], env=os.environ | shared | {"DMLC_ROLE": role}, start_new_session=True
-        )
+        subprocess.Popen(command, env=os.environ | shared | {"DMLC_ROLE": role}, start_new_session=True)
         for role in ("scheduler", "server")
     ]
     try:

@@ -1,0 +1,88 @@
+"""The MXNet engine's step against the same model as people write it: the model zoo's resnet50_v1, hybridised, with
+`gluon.Trainer`; bf16 by MXNet's own AMP. Each turn is a fresh process with all cores; both use the images of a held batch.
+
+Run with the Python of MXNet's environment: .venv-mxnet/bin/python benchmarks/mxnet_step.py
+"""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.machine import cores
+from lockstep.recipes import Execution
+from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
+
+ROUNDS = 3
+WARMUP, STEPS, TIMES = 3, 4, 3
+
+
+def lockstep(precision: str) -> float:
+    """Return images per second of the engine."""
+    built, _ = engine(recipe(precision=precision), Execution(backend="mxnet"))
+    batch = held_batch()
+    built.fetch(built.train([batch] * WARMUP, 0))
+    return STEPS * BATCH / median(seconds(lambda: built.fetch(built.train([batch] * STEPS, 0))) for _ in range(TIMES))
+
+
+def gluon(precision: str) -> float:
+    """Return images per second of a Gluon loop, as its guide writes it, on images that are normalised already."""
+    import mxnet as mx
+    from mxnet.contrib import amp
+
+    if precision == "bf16":
+        amp.init("bfloat16")
+    net = mx.gluon.model_zoo.vision.resnet50_v1()
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    options = {"learning_rate": 0.001, "momentum": 0.875, "wd": 1 / 32768}
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
+    batch = held_batch()
+    normalised = (batch.images - np.asarray(recipe().mean)) / np.asarray(recipe().std)
+    images, labels = mx.nd.array(normalised.transpose(0, 3, 1, 2)), mx.nd.array(batch.labels)
+
+    def steps(count: int) -> None:
+        total = 0
+        for _ in range(count):
+            with mx.autograd.record():
+                loss = loss_of(net(images), labels)
+            loss.backward()
+            trainer.step(BATCH)
+            total = total + loss.mean()
+        total.asscalar()
+
+    steps(WARMUP)
+    return STEPS * BATCH / median(seconds(lambda: steps(STEPS)) for _ in range(TIMES))
+
+
+def in_a_process(*what: str) -> float:
+    """Run one of the above in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
+    done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        name, precision = sys.argv[1:]
+        print({"lockstep": lockstep, "gluon": gluon}[name](precision))
+        return
+    result: dict[str, Any] = {
+        "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, a process each: the median of {TIMES} "
+        f"times {STEPS} steps"
+    }
+    for precision in ("fp32", "bf16"):
+        ours, usual = in_turns(
+            partial(in_a_process, "lockstep", precision), partial(in_a_process, "gluon", precision), ROUNDS
+        )
+        ratio = round(median(a / b for a, b in zip(ours, usual, strict=True)), 3)
+        result[precision] = {"lockstep": rounded(ours), "gluon": rounded(usual), "ratio": ratio}
+    record("mxnet_step", result, "mxnet")
+
+
+if __name__ == "__main__":
+    main()
