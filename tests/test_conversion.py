@@ -13,11 +13,11 @@ import lockstep
 from lockstep import checkpoint
 from lockstep.backends import State
 from lockstep.errors import CheckpointError
-from lockstep.formats import nvidia_paddle, nvidia_tensorflow, paddle_pickle
+from lockstep.formats import mxnet_params, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, paddle_pickle
 from lockstep.formats.tensor_bundle import Bundle
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.models import MODELS, ModelSpec
-from lockstep.published import resnet50_paddle_90ep, resnet50_tensorflow_90ep
+from lockstep.published import resnet50_mxnet_90ep, resnet50_paddle_90ep, resnet50_tensorflow_90ep
 from lockstep.recipes import Recipe
 from lockstep.weights import open_weights
 
@@ -174,6 +174,47 @@ def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(run: Path, tiny_re
     assert any("no velocities were written" in remark for remark in averages["remarks"])
 
 
+@pytest.fixture
+def of_mxnet(tmp_path: Path) -> Path:
+    """A folder as NVIDIA's MXNet code leaves it."""
+    recipe = Recipe(model="resnet18", logits=10)
+    for epoch in (3, 4):
+        nvidia_mxnet.write_epoch(tmp_path / "theirs" / "model", epoch, recipe, initial_tensors(recipe))
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("named", ["", "model", "model-0004.params"])
+def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(named: str, of_mxnet: Path) -> None:
+    weights = open_weights(of_mxnet / named)
+    assert weights.recipe == resnet50_mxnet_90ep().replace(model="resnet18", logits=10, precision="fp32")
+    assert (weights.classes, weights.source) == ((), of_mxnet / "model-0004.params")
+    assert weights.remarks == ("no step is stored and 0 is taken; its name says epoch 4, counted from 1",)
+    assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
+
+
+def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(of_mxnet: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of MXNet's; moving averages are not read from it"):
+        open_weights(of_mxnet, ema=True)
+
+
+def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
+    run: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = lockstep.convert(run, tmp_path / "to" / "model-0090.params", to="nvidia-mxnet")
+    written = ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
+    assert result["written"] == [str(tmp_path / "to" / name) for name in written]
+    assert mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist() == [7] * 10
+    for words in ("this is another", "have 10: --num-classes", "step 7 has no place", "loss scaling", "--ema converts them"):
+        assert [words in remark for remark in result["remarks"]].count(True) == 1
+    assert isinstance(tiny_recipe.model, ModelSpec)
+    monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
+    lockstep.convert(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
+    assert same(nvidia_tensorflow.read(tmp_path / "back").state.momentum, state_of(tiny_recipe).momentum)
+    averages = lockstep.convert(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
+    assert averages["written"] == [str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")]
+    assert mxnet_params.load(tmp_path / "average-0000.params")["arg:fc1_bias"].tolist() == [8] * 10
+
+
 def test_there_and_back_a_state_is_the_same(original: Path, tmp_path: Path) -> None:
     lockstep.convert(original, tmp_path / "a.safetensors")
     lockstep.convert(tmp_path / "a.safetensors", tmp_path / "b", to="nvidia-tensorflow")
@@ -200,6 +241,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("there.safetensors/a.safetensors", {}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-tensorflow"}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-paddle"}, "cannot be written"),
+    ("there.safetensors/model", {"to": "nvidia-mxnet"}, "cannot be written"),
+    ("model.params", {"to": "nvidia-mxnet"}, r"model\.params: expected a prefix, or with an epoch in four digits"),
 ]
 
 

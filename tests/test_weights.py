@@ -119,11 +119,11 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
-    ("missing", {}, "there is no run, no file and no TensorFlow or Paddle checkpoint .*missing"),
+    ("missing", {}, "there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint .*missing"),
     (
         "weights.pth",
         {},
-        r"weights\.pth: expected a run's folder, a \.safetensors file, or a TensorFlow or Paddle checkpoint",
+        r"weights\.pth: expected a run's folder, a \.safetensors file, or a TensorFlow, Paddle or MXNet checkpoint",
     ),
     ("empty.safetensors", {}, r"empty\.safetensors is not a safetensors file"),
     ("folder", {}, "folder is damaged or not a checkpoint"),

@@ -7,7 +7,7 @@ from typing import Any
 from lockstep import checkpoint
 from lockstep.backends import State
 from lockstep.errors import CheckpointError, nearest
-from lockstep.formats import nvidia_paddle, nvidia_tensorflow
+from lockstep.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
 from lockstep.recipes import Recipe
 from lockstep.weights import Weights, locate, open_original, open_weights
 
@@ -20,9 +20,10 @@ def convert(
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written and what to know about it.
 
-    `source` is all that `evaluate` takes: a run, a checkpoint of it, a safetensors file, a checkpoint of TensorFlow's or
-    Paddle's. `to` is "safetensors", one file `target` with torchvision's names, or "nvidia-tensorflow" or "nvidia-paddle", a
-    checkpoint of the prefix `target` for NVIDIA's code, with velocities, and TensorFlow's step, if the source has them.
+    `source` is all that `evaluate` takes: a run, a checkpoint of it, a safetensors file, a checkpoint of TensorFlow's,
+    Paddle's or MXNet's. `to` is "safetensors", one file `target` with torchvision's names, or "nvidia-tensorflow",
+    "nvidia-paddle" or "nvidia-mxnet", a checkpoint of the prefix `target` (of MXNet's also `<prefix>-0090.params`) for
+    NVIDIA's code, with velocities, and TensorFlow's step, if the source has them.
     Nothing is overwritten; what cannot be carried over is a remark. Raises `CheckpointError`.
 
     >>> import lockstep
@@ -82,4 +83,5 @@ _WRITERS: dict[str, Callable[[Path, Weights, State], Written]] = {
     "safetensors": _to_safetensors,
     "nvidia-tensorflow": _to_original(nvidia_tensorflow.write),
     "nvidia-paddle": _to_original(nvidia_paddle.write),
+    "nvidia-mxnet": _to_original(nvidia_mxnet.write),
 }

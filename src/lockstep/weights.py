@@ -1,4 +1,4 @@
-"""Finding trained weights: of a run, a checkpoint, a safetensors file, or a checkpoint of TensorFlow's or Paddle's."""
+"""Finding trained weights: of a run, a checkpoint, a safetensors file, or one of TensorFlow's, Paddle's or MXNet's files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import numpy as np
 from lockstep import checkpoint
 from lockstep.backends import State
 from lockstep.errors import CheckpointError, RecipeError
-from lockstep.formats import nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
 from lockstep.formats.original import Original
 from lockstep.models import recognise
 from lockstep.recipes import Recipe
@@ -38,8 +38,9 @@ def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) 
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
     With `ema`, the moving average instead of the trained weights. A safetensors file of another program with torchvision's
-    names is recognised by its tensors and used with the default preprocessing, in fp32. A checkpoint of NVIDIA's TensorFlow
-    or Paddle model (its folder, prefix or a file) is used with the published recipe, in fp32. Raises `CheckpointError`.
+    names is recognised by its tensors and used with the default preprocessing, in fp32. A checkpoint of NVIDIA's TensorFlow,
+    Paddle or MXNet model (its folder, prefix or a file) is used with the published recipe, in fp32. Raises
+    `CheckpointError`.
     """
     path = locate(Path(path), which)
     original = open_original(path, momentum=False, ema=ema)
@@ -99,20 +100,23 @@ def open_original(path: Path, *, momentum: bool, ema: bool) -> tuple[Weights, St
 
 
 class _Read(Protocol):
-    def __call__(self, prefix: Path, *, momentum: bool) -> Original: ...
+    def __call__(self, path: Path, /, *, momentum: bool) -> Original: ...
 
 
 _ORIGINALS: dict[str, tuple[Callable[[Path], Path | None], _Read]] = {
     "TensorFlow": (tensor_bundle.find, nvidia_tensorflow.read),
     "Paddle": (nvidia_paddle.find, nvidia_paddle.read),
+    "MXNet": (nvidia_mxnet.find, nvidia_mxnet.read),
 }
 
 
 def _of_file(path: Path) -> Weights:
     if not path.is_file():
-        raise CheckpointError(f"there is no run, no file and no TensorFlow or Paddle checkpoint {path}")
+        raise CheckpointError(f"there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint {path}")
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: expected a run's folder, a .safetensors file, or a TensorFlow or Paddle checkpoint")
+        raise CheckpointError(
+            f"{path}: expected a run's folder, a .safetensors file, or a TensorFlow, Paddle or MXNet checkpoint"
+        )
     tensors, about = checkpoint.read_weights(path)
     if about is not None:
         return _noted(about, tensors, path)

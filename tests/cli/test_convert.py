@@ -24,6 +24,15 @@ def test_weights_for_paddle_are_one_file_if_there_are_no_velocities(answer: Run,
     assert "note: the original's graph has 1000 outputs; these weights have 10: --num-of-class" in lines
 
 
+def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, errors = answer("convert", run_folder, tmp_path / "model-0090.params", "--to", "nvidia-mxnet")
+    lines = output.splitlines()
+    assert (code, errors) == (0, "")
+    assert lines[:2] == [f"wrote {tmp_path / name}" for name in ("model-symbol.json", "model-0090.params")]
+    assert all(line.startswith("note: ") for line in lines[2:])
+    assert "note: the original's graph has 1000 outputs; these weights have 10: --num-classes" in lines
+
+
 def test_a_safetensors_file_is_written_if_nothing_else_is_said(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target)

@@ -10,10 +10,11 @@ from lockstep.cli import options
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, a .safetensors file, or one of TensorFlow's or Paddle's.")
+        Path,
+        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
     ],
     target: Annotated[Path, typer.Argument(help="A new file, or for NVIDIA's code a new prefix such as model.ckpt-0.")],
-    to: Annotated[str, typer.Option(help="safetensors, nvidia-tensorflow or nvidia-paddle.")] = "safetensors",
+    to: Annotated[str, typer.Option(help="safetensors, nvidia-tensorflow, nvidia-paddle or nvidia-mxnet.")] = "safetensors",
     which: options.Which = "newest",
     ema: options.Ema = False,
 ) -> None:

@@ -11,7 +11,8 @@ from lockstep.cli import options
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, TensorFlow's or Paddle's too, or a .safetensors file.")
+        Path,
+        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
     ],
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",

@@ -10,7 +10,8 @@ from lockstep.cli import options
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="A run's folder, a checkpoint, a .safetensors file, or one of TensorFlow's or Paddle's.")
+        Path,
+        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
     ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[str, typer.Option(help="savedmodel or paddle-inference.")] = "savedmodel",

@@ -13,7 +13,9 @@ def command(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     source: Annotated[
         Path,
-        typer.Option("--run", help="A run's folder, a checkpoint, TensorFlow's or Paddle's too, or a .safetensors file."),
+        typer.Option(
+            "--run", help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."
+        ),
     ],
     top: Annotated[int, typer.Option(help="Classes shown of each image.", min=1)] = 5,
     which: options.Which = "newest",

@@ -1,7 +1,8 @@
 """Files of weights that other programs wrote or shall read. No framework is needed.
 
-`tensor_bundle` is how TensorFlow stores named tensors, `paddle_pickle` how Paddle does; `nvidia_tensorflow` and
-`nvidia_paddle` are which of them NVIDIA's models have.
+`tensor_bundle` is how TensorFlow stores named tensors, `paddle_pickle` how Paddle and `mxnet_params` how MXNet does;
+`nvidia_tensorflow`, `nvidia_paddle` and `nvidia_mxnet` are which of them NVIDIA's models have. `mxnet_symbol` reads what an
+MXNet graph computes with them.
 """
 
 import os
@@ -32,6 +33,21 @@ def appearing(path: Path) -> Iterator[Path]:
 
     When the block ends it has its own name and is on the disk; after an error neither is there.
     """
+    try:
+        with replacing(path) as partial:
+            yield partial
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give another name to write a file under, which may be there already.
+
+    When the block ends it has its own name and is on the disk; after an error the old file is what it was.
+    """
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial
@@ -39,9 +55,8 @@ def appearing(path: Path) -> Iterator[Path]:
         partial.replace(path)
         flush(path.parent)
     except BaseException:
-        for left in (partial, path):
-            with suppress(OSError):
-                left.unlink()
+        with suppress(OSError):
+            partial.unlink()
         raise
 
 

@@ -23,15 +23,30 @@ Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.backends import State
 from lockstep.errors import CheckpointError
-from lockstep.formats import appearing, from_bfloat16, paddle_pickle, refuse_existing
-from lockstep.formats.original import Original, about_momentum, fitting, left_over
+from lockstep.formats import from_bfloat16, paddle_pickle
+from lockstep.formats.original import (
+    FOURTH_CHANNEL,
+    Matching,
+    Names,
+    Original,
+    Shape,
+    Writers,
+    about_momentum,
+    fitting,
+    fitting_model,
+    in_order,
+    is_stem,
+    left_over,
+    matched,
+    write_new,
+)
 from lockstep.models import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
 from lockstep.published import resnet50_paddle_90ep
 from lockstep.recipes import Recipe
@@ -48,19 +63,6 @@ _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_
 _OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
 """Known, and of no use: the schedule and the loss scale are the recipe's."""
 _MASK = "_asp_mask"
-
-Names = dict[str, str]
-"""Canonical name -> name in the file."""
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Matching:
-    model: str
-    names: Names
-    logits: int
-    problems: list[str]
-    """What does not fit."""
 
 
 def find(path: Path) -> Path | None:
@@ -141,50 +143,25 @@ def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
     return of_master if of_master in optimizer else f"{parameter}{_VELOCITY}"
 
 
-def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> _Matching:
+def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
     """Return the model all of whose tensors are there, and nothing else that a network computes with."""
     shapes = {name: value.shape for name, value in arrays.items()}
-    matchings = (_matching(model, names, shapes) for model, spec in MODELS.items() for names in _tables(spec, shapes))
-    nearest = min(matchings, key=lambda matching: len(matching.problems))
-    if not nearest.problems:
-        return nearest
-    raise CheckpointError(
-        f"{prefix}{_PARAMETERS} is not, or not all of, a ResNet as Paddle saves it. {nearest.model} is nearest, but "
-        f"{'; '.join(nearest.problems[:3])}. Of its {len(arrays)} arrays the first are {sorted(arrays)[:3]}."
+    matchings = (
+        matched(model, names, shapes, _stored_shapes, lambda name: len(shapes[name]) >= 2 and _MASK not in name)
+        for model, spec in MODELS.items()
+        for names in _tables(spec, shapes)
     )
-
-
-def _matching(model: str, names: Names, shapes: Mapping[str, Shape]) -> _Matching:
-    bias = shapes.get(names["fc.bias"], ())
-    logits = bias[0] if len(bias) == 1 else 0
-    problems = []
-    for tensor in tensors(MODELS[model], logits):
-        name = names[tensor.name]
-        if name not in shapes:
-            problems.append(f"{name} is missing")
-        elif shapes[name] not in _stored_shapes(tensor):
-            problems.append(f"{name} is {list(shapes[name])}, expected {list(_stored_shapes(tensor)[0])}")
-    more = sorted(shapes.keys() - names.values())
-    problems += [f"there is {name}" for name in more if len(shapes[name]) >= 2 and _MASK not in name]
-    return _Matching(model, names, logits, problems)
+    return fitting_model(matchings, f"{prefix}{_PARAMETERS}", "Paddle", arrays)
 
 
 def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     stored = list(stored)
-    for convs in (_order(spec), _order(spec, shortcut_first=True)):
+    # paddle.vision makes a block's shortcut first.
+    for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
         yield _static_names(convs, stored)
-    yield _named(_order(spec), *_of_original(spec))
-    yield _named(_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
-
-
-def _order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
-    """Return the convolutions in the order in which their layers are made: paddle.vision makes a block's shortcut first."""
-    convs = [stem(spec)]
-    for block in blocks(spec):
-        shortcut = [] if block.shortcut is None else [block.shortcut]
-        convs += [*shortcut, *block.convs] if shortcut_first else [*block.convs, *shortcut]
-    return convs
+    yield _named(in_order(spec), *_of_original(spec))
+    yield _named(in_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
 
 
 def _static_names(convs: list[Conv], stored: list[str]) -> Names:
@@ -223,13 +200,9 @@ def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Con
     return table
 
 
-def _is_stem(tensor: Tensor) -> bool:
-    return tensor.name == "conv1.weight"
-
-
 def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
     """Return the shapes a tensor may have there, the original's first."""
-    if _is_stem(tensor):
+    if is_stem(tensor):
         outputs, inputs, height, width = tensor.shape
         return ((outputs, inputs + 1, height, width), tensor.shape)
     return (tensor.shape[::-1] if tensor.role == "fc_weight" else tensor.shape,)
@@ -243,7 +216,7 @@ def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor
     if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
         expected = list(_stored_shapes(tensor)[0])
         raise CheckpointError(f"{prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
-    if _is_stem(tensor):
+    if is_stem(tensor):
         values = values[:, : tensor.shape[1]]
     elif tensor.role == "fc_weight":
         values = values.T
@@ -256,8 +229,8 @@ def _remarks(
     epoch = prefix.absolute().parent.name
     named = f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
     yield f"no step is stored and 0 is taken{named}"
-    if any(_is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
-        yield "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+    if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
+        yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]
     if masters:
         yield f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as {masters[0]}"
@@ -275,7 +248,7 @@ def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
     expected = fitting(spec, recipe.logits, state)
-    names = _static_names(_order(spec), [])
+    names = _static_names(in_order(spec), [])
     parameters = {names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected}
     velocities = {
         f"{names[tensor.name]}{_VELOCITY}": _stored(state.momentum[tensor.name], tensor)
@@ -293,7 +266,7 @@ def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
 
 def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     """Return an array in the original's layout."""
-    if _is_stem(tensor):
+    if is_stem(tensor):
         return np.concatenate([values, np.zeros_like(values[:, :1])], axis=1)
     return values.T if tensor.role == "fc_weight" else values
 
@@ -310,22 +283,12 @@ def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]) -> tuple[Path, ...]:
     """Write a checkpoint. Its parameters appear last: without them there is none."""
-    parameters_file, optimizer_file = _file(prefix, _PARAMETERS), _file(prefix, _OPTIMIZER)
-    refuse_existing(parameters_file, optimizer_file)
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        if optimizer:
-            with appearing(optimizer_file) as partial:
-                paddle_pickle.dump(partial, optimizer)
-        try:
-            with appearing(parameters_file) as partial:
-                paddle_pickle.dump(partial, parameters)
-        except BaseException:
-            optimizer_file.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CheckpointError(f"{prefix} cannot be written: {error}") from None
-    return (parameters_file, optimizer_file) if optimizer else (parameters_file,)
+    contents = {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
+    files: Writers = {
+        _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
+    }
+    write_new(prefix, files)
+    return tuple(reversed(files))
 
 
 def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
