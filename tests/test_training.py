@@ -15,6 +15,7 @@ import lockstep
 from lockstep import checkpoint
 from lockstep.data.textures import draw_data_set
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
+from lockstep.formats import mxnet_params
 from lockstep.recipes import Execution, Recipe
 from lockstep.run import read_log
 from lockstep.training import spans
@@ -235,6 +236,18 @@ def test_the_newest_checkpoints_and_the_best_are_kept(textures: Path, tiny_recip
     recipe = tiny_recipe.replace(epochs=4, lr=0.02)
     report = lockstep.train(recipe, textures, run, execution=Execution(keep_checkpoints=1))
     assert checkpoint.steps(run / "checkpoints") == sorted({report["best"]["step"], 28})
+
+
+def test_weights_of_every_epoch_are_written_for_mxnet(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    prefix = tmp_path / "for mxnet" / "model"
+    execution = Execution(keep_checkpoints=3, save_every_steps=5, model_prefix=str(prefix))
+    lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=execution)
+    written = sorted(path.name for path in prefix.parent.iterdir())
+    assert written == ["model-0001.params", "model-0002.params", "model-symbol.json"]
+    for step, name in ((7, written[0]), (14, written[1])):
+        found, expected = mxnet_params.load(prefix.with_name(name)), weights(tmp_path / "run", step)
+        assert found["arg:stage2_unit1_conv1sc_weight"].tobytes() == expected["layer2.0.downsample.0.weight"].tobytes()
+        assert found["aux:bn0_moving_var"].tobytes() == expected["bn1.running_var"].tobytes()
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_window_and_the_last_good_checkpoint(

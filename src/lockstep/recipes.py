@@ -257,6 +257,9 @@ class Execution(_Settings):
     """The last epoch is always evaluated."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """The newest so many are kept, and the best."""
+    model_prefix: str = ""
+    """Where the weights at the end of every epoch are written as MXNet's Module has them besides: PREFIX-symbol.json and
+    PREFIX-0001.params, counted from 1. Nowhere if it is empty."""
 
 
 def load_recipe(source: str | Path | Recipe) -> Recipe:

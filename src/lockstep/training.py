@@ -22,6 +22,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_split
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
+from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.metrics import Scores, Throughput
 from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
@@ -354,6 +355,9 @@ class Training:
         if not all(np.isfinite(value).all() for value in state.tensors.values()):
             raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
         self.recorder.flush()
+        epoch, step = divmod(state.step, self.per_epoch)
+        if self.execution.model_prefix and step == 0:  # before the checkpoint, from which a run goes on
+            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state.tensors)
         path = self.write_checkpoint(state)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})

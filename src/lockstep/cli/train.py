@@ -19,6 +19,9 @@ def command(
     loader: options.Loader = None,
     xla: Annotated[bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")] = False,
     distributed: options.Distributed = None,
+    model_prefix: Annotated[
+        str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
+    ] = None,
     assignments: options.Set = None,
 ) -> None:
     """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
@@ -26,7 +29,12 @@ def command(
     from lockstep.cli.console import Reporter
 
     changes, execution = options.settings(
-        assignments, backend, loader=loader, compile="on" if xla else None, distributed=distributed
+        assignments,
+        backend,
+        loader=loader,
+        compile="on" if xla else None,
+        distributed=distributed,
+        model_prefix=model_prefix,
     )
     with Reporter() as reporter:
         recipe_now = load_recipe(recipe).replace(**changes)

@@ -16,7 +16,7 @@ def load_module(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Any:
     """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to logits."""
     check_fit(Layout(recipe).shapes, tensors, "weights")
     size = (recipe.eval_crop, recipe.eval_crop)
-    images = mx.sym.var("data")
+    images = mx.sym.var("data", dtype="float32")
     logits = Pass(recipe, variables(recipe), size, training=False, on_gpu=False).logits(images)
     block = mx.gluon.SymbolBlock([logits], [images])
     for name, parameter in block.collect_params().items():

@@ -1,4 +1,4 @@
-"""What ranks ask each other, over sockets of their hosts: MXNet's parameter server adds up, and hangs when a rank has gone."""
+"""What ranks ask each other, from host to host: MXNet's parameter server adds up, and hangs when a rank has gone."""
 
 import time
 from collections.abc import Iterator

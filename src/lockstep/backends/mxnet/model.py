@@ -111,12 +111,11 @@ class Pass:
         return y
 
     def _padded(self, x: Node, around: list[tuple[int, int]]) -> Node:
-        """Return zeros around the images. The operator pads the last two axes alone."""
-        width = (0, 0, 0, 0, *around[0], *around[1])
-        if not self._on_gpu:
-            return self._ops.pad(x, mode="constant", pad_width=width)
-        padded = self._ops.pad(self._ops.transpose(x, axes=(0, 3, 1, 2)), mode="constant", pad_width=width)
-        return self._ops.transpose(padded, axes=(0, 2, 3, 1))
+        """Return zeros around the images. The operator pads the last two axes alone, and not in bf16."""
+        x = self._ops.cast(x, dtype="float32")
+        x = self._ops.transpose(x, axes=(0, 3, 1, 2)) if self._on_gpu else x
+        x = self._ops.pad(x, mode="constant", pad_width=(0, 0, 0, 0, *around[0], *around[1]))
+        return self._rounded(self._ops.transpose(x, axes=(0, 2, 3, 1)) if self._on_gpu else x)
 
     def _batch_norm(self, x: Node, name: str) -> Node:
         scale, bias, mean, variance = (

@@ -1,0 +1,228 @@
+"""What is MXNet's own: modules, static graphs and others, several processes, and how a command finds its environment."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.backends import Backend
+
+# First, because it chooses threads.
+from lockstep.backends import mxnet as mxnet_backend
+
+# isort: split
+import mxnet as mx
+
+from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.mxnet.world import MxnetWorld, parameter_server
+from lockstep.errors import BackendError, CheckpointError, LockstepError
+from lockstep.launched import free_ports
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import (
+    RATES,
+    all_bits,
+    moved,
+    random_batches,
+    random_images,
+    random_state,
+    statistics,
+    steady_state,
+)
+from tests.backends.conftest import Start
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return backends.load("mxnet")
+
+
+def normalised(images: np.ndarray, recipe: Recipe) -> Any:
+    """Return what a module takes: float32 [N, 3, H, W]."""
+    x = ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+    return mx.nd.array(x.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+def test_a_loaded_module_has_the_logits_of_float64(recipe: Recipe, padding: str) -> None:
+    recipe = recipe.replace(padding=padding)
+    values, images = random_state(recipe).tensors, random_images(5, recipe.eval_crop)
+    logits = mxnet_backend.load_module(recipe, values)(normalised(images, recipe))
+    assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
+    assert distance(logits.asnumpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet's own, of the input of any graph it reads
+def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    values, images = random_state(tiny_recipe).tensors, normalised(random_images(2), tiny_recipe)
+    block = mxnet_backend.load_module(tiny_recipe, values)
+    assert isinstance(block, mx.gluon.Block)
+    logits = block(images).asnumpy()
+    block.export(str(tmp_path / "model"))
+    read = mx.gluon.SymbolBlock.imports(str(tmp_path / "model-symbol.json"), ["data"], str(tmp_path / "model-0000.params"))
+    assert read(images).asnumpy().tobytes() == logits.tobytes()
+
+
+def test_a_module_of_other_tensors_is_refused(tiny_recipe: Recipe) -> None:
+    values = random_state(tiny_recipe).tensors
+    with pytest.raises(CheckpointError, match=r"missing \['fc.bias'\]"):
+        mxnet_backend.load_module(tiny_recipe, {name: value for name, value in values.items() if name != "fc.bias"})
+
+
+@pytest.mark.parametrize("compile", ["on", "off"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_steps_with_and_without_a_static_graph_lead_where_float64_goes(
+    start: Start, tiny_recipe: Recipe, compile: str, parts: int
+) -> None:
+    begin, batches = steady_state(tiny_recipe), random_batches(tiny_recipe, 8, mixup="sample")
+    engine = start(tiny_recipe, begin, compile=compile, accumulation_steps=parts)
+    engine.train(batches, 0)
+    end, expected = engine.read(), oracle.train(tiny_recipe, begin, batches, RATES, parts).state
+    assert distance(moved(end, begin), moved(expected, begin)) < BOUNDS["trajectory"].value
+    assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
+
+
+def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe) -> None:
+    # With all weight on the newest batch, statistics that came too early would be those of the batch before.
+    recipe = tiny_recipe.replace(bn_momentum=1.0)
+    begin, batches = steady_state(recipe), random_batches(recipe, 6)
+    engine = start(recipe, begin)
+    engine.train(batches, 0)
+    assert distance(statistics(engine.read()), statistics(oracle.train(recipe, begin, batches, RATES).state)) < 1e-4
+
+
+def test_inference_between_steps_leaves_the_weights_where_they_are(start: Start, tiny_recipe: Recipe) -> None:
+    # Outside of training, MXNet's convolutions lay weights out anew, which other tensors share a vector with.
+    engine, other = start(tiny_recipe), start(tiny_recipe)
+    batches = random_batches(tiny_recipe, 4)
+    for each in (engine, other):
+        each.train(batches[:2], 0)
+        before = all_bits(each.read())
+        if each is engine:
+            engine.predict(random_images(3))
+            engine.predict(random_images(3, 64))
+            assert all_bits(engine.read()) == before
+        each.train(batches[2:], 2)
+    assert all_bits(engine.read()) == all_bits(other.read())
+
+
+def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, waits = start(tiny_recipe), []
+    main, read = threading.main_thread(), mx.nd.NDArray.asnumpy
+
+    def noted(array: Any) -> np.ndarray:
+        if threading.current_thread() is main:
+            waits.append(array.shape)
+        return read(array)
+
+    monkeypatch.setattr(mx.nd.NDArray, "asnumpy", noted)
+    handle = engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
+    assert waits == []
+    assert len(engine.fetch(handle).losses) == 3
+
+
+# Several processes
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """No launcher has said anything."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "DMLC_PS_ROOT_URI"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BackendError, match="lockstep launch"):
+        MxnetWorld(Execution())
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(BackendError, match="MXNet finds no GPU"):
+        MxnetWorld(Execution(device="cuda"))
+
+
+@pytest.mark.usefixtures("alone")
+def test_horovod_is_refused() -> None:
+    with pytest.raises(BackendError, match="Horovod"):
+        MxnetWorld(Execution(distributed="horovod"))
+
+
+def three_hosts() -> list[Hosts]:
+    """Return three ranks that know each other."""
+    address, found = f"127.0.0.1:{free_ports(1)[0]}", {}
+
+    def come(rank: int) -> None:
+        found[rank] = Hosts(rank, 3, address, "a word")
+
+    threads = [threading.Thread(target=come, args=[rank]) for rank in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(3)]
+
+
+def test_hosts_agree_on_the_largest() -> None:
+    hosts, answers = three_hosts(), {}
+
+    def ask(rank: int) -> None:
+        answers[rank] = [hosts[rank].largest([rank, -rank]), hosts[rank].largest([7 - rank])]
+
+    threads = [threading.Thread(target=ask, args=[rank]) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {rank: [[2, 0], [7]] for rank in range(3)}
+
+
+@pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
+def test_a_host_that_has_gone_is_told(gone: int, left: int) -> None:
+    hosts = three_hosts()
+    hosts[gone].close()
+    with pytest.raises(LockstepError, match="another rank has ended"):
+        hosts[left].largest([1])
+
+
+@pytest.mark.slow
+def test_scheduler_and_server_end_with_their_launcher(tmp_path: Path) -> None:
+    program = "import time; from lockstep.backends.mxnet.world import parameter_server\n"
+    program += "with parameter_server(2): print('there', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "there\n"
+        helpers = [int(entry.name) for entry in Path("/proc").iterdir() if is_child(entry, launcher.pid)]
+        time.sleep(0.5)
+        os.kill(launcher.pid, signal.SIGKILL)
+    assert len(helpers) == 2
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{helper}").exists() for helper in helpers):
+        assert time.monotonic() < deadline, "they are still there"
+        time.sleep(0.05)
+
+
+def is_child(entry: Path, parent: int) -> bool:
+    try:
+        return entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent
+    except OSError:
+        return False
+
+
+def test_a_worker_is_told_where_everybody_is() -> None:
+    with parameter_server(2) as environment:
+        first, second = environment(0), environment(1)
+    assert first == second
+    assert first["DMLC_ROLE"] == "worker"
+    assert first["DMLC_NUM_WORKER"] == "2"
