@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -99,13 +99,7 @@ def is_leading() -> bool:
 
 def follow_launcher() -> None:
     """Have the system send SIGTERM to this rank when its launcher dies, however it dies; nothing if there is none."""
-    if EXIT_CODE_FOLDER in os.environ:
-        end_with_parent()
-
-
-def end_with_parent() -> None:
-    """Have the system send SIGTERM to this process when the one that started it dies."""
-    if sys.platform.startswith("linux"):
+    if EXIT_CODE_FOLDER in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -126,11 +120,16 @@ def code_of_ranks(folder: Path) -> int:
     return next((code for code in (UserError.exit_code, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED) if code in codes), 1)
 
 
-def launch_ranks(processes: int, arguments: list[str], environment: Callable[[int], dict[str, str]]) -> int:
+def launch_ranks(
+    processes: int,
+    arguments: list[str],
+    environment: Callable[[int], dict[str, str]],
+    inherited: Collection[int] = (),
+) -> int:
     """Run this Python with these arguments in so many processes on this machine; return the exit code (see `code_of_ranks`).
 
-    `environment` returns what a rank needs to know besides RANK, WORLD_SIZE and LOCAL_RANK. SIGTERM, SIGINT and SIGUSR1
-    reach every rank; when one fails, the others are asked to stop.
+    `environment` returns what a rank needs to know besides RANK, WORLD_SIZE and LOCAL_RANK; `inherited` are file descriptors
+    that every rank gets. SIGTERM, SIGINT and SIGUSR1 reach every rank; when one fails, the others are asked to stop.
     """
     with tempfile.TemporaryDirectory() as folder:
         running: list[subprocess.Popen[bytes]] = []
@@ -152,6 +151,7 @@ def launch_ranks(processes: int, arguments: list[str], environment: Callable[[in
                     [sys.executable, *arguments],
                     env=os.environ | variables | environment(rank),
                     start_new_session=True,
+                    pass_fds=inherited,
                 )
                 signal.pthread_sigmask(signal.SIG_BLOCK, before)
                 running.append(started)

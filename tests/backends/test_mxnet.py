@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -159,23 +160,23 @@ def test_horovod_is_refused() -> None:
         MxnetWorld(Execution(distributed="horovod"))
 
 
-def three_hosts() -> list[Hosts]:
-    """Return three ranks that know each other."""
+def acquainted(count: int) -> list[Hosts]:
+    """Return so many ranks that know each other."""
     address, found = f"127.0.0.1:{free_ports(1)[0]}", {}
 
     def come(rank: int) -> None:
-        found[rank] = Hosts(rank, 3, address, "a word")
+        found[rank] = Hosts(rank, count, address, "a word")
 
-    threads = [threading.Thread(target=come, args=[rank]) for rank in (2, 1, 0)]
+    threads = [threading.Thread(target=come, args=[rank]) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[rank] for rank in range(3)]
+    return [found[rank] for rank in range(count)]
 
 
 def test_hosts_agree_on_the_largest() -> None:
-    hosts, answers = three_hosts(), {}
+    hosts, answers = acquainted(3), {}
 
     def ask(rank: int) -> None:
         answers[rank] = [hosts[rank].largest([rank, -rank]), hosts[rank].largest([7 - rank])]
@@ -190,39 +191,144 @@ def test_hosts_agree_on_the_largest() -> None:
 
 @pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
 def test_a_host_that_has_gone_is_told(gone: int, left: int) -> None:
-    hosts = three_hosts()
+    hosts = acquainted(2)
     hosts[gone].close()
     with pytest.raises(LockstepError, match="another rank has ended"):
         hosts[left].largest([1])
+    assert hosts[left].lost
+
+
+@pytest.mark.parametrize(("gone", "left"), [(0, 1), (1, 0)])
+def test_a_host_that_has_gone_is_seen_and_one_that_speaks_is_not_taken_for_gone(gone: int, left: int) -> None:
+    hosts = acquainted(2)
+    hosts[left].refuse_loss()
+    if left == 0:
+        asking = threading.Thread(target=lambda: hosts[1].largest([5]))
+        asking.start()
+        hosts[0].refuse_loss()
+        assert hosts[0].largest([3]) == [5], "nothing that was said is lost"
+        asking.join()
+    assert not hosts[left].lost
+    hosts[gone].close()
+    with pytest.raises(LockstepError, match="another rank has ended"):
+        hosts[left].refuse_loss()
+
+
+def test_an_address_that_others_have_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
+            Hosts(0, 2, address, "a word")
+
+
+LAUNCH = """
+import os, sys, time
+from lockstep.backends.mxnet.world import parameter_server
+with parameter_server(2) as (environment, held):
+    rank = os.fork()
+    if rank == 0:
+        sys.stdin.read()  # as long as somebody listens
+        os._exit(0)
+    print("there", flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.mark.slow
-def test_scheduler_and_server_end_with_their_launcher(tmp_path: Path) -> None:
-    program = "import time; from lockstep.backends.mxnet.world import parameter_server\n"
-    program += "with parameter_server(2): print('there', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as launcher:
+def test_scheduler_and_server_stay_as_long_as_a_rank_and_no_longer() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdin is not None
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "there\n"
-        helpers = [int(entry.name) for entry in Path("/proc").iterdir() if is_child(entry, launcher.pid)]
-        time.sleep(0.5)
+        helpers = [entry for entry in Path("/proc").iterdir() if is_helper(entry, launcher.pid)]
         os.kill(launcher.pid, signal.SIGKILL)
-    assert len(helpers) == 2
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{helper}").exists() for helper in helpers):
-        assert time.monotonic() < deadline, "they are still there"
-        time.sleep(0.05)
+        launcher.wait()
+        assert len(helpers) == 2
+        assert all(map(is_running, helpers))
+        launcher.stdin.close()  # now the rank ends
+        deadline = time.monotonic() + 60
+        while any(map(is_running, helpers)):
+            assert time.monotonic() < deadline, "they are still there"
+            time.sleep(0.01)
 
 
-def is_child(entry: Path, parent: int) -> bool:
+def is_helper(process: Path, parent: int) -> bool:
     try:
-        return entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent
+        of_parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent
+        return of_parent and b"DMLC_ROLE=" in (process / "environ").read_bytes()
+    except (OSError, IndexError):
+        return False
+
+
+def is_running(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 
 
 def test_a_worker_is_told_where_everybody_is() -> None:
-    with parameter_server(2) as environment:
-        first, second = environment(0), environment(1)
-    assert first == second
-    assert first["DMLC_ROLE"] == "worker"
-    assert first["DMLC_NUM_WORKER"] == "2"
+    with parameter_server(2) as (environment, _):
+        assert environment["DMLC_ROLE"] == "worker"
+        assert environment["DMLC_NUM_WORKER"] == "2"
+        assert environment["DMLC_NODE_HOST"] == environment["DMLC_PS_ROOT_URI"] == "127.0.0.1"
+
+
+GONE = """
+import os, signal, sys
+import numpy as np
+from lockstep import backends
+from lockstep.errors import LockstepError
+from lockstep.recipes import Execution
+from tests.backends.cases import RATES, random_batches, random_state
+from tests.conftest import TINY
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run notes it, and looks at it before the next batch
+backend = backends.load("mxnet")
+world = backend.world(Execution())
+recipe = TINY.replace(global_batch_images=16)
+with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
+    engine.write(random_state(recipe))
+    engine.fetch(engine.train(random_batches(recipe, 2), 0))
+    if world.rank == 1:
+        os._exit(9)
+    try:
+        engine.fetch(engine.train(random_batches(recipe, 1), 2))
+    except LockstepError as error:
+        print(error, flush=True)
+        raise
+"""
+
+
+@pytest.mark.slow
+def test_steps_that_wait_for_a_rank_that_has_gone_end_with_the_reason(pytestconfig: pytest.Config) -> None:
+    program = "import sys; from lockstep.backends.mxnet.world import launch_python as launch\n"
+    program += f"sys.exit(launch(2, ['-c', {GONE!r}], 'native'))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "another rank has ended; its own message says why\n", done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("reason", ["Failed to allocate CPU Memory", "cudaMalloc failed: out of memory"])
+def test_too_little_memory_is_told_with_what_to_do(
+    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    engine = start(tiny_recipe, accumulation_steps=2)
+
+    def fail(*_: Any) -> None:
+        raise mx.MXNetError(f"Traceback:\n  {reason}")
+
+    monkeypatch.setattr(engine, "_forward_and_back", fail)
+    with pytest.raises(BackendError, match=f"{reason}\nCompute a step in more parts: --set accumulation_steps=4"):
+        engine.train(random_batches(tiny_recipe, 1), 0)
+
+
+def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MxnetWorld(Execution())
+    monkeypatch.setattr(world, "_store", object())
+    assert world.gathered(np.zeros((0, 4))).shape == (0, 4)

@@ -5,9 +5,12 @@ the moving average are a few operations on all of it, and the graph computes wit
 the calls, on a CPU too. Nothing here waits but `fetch`, `evaluate`, `predict` and `read`.
 """
 
+import os
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,9 @@ from lockstep.recipes import Execution, Recipe
 
 Fetched = tuple[np.ndarray, float]
 """A row for every step, and when they were there."""
+
+_LOOK_SEC = 1.0
+"""How long to wait for steps before looking whether all ranks are there."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,7 @@ class MxnetEngine:
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
             raise BackendError("a static graph has no batch norm over all ranks; leave compile at auto")
-        if not world.on_gpu:
-            keep_freed_memory()
+        _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
         self._found = self._zeros(layout.size)
@@ -78,6 +83,8 @@ class MxnetEngine:
             "write" if self._parts == 1 else "add",
         )
         self._graphs: dict[tuple[int, int, bool], tuple[Any, list[str]]] = {}
+        self._averaged: dict[tuple[int, int], dict[str, int]] = {}
+        """By height and width of images: `Pass.values_of_a_channel`."""
         self._unbiased: dict[tuple[int, ...], Array] = {}
         self._scale = LossScale(recipe, world.context)
         self._learning_rates = [float(rate) for rate in learning_rates]
@@ -86,15 +93,13 @@ class MxnetEngine:
             self._array(np.array(each, np.float32).reshape(shape)) for each in (recipe.mean, recipe.std)
         )
         self._held: tuple[np.ndarray, Array] | None = None
-        # This thread waits for the steps of an interval while the main one enqueues the next.
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="lockstep-fetch")
 
     def __enter__(self) -> "MxnetEngine":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._waiting.shutdown(wait=True)
-        mx.nd.waitall()
+        if not self._world.lost:
+            mx.nd.waitall()
 
     def _zeros(self, length: int) -> Array:
         return mx.nd.zeros(length, self._world.context)
@@ -108,13 +113,15 @@ class MxnetEngine:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         rows = []
         for step, batch in enumerate(batches, first):
-            rows.append(self._forward_and_back(batch))
-            self._world.sum(self._gradient, "gradient")
-            self._update(step)
+            with self._told_of_memory():
+                sums = self._forward_and_back(batch)
+                self._world.sum(self._gradient, "gradient")
+                self._world.sum(sums, "sums")
+                rows.append(sums)
+                self._update(step)
             self._done = step + 1
         if rows:
             table, scale = mx.nd.stack(*rows), self._scale.value
-            self._world.sum(table, "sums")
 
         def fetched() -> Fetched:
             if not rows:  # MXNet has no empty arrays
@@ -123,7 +130,7 @@ class MxnetEngine:
             done = time.perf_counter()
             return np.concatenate([sums, np.full((len(sums), 1), scale.asscalar())], axis=1), done
 
-        return MxnetHandle(first, len(rows), self._waiting.submit(fetched))
+        return MxnetHandle(first, len(rows), _beside(fetched))
 
     def _forward_and_back(self, batch: Batch) -> Array:
         """Leave the gradient of scale / ranks * (mean loss) in `_gradient`; return this rank's sums. Statistics move on."""
@@ -160,13 +167,13 @@ class MxnetEngine:
 
     def _graph(self, images: Array, values: Mapping[str, Array], *, training: bool) -> Array:
         """Return the logits of normalised images."""
-        height, width = images.shape[1:3] if self._world.on_gpu else images.shape[2:]
+        height, width = self._size_of(images.shape)
         key = (height, width, training)
         how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
         if training and self._synchronised:
             run = Pass(self._recipe, values, **how, moments=self._moments_over_ranks)
             logits = run.logits(images)
-            self._values_of_a_channel = run.values_of_a_channel
+            self._averaged[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
             run = Pass(self._recipe, variables(self._recipe), **how)
@@ -179,10 +186,13 @@ class MxnetEngine:
                 ("static_shape", self._static),
             ]
             self._graphs[key] = mx.nd.CachedOp(symbol, flags), names
-            if training:
-                self._values_of_a_channel = run.values_of_a_channel
+            self._averaged[height, width] = run.values_of_a_channel
         graph, names = self._graphs[key]
         return graph(*(images if name == "images" else values[name] for name in names))
+
+    def _size_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width of normalised images."""
+        return (shape[1], shape[2]) if self._world.on_gpu else (shape[2], shape[3])
 
     def _moments_over_ranks(self, x: Array, name: str) -> tuple[Array, Array]:
         """Return mean and biased variance, in float32, over the images of all ranks."""
@@ -199,7 +209,8 @@ class MxnetEngine:
         if key not in self._unbiased:
             factors = np.ones(self._layout.size, np.float32)
             images *= self._world.ranks if self._synchronised else 1
-            for name, count in self._values_of_a_channel.items():
+            height, width = self._size_of(shape)
+            for name, count in self._averaged[height, width].items():
                 factors[self._layout.places[f"{name}.running_var"]] = images * count / (images * count - 1)
             self._unbiased[key] = self._array(factors[self._layout.trained :])
         statistics = self._values[self._layout.trained :]
@@ -245,8 +256,9 @@ class MxnetEngine:
         weights = self._values[:trained]
         if used is None or before is None:
             mx.nd.sgd_update(weights, self._velocity, lr=rate, wd=0.0, out=weights)
-        else:  # at rate 0 the weights stay as they are
-            weights -= mx.nd.broadcast_mul(self._velocity, used * rate)
+        else:
+            moved = weights - rate * self._velocity
+            weights[:] = mx.nd.where(mx.nd.broadcast_like(used, before), moved, weights)
             self._velocity[:] = mx.nd.where(mx.nd.broadcast_like(used, before), self._velocity, before)
         if self._ema is not None:
             keep = np.float32(min(self._recipe.ema_decay, (1 + step) / (10 + step)))
@@ -254,16 +266,13 @@ class MxnetEngine:
 
     def fetch(self, handle: MxnetHandle) -> Interval:
         """Wait for the steps and return what they brought over all ranks."""
-        try:
-            table, finished_at = handle.result.result()
-        except mx.MXNetError as error:
-            reason = str(error).strip().splitlines()[-1]
-            if "memory" not in reason and "bad_alloc" not in reason:
-                raise
-            raise BackendError(
-                f"the device has too little memory for a step in {self._parts} parts: {reason}\n"
-                f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
-            ) from None
+        with self._told_of_memory():
+            while True:
+                try:
+                    table, finished_at = handle.result.result(timeout=_LOOK_SEC)
+                    break
+                except TimeoutError:  # a sum over ranks is never done once one has gone
+                    self._world.refuse_loss()
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         return Interval(
             first=handle.first,
@@ -272,6 +281,20 @@ class MxnetEngine:
             loss_scale=float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar()),
             finished_at=finished_at,
         )
+
+    @contextmanager
+    def _told_of_memory(self) -> Iterator[None]:
+        """Say what to do where memory is short."""
+        try:
+            yield
+        except mx.MXNetError as error:
+            reason = str(error).strip().splitlines()[-1]
+            if not any(word in reason.lower() for word in ("memory", "bad_alloc")):
+                raise
+            raise BackendError(
+                f"the device has too little memory for a step in {self._parts} parts: {reason}\n"
+                f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
+            ) from None
 
     # Inference
 
@@ -334,6 +357,20 @@ class MxnetEngine:
                 kept[:] = mx.nd.where(self._removed, mx.nd.zeros_like(kept), kept)
 
 
+def _beside(work: Callable[[], Fetched]) -> "Future[Fetched]":
+    """Do what waits in a thread beside this one, which does not keep the process from ending."""
+    future: Future[Fetched] = Future()
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=do, name="lockstep-fetch", daemon=True).start()
+    return future
+
+
 class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
     """A sum over all ranks, through which gradients flow: they are added up as well."""
 
@@ -379,3 +416,13 @@ def _rank_of(logits: Array, labels: Array) -> Array:
     before = mx.nd.broadcast_lesser(classes, labels.astype("float32").reshape((-1, 1)))
     at_most, equal = mx.nd.broadcast_lesser_equal(logits, own), mx.nd.broadcast_equal(logits, own)
     return (1 - at_most + equal * before).sum(axis=1)
+
+
+def _configure(recipe: Recipe, execution: Execution, world: MxnetWorld) -> None:
+    if not world.on_gpu:
+        keep_freed_memory()
+        return
+    # MXNet asks the environment, when an operator first computes.
+    os.environ["MXNET_ENFORCE_DETERMINISM"] = str(int(execution.deterministic))
+    os.environ["MXNET_CUDNN_AUTOTUNE_DEFAULT"] = str(int(not execution.deterministic))
+    os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(recipe.precision == "tf32"))

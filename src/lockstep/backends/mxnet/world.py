@@ -1,11 +1,12 @@
 """The processes that train together, through MXNet's parameter server, or one process alone."""
 
+import atexit
 import ctypes
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +50,24 @@ class MxnetWorld(HostQuestions):
             self._store = mx.kv.create("dist_sync")
             # Or a rank that fails would wait for the others before it ends.
             check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
+            atexit.register(self._leave_at_once)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank is known to have gone: what is enqueued may never be done."""
+        return self._hosts is not None and self._hosts.lost
+
+    def refuse_loss(self) -> None:
+        """Raise `LockstepError` if a rank has gone."""
+        if self._hosts is not None:
+            self._hosts.refuse_loss()
+
+    def _leave_at_once(self) -> None:
+        """End this process without MXNet's goodbye, which waits for all that is enqueued, if a rank has gone."""
+        if self.lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the launcher knows the code from `leave_exit_code`
 
     def prepare(self, array: Array, name: str) -> str:
         """Make ready to add up arrays like this one, which waits for all ranks; return the key. All prepare in one order."""
@@ -56,6 +75,10 @@ class MxnetWorld(HostQuestions):
         if self._store is not None and key not in self._exchanged:
             self._exchanged[key] = mx.nd.zeros(array.shape, self.context, array.dtype)
             self._store.init(key, self._exchanged[key])
+            # Once on every rank here, where it is alone: its tables of buffers are not made for two threads.
+            self._store.push(key, self._exchanged[key])
+            self._store.pull(key, out=self._exchanged[key])
+            self._exchanged[key].wait_to_read()
         return key
 
     def sum(self, array: Array, name: str) -> None:
@@ -79,7 +102,7 @@ class MxnetWorld(HostQuestions):
 
     def gathered(self, table: np.ndarray) -> np.ndarray:
         """Return the rows of all ranks, float64, in the order of ranks; every rank must have as many."""
-        if self._store is None:
+        if self._store is None or not len(table):  # MXNet has no empty arrays
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
         places[self.rank] = table
@@ -127,33 +150,46 @@ def launch(processes: int, arguments: list[str], distributed: str) -> int:
 def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
     """Run this Python with these arguments in so many processes that find each other; return the exit code."""
     refuse_horovod(distributed)
-    with parameter_server(processes) as environment:
-        return launch_ranks(processes, arguments, environment)
+    with parameter_server(processes) as (environment, held):
+        return launch_ranks(processes, arguments, lambda rank: environment, inherited=[held])
 
 
 @contextmanager
-def parameter_server(workers: int) -> Iterator[Callable[[int], dict[str, str]]]:
-    """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker."""
+def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
+    """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker, and a file
+    descriptor that every worker must inherit: scheduler and server end when nobody has it any more.
+    """
     port, port_of_hosts = free_ports(2)
     shared = {
         hosts.ADDRESS: f"127.0.0.1:{port_of_hosts}",
         hosts.KEY: secrets.token_hex(),
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",  # not on the network: a server carries out what it is sent
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
-        "OMP_NUM_THREADS": str(max(cores() // workers, 1)),
+        "OMP_NUM_THREADS": loading.chosen or str(max(cores() // workers, 1)),
     }
-    # Which MXNet is when it is imported, and does not come back from it.
-    command = [sys.executable, "-c", "from lockstep.launched import end_with_parent; end_with_parent(); import mxnet"]
-    helpers = [
-        subprocess.Popen(command, env=os.environ | shared | {"DMLC_ROLE": role}, start_new_session=True)
-        for role in ("scheduler", "server")
-    ]
+    heard, held = os.pipe()
+    helpers: list[subprocess.Popen[bytes]] = []
     try:
-        yield lambda rank: shared | {"DMLC_ROLE": "worker"}
+        for role in ("scheduler", "server"):
+            environment = os.environ | shared | {"DMLC_ROLE": role}
+            command = [sys.executable, "-c", _HELPER, str(heard)]
+            helpers.append(subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True))
+        os.close(heard)
+        yield shared | {"DMLC_ROLE": "worker"}, held
     finally:
+        os.close(held)
         for helper in helpers:
             helper.terminate()
         for helper in helpers:
             helper.wait()
+
+
+_HELPER = """
+import os, sys, threading
+threading.Thread(target=lambda: (os.read(int(sys.argv[1]), 1), os._exit(0)), daemon=True).start()
+import mxnet
+"""
+"""What schedulers and servers run: MXNet is one of them when it is imported, and does not come back from it."""
