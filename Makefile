@@ -1,5 +1,6 @@
 # The two commands of a new user are `make demo` and `make test`; both make .venv first.
 PYTHON ?= python3
+MXNET_PYTHON ?= $(PYTHON)
 VENV := .venv
 RUN := $(VENV)/bin
 MXNET := .venv-mxnet
@@ -47,11 +48,11 @@ $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 
-# MXNet, which needs an older NumPy than everything else and Python 3.11 or older.
+# MXNet, which needs an older NumPy than everything else and so Python 3.11: make MXNET_PYTHON=python3.11 if python3 is newer.
 mxnet-env: $(MXNET)/.made
 
 $(MXNET)/.made: constraints-mxnet.txt pyproject.toml
-	$(PYTHON) -m venv $(MXNET)
+	$(MXNET_PYTHON) -m venv $(MXNET)
 	$(MXNET)/bin/python -m pip install --quiet --constraint $< --editable '.[mxnet]' pytest hypothesis
 	touch $@
 

@@ -232,7 +232,7 @@ class Execution(_Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether the framework's compiler is used. "auto": where it pays, on GPUs."""
+    """Whether the framework's compiler is used. "auto": where it pays, on GPUs, and for Paddle and MXNet everywhere."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """What the reference engine computes in; other engines take no notice."""
     deterministic: bool = True
@@ -240,7 +240,8 @@ class Execution(_Settings):
     distributed: Literal["native", "horovod"] = "native"
     """What adds up over ranks: the framework's own way, or Horovod, which TensorFlow's engine has too."""
     all_reduce_mb: Annotated[int, Field(ge=1)] = 25
-    """MB of gradients that are added up over ranks in one exchange. Horovod, which adds up all in one, takes no notice."""
+    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet, which add up all in one, take no
+    notice."""
     accumulation_steps: Annotated[int, Field(ge=1)] = 1
     """Parts a rank's share of a step is computed in, one after the other."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"

@@ -177,6 +177,8 @@ class Training:
     def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
         """Train to the end and return the report. `start` is what was given to rank 0."""
         if self.world.rank == 0:
+            if self.execution.model_prefix:
+                nvidia_mxnet.check_prefix(Path(self.execution.model_prefix), self.recipe)
             self.prepare(start)
         self.world.any(False)  # the others read what rank 0 has written
         state, damaged = self.start_state()
@@ -186,6 +188,8 @@ class Training:
         if report is not None and state.step == self.total:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
+        if self.world.rank == 0:  # again, in case the run ended between a checkpoint and this
+            self.write_for_mxnet(state)
         self.engine.write(state)
         if self.recipe.sparsity != "none":
             self.engine.mask(starting.read_masks(self.out))
@@ -355,12 +359,16 @@ class Training:
         if not all(np.isfinite(value).all() for value in state.tensors.values()):
             raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
         self.recorder.flush()
-        epoch, step = divmod(state.step, self.per_epoch)
-        if self.execution.model_prefix and step == 0:  # before the checkpoint, from which a run goes on
-            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state.tensors)
         path = self.write_checkpoint(state)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
+        self.write_for_mxnet(state)
+
+    def write_for_mxnet(self, state: State) -> None:
+        """Write the weights as MXNet's Module has them, if that is asked for and an epoch ends here."""
+        epoch, step = divmod(state.step, self.per_epoch)
+        if self.execution.model_prefix and epoch and step == 0:
+            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state.tensors)
 
     def write_checkpoint(self, state: State) -> Path:
         """Write a checkpoint and return its path."""

@@ -1,4 +1,4 @@
-"""Run a module in two processes: python -m tests.backends.workers tensorflow|paddle native|horovod MODULE ARGUMENT..."""
+"""Run a module in two processes: python -m tests.backends.workers mxnet|paddle|tensorflow native|horovod MODULE ..."""
 
 import sys
 from importlib import import_module

@@ -9,18 +9,22 @@ def command() -> None:
     from lockstep import backends
     from lockstep.data import turbojpeg
     from lockstep.data.dali import DISTRIBUTIONS, INSTALL
+    from lockstep.errors import BackendError
     from lockstep.run import environment
 
     about = environment("torch")
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
     print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
     for name, framework in backends.FRAMEWORKS.items():
+        try:
+            python = backends.interpreter(name)
+        except BackendError as error:
+            print(f"{name:<10} {error}")
+            continue
         if framework.version() is not None:
             print(f"{name:<10} {found_here(name)}")
-        elif python := backends.interpreter(name):
-            print(f"{name:<10} {_found_by(python, name)}")
         else:
-            print(f"{name:<10} missing; {framework.install}")
+            print(f"{name:<10} {_found_by(python, name) if python else f'missing; {framework.install}'}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
@@ -30,11 +34,12 @@ def command() -> None:
 def found_here(name: str) -> str:
     """Return version and devices of a framework that is installed, or why it does not load."""
     from lockstep import backends
+    from lockstep.errors import BackendError
 
     version = backends.FRAMEWORKS[name].version()
     try:
         return f"{version}: {'; '.join(backends.load(name).devices())}"
-    except (ImportError, OSError) as error:  # installed, but not for this machine
+    except (ImportError, OSError, BackendError) as error:  # installed, but not for this machine
         return f"{version} does not load: {error}"
 
 

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import os
+import subprocess
 import sys
 from typing import Annotated, Any
 
@@ -30,21 +31,30 @@ def settings(assignments: list[str] | None, backend: str, **options: str | None)
     return recipe, how
 
 
+_WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"
+"""Environment variable: set once a command has gone to another Python, which is asked for nothing more than once."""
+
+
 def go_where_installed(backend: str) -> None:
     """Have this process carry out its command line with the Python that has a backend, if its own has not and one is found.
 
-    It stays the same process: output, exit code and signals are those of the command.
+    It stays the same process: output, exit code and signals are those of the command. Raises `BackendError` if that Python
+    has no Lockstep.
     """
     from lockstep import backends
+    from lockstep.errors import BackendError
 
     framework = backends.FRAMEWORKS.get(backend)
-    if framework is None or framework.version() is not None:
+    if framework is None or framework.version() is not None or _WENT in os.environ:
         return
     python = backends.interpreter(backend)
-    if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):  # noqa: PTH100 - links tell environments
+    if python is None:
         return
+    if subprocess.run([python, "-P", "-c", "import lockstep"], capture_output=True, check=False).returncode:
+        raise BackendError(f"{python} is to carry out --backend {backend}, but cannot import lockstep; install it there")
+    os.environ[_WENT] = backend
     sys.stdout.flush()
-    os.execv(python, [str(python), "-m", "lockstep", *sys.argv[1:]])
+    os.execv(python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]])  # -P: nothing is imported from this folder
 
 
 def for_inference(assignments: list[str] | None, backend: str, **options: str | None) -> dict[str, Any]:

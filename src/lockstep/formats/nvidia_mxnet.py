@@ -23,6 +23,7 @@ MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -381,16 +382,31 @@ def write_epoch(prefix: Path, epoch: int, recipe: Recipe, tensors: Mapping[str, 
     spec = model_spec(recipe.model)
     arrays = _stored(fitting(spec, recipe.logits, State(0, dict(tensors), {})), names(spec), tensors)
     file = _file(prefix, epoch, _PARAMETERS)
-    try:
+    check_prefix(prefix, recipe)
+    with _saying_what_cannot_be_written(file), replacing(file) as new:
+        mxnet_params.dump(new, arrays)
+    return file
+
+
+def check_prefix(prefix: Path, recipe: Recipe) -> None:
+    """Write the graph, or see that it is there, before a run whose weights will lie beside it.
+
+    Raises `CheckpointError` if another graph is there, or nothing can be written.
+    """
+    graph = _graph(prefix)
+    with _saying_what_cannot_be_written(graph):
         prefix.parent.mkdir(parents=True, exist_ok=True)
         if not _has_graph(prefix, recipe):
-            with replacing(_graph(prefix)) as new:
+            with replacing(graph) as new:
                 new.write_bytes(_symbol(recipe))
-        with replacing(file) as new:
-            mxnet_params.dump(new, arrays)
+
+
+@contextmanager
+def _saying_what_cannot_be_written(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(f"{file} cannot be written: {error}") from None
-    return file
 
 
 def _target(target: Path) -> tuple[Path, int]:

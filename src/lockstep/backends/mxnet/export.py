@@ -13,7 +13,10 @@ from lockstep.recipes import Recipe
 
 
 def load_module(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Any:
-    """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to logits."""
+    """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to logits.
+
+    With padding "same", images of the recipe's `eval_crop` alone are padded as they should be.
+    """
     check_fit(Layout(recipe).shapes, tensors, "weights")
     size = (recipe.eval_crop, recipe.eval_crop)
     images = mx.sym.var("data", dtype="float32")

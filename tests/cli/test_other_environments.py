@@ -1,0 +1,149 @@
+"""Commands for an engine that has an environment of its own, typed in this one."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep import backends
+from lockstep.recipes import Recipe
+from lockstep.run import read_log
+from tests.processes import call, finish, running, wait_until
+
+Answer = Callable[..., tuple[int, str, str]]
+
+STUB = """#!/bin/sh
+echo "$$" >> "{folder}/started"
+case "$2" in -c) exit {imports};; esac
+for argument in "$@"; do printf '%s\\n' "$argument"; done
+echo "to the errors" >&2
+exit 42
+"""
+
+
+@pytest.fixture(autouse=True)
+def mxnet_is_elsewhere() -> None:
+    assert backends.FRAMEWORKS["mxnet"].version() is None, "these tests are for an environment without MXNet"
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A function that has LOCKSTEP_MXNET_PYTHON name what writes down how it was called; it returns the folder for that."""
+
+    def make(imports: int = 0) -> Path:
+        python = tmp_path / "a folder" / "python"
+        python.parent.mkdir()
+        python.write_text(STUB.format(folder=tmp_path, imports=imports))
+        python.chmod(0o755)
+        monkeypatch.setenv("LOCKSTEP_MXNET_PYTHON", str(python))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--recipe", "demo", "--data", "my data", "--out", "x 'y'", "--backend", "mxnet"],
+        ["evaluate", "a run", "--data", "d", "--backend=mxnet"],
+        ["predict", "a.jpg", "--run", "r", "--backend", "mxnet"],
+        ["launch", "-n", "2", "--", "train", "--recipe", "demo", "--data", "d", "--out", "o", "--backend", "mxnet"],
+        ["launch", "-n", "2", "--backend", "mxnet", "--", "train", "--recipe", "demo", "--data", "d", "--out", "o"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:4]),
+)
+def test_a_command_is_carried_out_by_the_python_that_has_the_engine(stub: Callable[..., Path], arguments: list[str]) -> None:
+    stub()
+    code, output, errors = call(*arguments)
+    assert (code, errors) == (42, "to the errors\n")
+    assert output.splitlines() == ["-P", "-m", "lockstep", *arguments]
+
+
+def test_a_command_for_an_engine_that_is_here_stays_here(stub: Callable[..., Path], tmp_path: Path) -> None:
+    folder = stub()
+    assert call("evaluate", tmp_path / "none", "--data", tmp_path, "--backend", "torch")[0] == 2
+    assert not (folder / "started").exists()
+
+
+def test_a_python_without_lockstep_is_named(stub: Callable[..., Path]) -> None:
+    folder = stub(imports=1)
+    code, output, errors = call("evaluate", "run", "--data", "d", "--backend", "mxnet")
+    assert (code, output) == (2, "")
+    assert f"{folder / 'a folder' / 'python'} is to carry out --backend mxnet, but cannot import lockstep" in errors
+
+
+def test_a_python_without_the_engine_is_asked_once(stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stub()
+    monkeypatch.setenv("LOCKSTEP_WENT_WHERE_INSTALLED", "mxnet")  # as that Python finds it
+    code, _, errors = call("launch", "-n", 2, "--backend", "mxnet", "--", "train")
+    assert code == 2
+    assert "backend 'mxnet' needs mxnet" in errors
+    assert not (folder / "started").exists()
+
+
+def test_an_engine_that_is_nowhere_is_told_with_how_to_get_it(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_MXNET_PYTHON", raising=False)
+    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    code, _, errors = answer("launch", "-n", 2, "--backend", "mxnet", "--", "train")
+    assert code == 2
+    assert "make mxnet-env" in errors
+
+
+def test_a_variable_that_names_nothing_ends_no_list_of_engines(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_MXNET_PYTHON", "/no/such/python")
+    code, output, _ = answer("doctor")
+    assert code == 0
+    assert "mxnet      LOCKSTEP_MXNET_PYTHON is '/no/such/python'" in output
+    assert "\ntorch " in output
+
+
+@pytest.mark.slow
+def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+    recipe, run, prefix = tmp_path / "a recipe.yaml", tmp_path / "a run", tmp_path / "for mxnet" / "model"
+    recipe.write_text(tiny_recipe.replace(epochs=40).to_yaml())
+    command = ["train", "--backend", "mxnet", "--recipe", recipe, "--data", textures, "--out", run, "--model-prefix", prefix]
+    with running(*command, "--set", "save_every_steps=5") as process:
+        wait_until(lambda: bool(checkpoints(run)))
+        os.kill(process.pid, signal.SIGTERM)
+        code, _, errors = finish(process)
+    assert code == 75, errors
+    assert "stopped by SIGTERM" in errors
+    code, output, errors = call(*command, "--set", "save_every_steps=5")
+    assert (code, errors) == (0, "")
+    assert "going on after step" in output
+    assert (
+        len([loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]) == 280
+    )
+    assert json.loads((run / "environment.json").read_text())["numpy"].startswith("1.23.")
+    written = sorted(path.name for path in prefix.parent.glob("*.params"))
+    assert written == [f"model-{epoch:04d}.params" for epoch in range(1, 41)]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return list((run / "checkpoints").glob("step-*"))
+
+
+def test_a_prefix_with_another_graph_is_refused_before_the_first_step(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(tiny_recipe.to_yaml())
+    (tmp_path / "model-symbol.json").write_text("{}")
+    command = [
+        "train",
+        "--recipe",
+        recipe,
+        "--data",
+        textures,
+        "--out",
+        tmp_path / "run",
+        "--model-prefix",
+        tmp_path / "model",
+    ]
+    code, _, errors = call(*command)
+    assert code == 2
+    assert "is there already, and another graph" in errors
+    assert not checkpoints(tmp_path / "run")
