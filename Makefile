@@ -5,8 +5,11 @@ VENV := .venv
 RUN := $(VENV)/bin
 MXNET := .venv-mxnet
 HOROVOD := .venv-tensorflow-horovod
+BUILDS_HOROVOD := setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
+HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSION_MINIMUM=3.5
 
-.PHONY: demo test test-engines test-others test-mxnet quick check format clean mxnet-env tensorflow-horovod test-tensorflow-horovod
+.PHONY: demo test test-engines test-others test-mxnet quick check format clean mxnet-env mxnet-horovod tensorflow-horovod \
+	test-tensorflow-horovod
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
@@ -56,7 +59,16 @@ $(MXNET)/.made: constraints-mxnet.txt pyproject.toml
 	$(MXNET)/bin/python -m pip install --quiet --constraint $< --editable '.[mxnet]' pytest hypothesis
 	touch $@
 
-# Horovod, which is built here from source (minutes; needs g++), and the TensorFlow it can be built against, which needs
+# Horovod beside it, built from source (minutes; needs g++). `make test-mxnet` then tests it too.
+mxnet-horovod: $(MXNET)/.horovod
+
+$(MXNET)/.horovod: $(MXNET)/.made
+	$(MXNET)/bin/python -m pip install --quiet --constraint constraints-mxnet.txt $(BUILDS_HOROVOD)
+	HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 $(HOROVOD_OPTIONS) PATH="$(CURDIR)/$(MXNET)/bin:$$PATH" \
+	$(MXNET)/bin/python -m pip install --quiet --no-build-isolation --constraint constraints-mxnet.txt horovod
+	touch $@
+
+# Horovod for TensorFlow, built from source as well, and the TensorFlow it can be built against, which needs
 # Python 3.11 or older.
 tensorflow-horovod: $(HOROVOD)/.made
 
@@ -67,9 +79,8 @@ test-tensorflow-horovod: $(HOROVOD)/.made
 # Lockstep comes last: it needs a newer typing_extensions than this TensorFlow asks for, which works with it all the same.
 $(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
 	$(PYTHON) -m venv $(HOROVOD)
-	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< tensorflow-cpu numpy setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
-	HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
-	CMAKE_POLICY_VERSION_MINIMUM=3.5 PATH="$(CURDIR)/$(HOROVOD)/bin:$$PATH" \
+	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< tensorflow-cpu numpy $(BUILDS_HOROVOD)
+	HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 $(HOROVOD_OPTIONS) PATH="$(CURDIR)/$(HOROVOD)/bin:$$PATH" \
 	$(HOROVOD)/bin/python -m pip install --quiet --no-build-isolation --constraint $< horovod
 	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< --editable . pytest hypothesis
 	touch $@

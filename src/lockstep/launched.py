@@ -44,19 +44,21 @@ def name_rank(backend: str) -> None:
     os.environ.update({name: value for name, value in found.items() if name not in os.environ})
 
 
+_HOROVODS_WORDS = {
+    "RANK": "HOROVOD_RANK",
+    "WORLD_SIZE": "HOROVOD_SIZE",
+    "LOCAL_RANK": "HOROVOD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "HOROVOD_LOCAL_SIZE",
+}
 _WORDS = {
+    "mxnet": _HOROVODS_WORDS,
     "paddle": {
         "RANK": "PADDLE_TRAINER_ID",
         "WORLD_SIZE": "PADDLE_TRAINERS_NUM",
         "LOCAL_RANK": "PADDLE_LOCAL_RANK",
         "LOCAL_WORLD_SIZE": "PADDLE_LOCAL_SIZE",
     },
-    "tensorflow": {
-        "RANK": "HOROVOD_RANK",
-        "WORLD_SIZE": "HOROVOD_SIZE",
-        "LOCAL_RANK": "HOROVOD_LOCAL_RANK",
-        "LOCAL_WORLD_SIZE": "HOROVOD_LOCAL_SIZE",
-    },
+    "tensorflow": _HOROVODS_WORDS,
 }
 """How launchers that have their own words say it, by the backend they are for."""
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -145,19 +146,27 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("WORLD_SIZE", "2")
     with pytest.raises(BackendError, match="lockstep launch"):
-        MxnetWorld(Execution())
+        mxnet_backend.world(Execution())
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     with pytest.raises(BackendError, match="MXNet finds no GPU"):
-        MxnetWorld(Execution(device="cuda"))
+        mxnet_backend.world(Execution(device="cuda"))
 
 
 @pytest.mark.usefixtures("alone")
-def test_horovod_is_refused() -> None:
-    with pytest.raises(BackendError, match="Horovod"):
-        MxnetWorld(Execution(distributed="horovod"))
+def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> None:
+    # Stands before one that may be installed.
+    (tmp_path / "horovod.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "lockstep", "launch", "-n", "2", "--distributed", "horovod", "--backend", "mxnet"]
+    done = subprocess.run([*command, "--", "train"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "lockstep: distributed is horovod, which this environment has not: No module named 'horovod'. "
+        "`make mxnet-horovod` builds it in .venv-mxnet\n"
+    )
 
 
 def acquainted(count: int) -> list[Hosts]:
@@ -222,6 +231,9 @@ def test_an_address_that_others_have_taken_is_named() -> None:
         with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
             Hosts(0, 2, address, "a word")
 
+
+HAS_HOROVOD = find_spec("horovod") is not None
+"""Where `make mxnet-horovod` has been."""
 
 LAUNCH = """
 import os, sys, time
@@ -289,7 +301,7 @@ from tests.conftest import TINY
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run notes it, and looks at it before the next batch
 backend = backends.load("mxnet")
-world = backend.world(Execution())
+world = backend.world(Execution.of({"distributed": sys.argv[1]}))
 recipe = TINY.replace(global_batch_images=16)
 with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
     engine.write(random_state(recipe))
@@ -305,9 +317,10 @@ with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
 
 
 @pytest.mark.slow
-def test_steps_that_wait_for_a_rank_that_has_gone_end_with_the_reason(pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("distributed", ["native", *(["horovod"] if HAS_HOROVOD else [])])
+def test_steps_that_wait_for_a_rank_that_has_gone_end_with_the_reason(pytestconfig: pytest.Config, distributed: str) -> None:
     program = "import sys; from lockstep.backends.mxnet.world import launch_python as launch\n"
-    program += f"sys.exit(launch(2, ['-c', {GONE!r}], 'native'))"
+    program += f"sys.exit(launch(2, ['-c', {GONE!r}, {distributed!r}], {distributed!r}))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "another rank has ended; its own message says why\n", done.stderr
@@ -330,5 +343,5 @@ def test_too_little_memory_is_told_with_what_to_do(
 
 def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     world = MxnetWorld(Execution())
-    monkeypatch.setattr(world, "_store", object())
+    monkeypatch.setattr(world, "ranks", 2)
     assert world.gathered(np.zeros((0, 4))).shape == (0, 4)

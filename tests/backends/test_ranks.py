@@ -26,6 +26,7 @@ Found = dict[str, Any]
 
 LAUNCHERS = {
     "mxnet": ["-m", "tests.backends.workers", "mxnet", "native"],
+    "mxnet horovod": ["-m", "tests.backends.workers", "mxnet", "horovod"],
     "paddle": ["-m", "tests.backends.workers", "paddle", "native"],
     "tensorflow": ["-m", "tests.backends.workers", "tensorflow", "native"],
     "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],
@@ -38,7 +39,7 @@ WITHOUT = {"reference"}
 """Backends that run in one process."""
 
 HAS_HOROVOD = find_spec("horovod") is not None
-"""In an environment of its own, which `make tensorflow-horovod` makes."""
+"""Where `make mxnet-horovod` has been, or in the environment that `make tensorflow-horovod` makes."""
 
 LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (HAS_HOROVOD or not name.endswith("horovod")))
 

@@ -166,7 +166,7 @@ def test_an_unknown_way_to_add_up_is_refused_with_those_there_are(answer: Run, l
 
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
-    with pytest.raises(BackendError, match=r"TensorFlow's engine alone; leave out distributed, or .* --backend tensorflow"):
+    with pytest.raises(BackendError, match=r"engines alone; leave out distributed, or take --backend tensorflow or mxnet"):
         backends.load("torch").launch(2, ["train"], "horovod")
 
 
@@ -174,7 +174,7 @@ def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
 def test_horovod_is_refused_to_pytorch_without_a_traceback(answer: Run) -> None:
     code, output, errors = answer("launch", "-n", 2, "--distributed", "horovod", "--", "train")
     assert (code, output) == (2, "")
-    assert errors.startswith("lockstep: Horovod adds up for TensorFlow's engine alone")
+    assert errors.startswith("lockstep: Horovod adds up for TensorFlow's and MXNet's engines alone")
 
 
 tensorflow_tests = pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")

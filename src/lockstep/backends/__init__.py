@@ -219,7 +219,8 @@ def refuse_horovod(distributed: str) -> None:
     """Raise `BackendError` if Horovod is asked for; for backends that do not have it."""
     if distributed == "horovod":
         raise BackendError(
-            "Horovod adds up for TensorFlow's engine alone; leave out distributed, or take --backend tensorflow"
+            "Horovod adds up for TensorFlow's and MXNet's engines alone; leave out distributed, or take --backend "
+            "tensorflow or mxnet"
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.backends.mxnet.engine import MxnetEngine
 from lockstep.backends.mxnet.export import load_module
-from lockstep.backends.mxnet.world import MxnetWorld, devices, launch
+from lockstep.backends.mxnet.world import MxnetWorld, devices, join, launch
 from lockstep.recipes import Execution, Recipe
 
 __all__ = ["devices", "engine", "launch", "load_module", "world"]
@@ -14,7 +14,7 @@ __all__ = ["devices", "engine", "launch", "load_module", "world"]
 
 def world(execution: Execution) -> MxnetWorld:
     """Join the process group and choose the device."""
-    return MxnetWorld(execution)
+    return join(execution)
 
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> MxnetEngine:

@@ -16,6 +16,7 @@ class Hosts:
     """This rank and the others; rank 0 hears all and answers all."""
 
     def __init__(self, rank: int, ranks: int, address: str, key: str) -> None:
+        self.rank, self.ranks = rank, ranks
         host, _, port = address.rpartition(":")
         try:
             where = (host, int(port))
@@ -24,19 +25,18 @@ class Hosts:
             raise BackendError(
                 f"the ranks do not find each other at {ADDRESS}={address}: {error or 'one has ended'}"
             ) from None
-        self._leads = rank == 0
         self.lost = False
         """Whether a rank is known to have gone."""
 
     def largest(self, values: list[int]) -> list[int]:
         """Return the largest of all ranks for every place; every rank must ask."""
         try:
-            if self._leads:
+            if self.rank == 0:
                 heard = [values, *(other.recv() for other in self._others)]
                 values = [max(column) for column in zip(*heard, strict=True)]
             for other in self._others:
                 other.send(values)
-            return values if self._leads else self._others[0].recv()
+            return values if self.rank == 0 else self._others[0].recv()
         except (EOFError, OSError) as error:
             raise self._has_gone() from error
 

@@ -50,7 +50,8 @@ class Pass:
         x = self._window(x, 3, 2, self._max_pool)
         for block in blocks(spec):
             x = self._block(x, block)
-        x = self._ops.mean(self._ops.cast(x, dtype="float32"), axis=(1, 2) if self._on_gpu else (2, 3))
+        layout = "NHWC" if self._on_gpu else "NCHW"
+        x = self._ops.Flatten(self._ops.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", layout=layout))
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = self._ops.FullyConnected(self._rounded(x), weight, bias, num_hidden=self._recipe.logits, name="fc")
         return self._ops.cast(self._rounded(y), dtype="float32")

@@ -1,4 +1,4 @@
-"""The processes that train together, through MXNet's parameter server, or one process alone."""
+"""The processes that train together: workers of MXNet's parameter server, Horovod, or one process alone."""
 
 import atexit
 import ctypes
@@ -14,11 +14,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends import HostQuestions
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.rendezvous import rendezvous
 from lockstep.errors import BackendError
-from lockstep.launched import free_ports, launch_ranks
+from lockstep.launched import free_ports, launch_ranks, name_rank
 from lockstep.machine import cores
 from lockstep.recipes import Execution
 
@@ -27,72 +28,28 @@ Array = Any
 
 
 class MxnetWorld(HostQuestions):
-    """This process among those of `lockstep launch`, or alone."""
+    """This process alone; and what the worlds of several have in common."""
+
+    rank, ranks = 0, 1
 
     def __init__(self, execution: Execution) -> None:
-        refuse_horovod(execution.distributed)
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.context.device_type == "gpu"
         self.device = _name(self.context)
-        self._store: Any = None
-        self._hosts: Hosts | None = None
-        self._exchanged: dict[str, Array] = {}
-        """By key: what is sent and received under it."""
-        if self.ranks > 1:
-            if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
-                raise BackendError(
-                    f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} that say where parameter server and rank 0 "
-                    "are; start them with `lockstep launch`"
-                )
-            self._hosts = Hosts(self.rank, self.ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY])
-            self._store = mx.kv.create("dist_sync")
-            # Or a rank that fails would wait for the others before it ends.
-            check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
-            atexit.register(self._leave_at_once)
 
     @property
     def lost(self) -> bool:
         """Whether a rank is known to have gone: what is enqueued may never be done."""
-        return self._hosts is not None and self._hosts.lost
+        return False
 
     def refuse_loss(self) -> None:
         """Raise `LockstepError` if a rank has gone."""
-        if self._hosts is not None:
-            self._hosts.refuse_loss()
 
-    def _leave_at_once(self) -> None:
-        """End this process without MXNet's goodbye, which waits for all that is enqueued, if a rank has gone."""
-        if self.lost:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)  # the launcher knows the code from `leave_exit_code`
-
-    def prepare(self, array: Array, name: str) -> str:
-        """Make ready to add up arrays like this one, which waits for all ranks; return the key. All prepare in one order."""
-        key = f"{name} {array.shape} {array.dtype}"
-        if self._store is not None and key not in self._exchanged:
-            self._exchanged[key] = mx.nd.zeros(array.shape, self.context, array.dtype)
-            self._store.init(key, self._exchanged[key])
-            # Once on every rank here, where it is alone: its tables of buffers are not made for two threads.
-            self._store.push(key, self._exchanged[key])
-            self._store.pull(key, out=self._exchanged[key])
-            self._exchanged[key].wait_to_read()
-        return key
+    def prepare(self, array: Array, name: str) -> None:
+        """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
 
     def sum(self, array: Array, name: str) -> None:
         """Add up an array over all ranks, in place; every rank must ask."""
-        if self._store is None:
-            return
-        key = self.prepare(array, name)
-        # Through one array for each key: MXNet does not keep the order of what is sent and received under a key, but that
-        # of what happens to an array.
-        exchanged = self._exchanged[key]
-        exchanged[:] = array
-        self._store.push(key, exchanged)
-        self._store.pull(key, out=exchanged)
-        array[:] = exchanged
 
     def share(self, array: Array) -> None:
         """Give every rank what rank 0 has, in place."""
@@ -102,7 +59,7 @@ class MxnetWorld(HostQuestions):
 
     def gathered(self, table: np.ndarray) -> np.ndarray:
         """Return the rows of all ranks, float64, in the order of ranks; every rank must have as many."""
-        if self._store is None or not len(table):  # MXNet has no empty arrays
+        if self.ranks == 1 or not len(table):  # MXNet has no empty arrays
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
         places[self.rank] = table
@@ -111,12 +68,109 @@ class MxnetWorld(HostQuestions):
         return array.asnumpy().reshape(-1, table.shape[1])
 
     def _largest(self, values: list[int]) -> list[int]:
-        return values if self._hosts is None else self._hosts.largest(values)
+        return values
 
     def close(self) -> None:
         """Leave the process group."""
-        if self._hosts is not None:
-            self._hosts.close()
+
+
+class Ranks(MxnetWorld):
+    """This process among several, which hear of each other from host to host while MXNet computes."""
+
+    def __init__(self, execution: Execution, hosts: Hosts) -> None:
+        super().__init__(execution)
+        self._hosts = hosts
+        self.rank, self.ranks = hosts.rank, hosts.ranks
+        self._exchanged: dict[str, Array] = {}
+        """By key: what is sent and received under it."""
+        atexit.register(self._leave_at_once)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank is known to have gone: what is enqueued may never be done."""
+        return self._hosts.lost
+
+    def refuse_loss(self) -> None:
+        """Raise `LockstepError` if a rank has gone."""
+        self._hosts.refuse_loss()
+
+    def _leave_at_once(self) -> None:
+        """End this process without MXNet's goodbye, which waits for all that is enqueued, if a rank has gone."""
+        if self.lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the launcher knows the code from `leave_exit_code`
+
+    def prepare(self, array: Array, name: str) -> None:
+        """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
+        self._place(array, name)
+
+    def _place(self, array: Array, name: str) -> str:
+        key = f"{name} {array.shape} {array.dtype}"
+        if key not in self._exchanged:
+            self._exchanged[key] = mx.nd.zeros(array.shape, array.context, array.dtype)
+            self._introduce(key, self._exchanged[key])
+        return key
+
+    def sum(self, array: Array, name: str) -> None:
+        """Add up an array over all ranks, in place; every rank must ask."""
+        # Through one array for each key: neither parameter server nor Horovod keeps the order of what is sent and received
+        # under a key, but MXNet does of what happens to an array.
+        key = self._place(array, name)
+        exchanged = self._exchanged[key]
+        exchanged[:] = array
+        self._exchange(key, exchanged)
+        array[:] = exchanged
+
+    def _introduce(self, key: str, array: Array) -> None:
+        """Make a key known."""
+
+    def _exchange(self, key: str, array: Array) -> None:
+        """Enqueue the sum over all ranks of the key's array, in place."""
+        raise NotImplementedError
+
+    def _largest(self, values: list[int]) -> list[int]:
+        return self._hosts.largest(values)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self._hosts.close()
+
+
+class Workers(Ranks):
+    """This process among the workers of a parameter server."""
+
+    def __init__(self, execution: Execution) -> None:
+        if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
+            raise BackendError(
+                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} that say where parameter server and rank 0 "
+                "are; start them with `lockstep launch`"
+            )
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        super().__init__(execution, Hosts(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
+        self._store = mx.kv.create("dist_sync")
+        # Or a rank that fails would wait for the others before it ends.
+        check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
+
+    def _introduce(self, key: str, array: Array) -> None:
+        self._store.init(key, array)
+        # Once on every rank here, where it is alone: its tables of buffers are not made for two threads.
+        self._exchange(key, array)
+        array.wait_to_read()
+
+    def _exchange(self, key: str, array: Array) -> None:
+        self._store.push(key, array)
+        self._store.pull(key, out=array)
+
+
+def join(execution: Execution) -> MxnetWorld:
+    """Join the process group that the environment tells of, and choose the device."""
+    name_rank("mxnet")
+    if execution.distributed == "horovod":
+        from lockstep.backends.mxnet.horovod_world import HorovodWorld
+
+        return HorovodWorld(execution)
+    return MxnetWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
 
 
 def _context(execution: Execution, local_rank: int) -> Any:
@@ -149,9 +203,18 @@ def launch(processes: int, arguments: list[str], distributed: str) -> int:
 
 def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
     """Run this Python with these arguments in so many processes that find each other; return the exit code."""
-    refuse_horovod(distributed)
+    if distributed == "horovod":
+        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - or it would be missed in every rank
+
+        threads = {"OMP_NUM_THREADS": _threads_of_a_rank(processes)}
+        with rendezvous(processes) as environment:
+            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
     with parameter_server(processes) as (environment, held):
         return launch_ranks(processes, arguments, lambda rank: environment, inherited=[held])
+
+
+def _threads_of_a_rank(ranks: int) -> str:
+    return loading.chosen or str(max(cores() // ranks, 1))
 
 
 @contextmanager
@@ -168,7 +231,7 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
         "DMLC_NODE_HOST": "127.0.0.1",  # not on the network: a server carries out what it is sent
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
-        "OMP_NUM_THREADS": loading.chosen or str(max(cores() // workers, 1)),
+        "OMP_NUM_THREADS": _threads_of_a_rank(workers),
     }
     heard, held = os.pipe()
     helpers: list[subprocess.Popen[bytes]] = []

@@ -1,13 +1,12 @@
 """Horovod, the engine of NVIDIA's original, where it is installed."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends.tensorflow.world import TensorflowWorld, threads_of_a_rank
+from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.errors import BackendError
 from lockstep.recipes import Execution
 
@@ -53,21 +52,3 @@ class HorovodWorld(TensorflowWorld):
     def close(self) -> None:
         """Leave the process group."""
         hvd.shutdown()
-
-
-@contextmanager
-def rendezvous(processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
-    """Serve the place where so many processes of this machine find each other; yield the environment of a rank."""
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousServer
-
-    slots = get_host_assignments(parse_hosts(f"localhost:{processes}"), processes)
-    server = RendezvousServer(0)
-    port = server.start()
-    server.init(slots)
-    shared = create_run_env_vars("127.0.0.1", ["lo"], port) | threads_of_a_rank(processes)
-    try:
-        yield lambda rank: {name: str(value) for name, value in (shared | create_slot_env_vars(slots[rank])).items()}
-    finally:
-        server.stop()

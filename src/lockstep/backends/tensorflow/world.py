@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions
+from lockstep.backends.rendezvous import rendezvous
 from lockstep.backends.restraint import keeping_sigterm
 from lockstep.errors import BackendError, LockstepError
 from lockstep.launched import free_ports, launch_ranks, name_rank
@@ -150,10 +151,11 @@ def launch_python(processes: int, arguments: list[str], distributed: str) -> int
     TensorFlow has no launcher of its own: a worker finds the others in TF_CONFIG.
     """
     if distributed == "horovod":
-        from lockstep.backends.tensorflow.horovod_world import rendezvous
+        from lockstep.backends.tensorflow import horovod_world  # noqa: F401 - or it would be missed in every rank
 
+        threads = threads_of_a_rank(processes)
         with rendezvous(processes) as environment:
-            return launch_ranks(processes, arguments, environment)
+            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
     return launch_ranks(processes, arguments, workers(processes))
 
 
