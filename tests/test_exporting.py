@@ -111,13 +111,16 @@ def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, image
     assert found["probabilities"] == pytest.approx((powers / powers.sum()).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("to", "path"), [("savedmodel", "assets.extra/classes.txt"), ("paddle-inference", "classes.txt")])
+@pytest.mark.parametrize(
+    ("to", "path"),
+    [("savedmodel", "assets.extra/classes.txt"), ("paddle-inference", "classes.txt"), ("onnx", "classes.txt")],
+)
 def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, path: str, tmp_path: Path) -> None:
     lockstep.export(weights, tmp_path / "model", to=to)
     assert (tmp_path / "model" / path).read_text().splitlines() == list(CLASSES)
 
 
-@pytest.mark.parametrize("to", ["savedmodel", "paddle-inference"])
+@pytest.mark.parametrize("to", ["savedmodel", "paddle-inference", "onnx"])
 def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(CheckpointError, match="model is there already; name a new folder"):
@@ -252,7 +255,8 @@ def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> Non
         open_predictor(tmp_path)
 
 
-def test_a_program_for_paddle_inference_is_fp32(weights: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["paddle-inference", "onnx"])
+def test_what_is_fp32_alone_refuses_other_precisions(weights: Path, to: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is in fp32, not in bf16; leave out precision"):
-        lockstep.export(weights, tmp_path / "model", to="paddle-inference", precision="bf16")
+        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")
     assert not (tmp_path / "model").exists()

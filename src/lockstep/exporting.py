@@ -9,8 +9,8 @@ from lockstep import backends
 from lockstep.errors import CheckpointError, nearest
 from lockstep.weights import open_weights
 
-FORMATS = {"savedmodel": "tensorflow", "paddle-inference": "paddle"}
-"""What can be written, and the backend whose module `export` writes it."""
+FORMATS = {"savedmodel": "tensorflow", "paddle-inference": "paddle", "onnx": None}
+"""What can be written, and the backend whose module `export` writes it; None: it needs none."""
 
 
 def export(
@@ -27,9 +27,9 @@ def export(
     `source` is all that `evaluate` takes, trained on any engine. "savedmodel": TensorFlow's; its `serving_default` takes
     `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32 [N, logits]. It
     computes in `precision`, whatever the recipe's is; weights are float32. "paddle-inference": `model.json` and
-    `model.pdiparams`, in fp32 alone; the program takes and returns the same, but images of the evaluation's size only. The
-    folder appears when it is whole; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and `BackendError`
-    without the framework.
+    `model.pdiparams`, in fp32 alone; the program takes and returns the same, but images of the evaluation's size only.
+    "onnx": `model.onnx`, in fp32 alone, which takes and returns the same as the first. The folder appears when it is whole;
+    nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and `BackendError` without the framework or package.
     """
     folder = Path(folder)
     if to not in FORMATS:
@@ -37,11 +37,15 @@ def export(
     if folder.exists():
         raise CheckpointError(f"{folder} is there already; name a new folder")
     weights = open_weights(source, which=which, ema=ema).in_precision(precision)
-    backends.load(FORMATS[to])
+    backend = FORMATS[to]
+    if backend is not None:
+        backends.load(backend)
     unfinished = folder.with_name(f"unfinished-{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    module = importlib.import_module(f"lockstep.backends.{FORMATS[to]}.export")
+    module = importlib.import_module(
+        "lockstep.formats.onnx_model" if backend is None else f"lockstep.backends.{backend}.export"
+    )
     module.export(weights.recipe, weights.tensors, weights.classes, unfinished)
     unfinished.rename(folder)
     return {

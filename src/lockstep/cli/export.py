@@ -14,7 +14,7 @@ def command(
         typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
     ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    to: Annotated[str, typer.Option(help="savedmodel or paddle-inference.")] = "savedmodel",
+    to: Annotated[str, typer.Option(help="savedmodel, paddle-inference or onnx.")] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
     precision: Annotated[str, typer.Option(help="What a SavedModel computes in: fp32, bf16 or fp16.")] = "fp32",
