@@ -5,6 +5,7 @@ fetched, so that a device never waits for the host to read a loss.
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -234,6 +235,7 @@ class Training:
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
         """Open the log and note where training starts."""
         about = environment(self.execution.backend) | {
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "device": self.world.device,
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),

@@ -10,9 +10,12 @@ KIND, VERSION = "lockstep-benchmark", 1
 
 
 def read_benchmark(path: Path) -> dict[str, Any]:
-    """Return a benchmark report. Raises `DataError` if the file is none, or one of another version."""
+    """Return a benchmark report and when it was written (`written_at`, seconds since 1970).
+
+    Raises `DataError` if the file is none, or one of another version.
+    """
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report, written_at = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValueError as error:
@@ -21,4 +24,4 @@ def read_benchmark(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is no benchmark report; `lockstep benchmark train -o FILE` writes one")
     if report.get("version") != VERSION:
         raise DataError(f"{path} is a report of version {report.get('version')}, expected {VERSION}; measure again")
-    return report
+    return report | {"written_at": written_at}
