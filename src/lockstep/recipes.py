@@ -250,6 +250,8 @@ class Execution(_Settings):
     """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
     loader_batches: Annotated[int, Field(ge=1)] = 2
     """Batches decoded ahead."""
+    loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    """Where figures go besides the run's own log."""
     log_every_steps: Annotated[int, Field(ge=1)] = 10
     """Steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0)] = 0

@@ -25,7 +25,9 @@ from lockstep.data.sources import find_split
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
+from lockstep.loggers import check_installed
 from lockstep.metrics import Scores, Throughput
+from lockstep.mistakes import evaluated_rows, pictures_of_mistakes
 from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
@@ -110,7 +112,9 @@ def train(
         world = backend.world(execution)
         leads = world.rank == 0
         try:
-            with Recorder(listener if leads else None) as recorder:
+            with Recorder(listener if leads else None, execution.loggers) as recorder:
+                if leads:
+                    check_installed(execution.loggers)
                 check_shares(recipe, world.ranks * execution.accumulation_steps)
                 start = open_start(given, recipe, out) if leads else None
                 sets = open_sets(Path(data), recipe, recorder, stop)
@@ -244,7 +248,8 @@ class Training:
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
         if self.world.rank == 0:
-            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated)
+            config = self.recipe.fields() | {name: about[name] for name in ("device", "ranks", "data")}
+            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated, about=config)
             write_json(self.out / "environment.json", about)
         start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes()}
         self.recorder.log(start | {"environment": about})
@@ -424,8 +429,16 @@ class Training:
             "ranks": self.world.ranks,
         }
         write_json(self.out / "report.json", report)
+        self.show_mistakes()
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
+
+    def show_mistakes(self) -> None:
+        """Hand the images of the last evaluation's worst mistakes to the loggers."""
+        scores = self.scores.get("trained")
+        if scores is not None and self.execution.loggers:
+            rows = evaluated_rows(self.recipe, self.validation.sizes, self.part_images, self.world.ranks)
+            self.recorder.show("mistakes", pictures_of_mistakes(self.validation, self.recipe, scores, rows), self.total)
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:

@@ -18,7 +18,7 @@ Which = Annotated[str, typer.Option("--checkpoint", help="Of a run: newest, best
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 
 
-def settings(assignments: list[str] | None, backend: str, **options: str | None) -> tuple[dict[str, Any], Any]:
+def settings(assignments: list[str] | None, backend: str, **options: Any) -> tuple[dict[str, Any], Any]:
     """Return the changes of the recipe, and the execution; `options` are fields of it, None if not given."""
     from lockstep.launched import name_rank
     from lockstep.recipes import Execution, parse_settings
