@@ -122,7 +122,9 @@ class Recorder:
         group = {"train": "train", "evaluate": f"val_{event.get('weights')}"}.get(event["kind"])
         if self._loggers is None or group is None:
             return
-        others = ("step", "first_step", "images", "elapsed_sec")
+        others = {"step", "first_step", "images", "elapsed_sec", "traced"}
+        if "traced" in event:  # what the profiler costs is no speed
+            others |= {"images_per_sec", "data_wait_share"}
         figures = {name: value for name, value in event.items() if isinstance(value, float | int) and name not in others}
         self._loggers.figures(group, figures, event["step"])
 

@@ -31,6 +31,19 @@ def settings(assignments: list[str] | None, backend: str, **options: Any) -> tup
     return recipe, how
 
 
+def traced_steps(text: str | None) -> dict[str, int]:
+    """Return the fields of an execution that `--profile N[:M]` says."""
+    from lockstep.errors import RecipeError
+
+    if text is None:
+        return {}
+    first, _, count = text.partition(":")
+    try:
+        return {"profile_step": int(first), "profile_steps": int(count or 1)}
+    except ValueError:
+        raise RecipeError(f"--profile takes N or N:M, such as 20:3; found {text!r}") from None
+
+
 _WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"
 """Environment variable: set once a command has gone to another Python, which is asked for nothing more than once."""
 

@@ -26,6 +26,9 @@ def command(
     loggers: Annotated[
         list[str] | None, typer.Option("--logger", help="Send figures to mlflow or wandb, too; may be repeated.")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help="Trace M steps (1 unless said) from step N on into the run's folder.")
+    ] = None,
     assignments: options.Set = None,
 ) -> None:
     """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
@@ -35,6 +38,7 @@ def command(
     changes, execution = options.settings(
         assignments,
         backend,
+        **options.traced_steps(profile),
         loader=loader,
         compile="on" if xla else None,
         distributed=distributed,
