@@ -178,5 +178,27 @@ def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, o
     assert {beside.ratio for beside in found.published} == {None}
 
 
+@pytest.mark.parametrize(
+    ("what", "settings", "size"),
+    [
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {}}, 224),
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {"image_size": 160}}, 160),
+        ("inference", {"recipe": "demo", "changes": {}}, 64),
+        ("train", {"recipe": "gone.yaml", "changes": {}}, None),
+    ],
+)
+def test_images_of_another_size_are_told_and_not_compared(what: str, settings: dict, size: int | None) -> None:
+    batch = {"train": 208, "inference": 128}[what]
+    cell = {"what": what, "batch": batch, "dtype": "fp16"}
+    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, published_rows())
+    assert found.image_size == size
+    assert any(beside.ratio is not None for beside in found.published) == (size == 224)
+
+
+def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
+    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), published_rows())
+    assert found.hardware == "AMD EPYC 9R14"
+
+
 def test_cells_that_failed_are_left_out() -> None:
     assert compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []

@@ -11,8 +11,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, RecipeError
+from lockstep.recipes import load_recipe
 
+PUBLISHED_SIZE = 224
+"""Pixels of a side of the images of all rows."""
 ROWS = Path(__file__).with_name("published.yaml")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -115,6 +118,8 @@ class Comparison:
     cell: dict[str, Any]
     hardware: str
     """Ours."""
+    image_size: int | None
+    """Pixels of a side of our images; None if the report does not tell. All that was published is of 224."""
     published: tuple[Beside, ...]
     left_out: int
     """Rows of the same model and kind with other batches or other numbers of accelerators."""
@@ -126,7 +131,6 @@ def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool =
     They are those of as many accelerators, of the same batch where one of them is known to have it, else of any batch;
     with `everything` all.
     """
-    hardware = hardware_of(report["environment"])
     found = []
     for cell in report["cells"]:
         if cell["status"] != "ok":
@@ -135,8 +139,9 @@ def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool =
         shown = [row for row in alike if everything or row.accelerators == cell["ranks"]]
         if not everything and any(row.batch_images == cell["batch"] for row in shown):
             shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
-        beside = tuple(Beside(row, _ratio(cell, hardware, row)) for row in shown)
-        found.append(Comparison(cell, hardware, beside, len(alike) - len(shown)))
+        hardware, size = hardware_of(report["environment"], cell), _image_size(report, cell)
+        beside = tuple(Beside(row, _ratio(cell, hardware, row) if size == PUBLISHED_SIZE else None) for row in shown)
+        found.append(Comparison(cell, hardware, size, beside, len(alike) - len(shown)))
     return found
 
 
@@ -149,12 +154,22 @@ def _ratio(cell: dict[str, Any], hardware: str, row: Row) -> float | None:
     return float(cell["images_per_sec"] / row.images_per_sec)
 
 
+def _image_size(report: dict[str, Any], cell: dict[str, Any]) -> int | None:
+    """Return the pixels of a side of a cell's images, from the recipe that the report names and its changes."""
+    settings = report.get("settings", {})
+    try:
+        recipe = load_recipe(settings["recipe"]).replace(**settings["changes"])
+    except (KeyError, RecipeError):  # a file that has gone since
+        return None
+    return recipe.image_size if cell["what"] == "train" else recipe.eval_crop
+
+
 def _plain(name: str) -> str:
     """Return the name of an accelerator without its maker, which some drivers name and others do not."""
     return " ".join(word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel"))
 
 
-def hardware_of(environment: dict[str, Any]) -> str:
-    """Return what a report was measured on: its GPU as the driver names it, else its processor."""
-    gpus = environment.get("gpus")
+def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
+    """Return what a cell was measured on: the GPU as its driver names it, else the processor."""
+    gpus = [] if cell.get("device", "").startswith("CPU") else environment.get("gpus", [])
     return str(gpus[0]["gpu"] if gpus else environment.get("processor", "unknown hardware"))

@@ -15,6 +15,5 @@ def command(
 ) -> None:
     """Write a run or a benchmark report in the form of another program: NVIDIA's examples, dllogger or timm."""
     from lockstep.benchmark.forms import converted
-    from lockstep.run import write_text
 
-    write_text(out, converted(source, form))
+    out.write_text(converted(source, form), encoding="utf-8")  # not renamed into place: it may be /dev/stdout

@@ -27,16 +27,20 @@ def command(
 
 
 def _lines(comparison: "Comparison") -> list[str]:
-    cell = comparison.cell
+    from lockstep.benchmark.published import PUBLISHED_SIZE
+
+    cell, size = comparison.cell, comparison.image_size or "unknown"
     latency, hardware = cell["latency_ms"], _counted(comparison.hardware, cell["ranks"])
     ours = (f"{cell['images_per_sec']:.1f}", _number(latency["p90"]), _number(latency["p99"]), hardware)
     lines = [
-        f"{cell['model']}, {cell['what']}",
+        f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
         _HEAD,
         _LINE.format(*ours, f"Lockstep, {cell['backend']}", cell["dtype"], cell["batch"], "this report").rstrip(),
     ]
     for beside in comparison.published:
         lines += _published(beside)
+    if not comparison.published and not comparison.left_out:
+        lines.append("nothing was published of this model")
     if comparison.left_out:
         lines.append(
             f"{comparison.left_out} rows of other batches or numbers of accelerators are left out; --all shows them"
