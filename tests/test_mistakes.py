@@ -1,5 +1,6 @@
 """Which images an evaluation got most wrong, and that it is they which are shown."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from lockstep.recipes import Recipe
 
 
 def scores(losses: list[float], ranks: list[int], predictions: list[int] | None = None) -> Scores:
-    predictions = predictions or [0] * len(losses)
-    as_int = [np.array(values, np.int32) for values in (ranks, predictions, [0] * len(losses))]
-    return Scores(np.array(losses, np.float32), *as_int)
+    none = np.zeros(len(losses), np.int32)
+    known = {"losses": np.array(losses, np.float32), "ranks": np.array(ranks, np.int32)}
+    known |= {"predictions": none if predictions is None else np.array(predictions, np.int32)}
+    return Scores(**{field.name: known.get(field.name, none) for field in fields(Scores)})
 
 
 def test_wrong_predictions_come_by_loss_and_right_ones_never() -> None:
