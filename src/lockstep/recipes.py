@@ -250,6 +250,12 @@ class Execution(_Settings):
     """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
     loader_batches: Annotated[int, Field(ge=1)] = 2
     """Batches decoded ahead."""
+    profile_step: Annotated[int, Field(ge=0)] | None = None
+    """The first step that the framework's profiler traces; steps count from 0. None: none is."""
+    profile_steps: Annotated[int, Field(ge=1)] = 1
+    """How many are traced from there on."""
+    loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
+    """Where figures go besides the run's own log."""
     log_every_steps: Annotated[int, Field(ge=1)] = 10
     """Steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0)] = 0
@@ -261,6 +267,11 @@ class Execution(_Settings):
     model_prefix: str = ""
     """Where the weights at the end of every epoch are written as MXNet's Module has them besides: PREFIX-symbol.json and
     PREFIX-0001.params, counted from 1. Nowhere if it is empty."""
+
+    @property
+    def traced_steps(self) -> range:
+        """The steps that are traced."""
+        return range(0) if self.profile_step is None else range(self.profile_step, self.profile_step + self.profile_steps)
 
 
 def load_recipe(source: str | Path | Recipe) -> Recipe:

@@ -1,19 +1,17 @@
-"""Where the events of a run go: `log.jsonl`, TensorBoard and whoever listens."""
+"""Where the events of a run go: `log.jsonl`, loggers such as TensorBoard, and whoever listens."""
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 
+from lockstep.errors import Interrupted
+from lockstep.loggers import Loggers, Opening, Picture
 from lockstep.run import read_log, write_text
-
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
 
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
@@ -23,10 +21,11 @@ Listener = Callable[[dict[str, Any]], None]
 class Recorder:
     """Passes events on; a context manager. Without a folder opened (on ranks other than 0) it only tells its listener."""
 
-    def __init__(self, listener: Listener | None) -> None:
+    def __init__(self, listener: Listener | None, loggers: Sequence[str] = ("tensorboard",)) -> None:
         self._listener = listener
         self._log: TextIO | None = None
-        self._events: SummaryWriter | None = None
+        self._names = loggers
+        self._loggers: Loggers | None = None
         self._rates = np.zeros(0)
         self._began = time.perf_counter()
         self.evaluations: list[dict[str, Any]] = []
@@ -37,14 +36,23 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._log is not None:
             self._log.close()
-        if self._events is not None:
-            self._events.close()
+        if self._loggers is not None:
+            stopped = kind is not None and issubclass(kind, Interrupted)
+            self._loggers.close("finished" if kind is None else "stopped" if stopped else "failed")
 
-    def open(self, folder: Path, step: int, rates: np.ndarray, *, evaluates_again: bool = False) -> None:
-        """Begin or continue the log and events of a run that stands at `step`; only rank 0 does.
+    def open(
+        self,
+        folder: Path,
+        step: int,
+        rates: np.ndarray,
+        *,
+        evaluates_again: bool = False,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin or continue the log and the loggers of a run that stands at `step`; only rank 0 does. They are told `about`.
 
         What is made again is dropped from the log: entries after the step and a line that was cut off, and with
         `evaluates_again` the evaluations at the step.
@@ -59,7 +67,7 @@ class Recorder:
         for entry in kept:
             self._note(entry)
         self._log = path.open("a", encoding="utf-8")
-        self._events = _summary_writer(folder / "tensorboard", step)
+        self._loggers = Loggers(self._names, Opening(folder, step, about or {}, None), self.warn)
         self._rates = rates
 
     def _note(self, entry: dict[str, Any]) -> None:
@@ -72,6 +80,10 @@ class Recorder:
         """Tell the listener of something that is not logged."""
         if self._listener is not None:
             self._listener(event)
+
+    def warn(self, message: str) -> None:
+        """Tell the listener of something that went wrong and does not end the run."""
+        self.tell({"kind": "warning", "message": message})
 
     def progress(self, what: str) -> Callable[[int, int], None]:
         """Return a function to be called with what is done and the total."""
@@ -93,9 +105,13 @@ class Recorder:
             self._note(event)
             self._log.write(_line(event))
             self._log.flush()
-        if self._events is not None:
-            self._chart(event)
+        self._chart(event)
         self.tell(event)
+
+    def show(self, group: str, pictures: Sequence[Picture], step: int) -> None:
+        """Hand images to the loggers."""
+        if self._loggers is not None:
+            self._loggers.images(group, pictures, step)
 
     def flush(self) -> None:
         """Wait until the log is on the disk, so that no checkpoint is newer than its log after a power cut."""
@@ -103,27 +119,14 @@ class Recorder:
             os.fsync(self._log.fileno())
 
     def _chart(self, event: dict[str, Any]) -> None:
-        assert self._events is not None
-        folder = {"train": "train", "evaluate": f"val_{event.get('weights')}"}.get(event["kind"])
-        if folder is None:
+        group = {"train": "train", "evaluate": f"val_{event.get('weights')}"}.get(event["kind"])
+        if self._loggers is None or group is None:
             return
-        for name, value in event.items():
-            if isinstance(value, float | int) and name not in ("step", "first_step", "images", "elapsed_sec"):
-                self._events.add_scalar(f"{folder}/{name}", value, event["step"])
-
-
-def _summary_writer(folder: Path, step: int) -> "SummaryWriter":
-    # tensorboardX imports PyTorch wherever it is installed and works without it; a process loads its own framework only.
-    absent = "torch" not in sys.modules
-    if absent:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if absent:
-            del sys.modules["torch"]
-    # The suffix: files are named by the second they are opened in, and another of that second would be overwritten.
-    return SummaryWriter(str(folder), purge_step=step + 1, flush_secs=10, filename_suffix=f".{step:08d}")
+        others = {"step", "first_step", "images", "elapsed_sec", "traced"}
+        if "traced" in event:  # what the profiler costs is no speed
+            others |= {"images_per_sec", "data_wait_share"}
+        figures = {name: value for name, value in event.items() if isinstance(value, float | int) and name not in others}
+        self._loggers.figures(group, figures, event["step"])
 
 
 def _line(entry: dict[str, Any]) -> str:

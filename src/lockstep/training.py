@@ -5,6 +5,7 @@ fetched, so that a device never waits for the host to read a loss.
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,7 +25,9 @@ from lockstep.data.sources import find_split
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
+from lockstep.loggers import check_installed
 from lockstep.metrics import Scores, Throughput
+from lockstep.mistakes import evaluated_rows, pictures_of_mistakes
 from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
@@ -46,6 +49,7 @@ class Span:
     stop: int
     saves: bool
     evaluates: bool
+    traced: bool = False
 
 
 def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
@@ -56,14 +60,17 @@ def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Itera
     """
     while first < total:
         epoch = first // per_epoch + 1
-        borders = [epoch * per_epoch, _next_multiple(first, execution.log_every_steps), total]
+        traced = execution.traced_steps
+        borders = [epoch * per_epoch, total, *(border for border in (traced.start, traced.stop) if border > first)]
+        if first not in traced:
+            borders.append(_next_multiple(first, execution.log_every_steps))
         if execution.save_every_steps:
             borders.append(_next_multiple(first, execution.save_every_steps))
         stop = min(borders)
         epoch_ends = stop == epoch * per_epoch
         asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
         evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
-        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates)
+        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates, traced=first in traced)
         first = stop
 
 
@@ -109,7 +116,9 @@ def train(
         world = backend.world(execution)
         leads = world.rank == 0
         try:
-            with Recorder(listener if leads else None) as recorder:
+            with Recorder(listener if leads else None, execution.loggers) as recorder:
+                if leads:
+                    check_installed(execution.loggers)
                 check_shares(recipe, world.ranks * execution.accumulation_steps)
                 start = open_start(given, recipe, out) if leads else None
                 sets = open_sets(Path(data), recipe, recorder, stop)
@@ -234,6 +243,7 @@ class Training:
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
         """Open the log and note where training starts."""
         about = environment(self.execution.backend) | {
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "device": self.world.device,
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),
@@ -242,14 +252,20 @@ class Training:
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
         if self.world.rank == 0:
-            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated)
+            config = self.recipe.fields() | {name: about[name] for name in ("device", "ranks", "data")}
+            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated, about=config)
             write_json(self.out / "environment.json", about)
-        start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes()}
+        start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes(step)}
         self.recorder.log(start | {"environment": about})
 
-    def notes(self) -> list[str]:
-        """Return what is allowed but seldom meant."""
+    def notes(self, step: int) -> list[str]:
+        """Return what is allowed but seldom meant, for a run that stands at a step."""
         found = [*self.start_notes]
+        traced = self.execution.traced_steps
+        if traced and not set(traced) & set(range(step, self.total)):
+            found.append(
+                f"steps {traced.start} to {traced.stop - 1} are not traced: there are steps {step} to {self.total - 1}"
+            )
         if self.recipe.precision == "fp16" and not self.world.on_gpu:
             found.append("fp16 is slow on CPUs; --set precision=bf16 or fp32 is not")
         classes = len(self.training.classes)
@@ -273,9 +289,14 @@ class Training:
         self.interval_began = time.perf_counter()
         for span in spans(first, self.total, self.per_epoch, self.execution):
             self.waited_sec = 0.0
-            handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
-            if handle.steps:
-                enqueued.append((handle, self.waited_sec))
+            if span.traced:
+                while enqueued:
+                    self.record(*enqueued.popleft())
+                handle = self.trace(batches, span)
+            else:
+                handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+                if handle.steps:
+                    enqueued.append((handle, self.waited_sec))
             pauses = span.saves or self.stopping
             # The newest interval is left on the device, so that it has work while the host looks at the one before.
             while enqueued and (pauses or len(enqueued) > 1 or enqueued[0][0].ready):
@@ -289,6 +310,22 @@ class Training:
             if span.evaluates:
                 self.evaluate(span.stop)
             self.interval_began = time.perf_counter()  # saving and evaluating are not training
+
+    def trace(self, batches: Iterator[Batch], span: Span) -> Handle:
+        """Train under the framework's profiler, which rank 0 writes down, and log what the steps brought."""
+        folder = self.out / "profile" / f"step-{span.first:08d}"
+        if self.world.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        tracing = backends.load(self.execution.backend).profile(folder) if self.world.rank == 0 else nullcontext()
+        with tracing:
+            handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+            if handle.steps:
+                self.record(handle, self.waited_sec, traced=True)
+        if handle.steps:
+            last = span.first + handle.steps - 1
+            self.recorder.tell({"kind": "trace", "first_step": span.first, "last_step": last, "path": str(folder)})
+        self.interval_began = time.perf_counter()  # writing it down is not training
+        return handle
 
     def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
         """Yield the next `count` batches; end early once any rank was asked to stop."""
@@ -314,8 +351,11 @@ class Training:
             self.stop.exit_code,
         )
 
-    def record(self, handle: Handle, waited: float) -> None:
-        """Fetch and log what an interval's steps brought. Raises `DivergedError` if a loss is not a finite number."""
+    def record(self, handle: Handle, waited: float, *, traced: bool = False) -> None:
+        """Fetch and log what an interval's steps brought. Raises `DivergedError` if a loss is not a finite number.
+
+        The speed of steps that are traced counts for nothing.
+        """
         interval = self.engine.fetch(handle)
         seconds = interval.finished_at - self.interval_began
         self.interval_began = interval.finished_at
@@ -324,7 +364,8 @@ class Training:
             message = self.divergence(interval)
             self.recorder.log({"kind": "diverged", "step": interval.first + steps, "message": message})
             raise DivergedError(message)
-        self.throughput.add(steps, interval.counts.images, seconds, waited)
+        if not traced:
+            self.throughput.add(steps, interval.counts.images, seconds, waited)
         self.recorder.log(
             {"kind": "train", "step": interval.first + steps, "first_step": interval.first}
             | interval.counts.summary()
@@ -334,6 +375,7 @@ class Training:
                 "images_per_sec": interval.counts.images / seconds,
                 "data_wait_share": waited / seconds,
             }
+            | ({"traced": True} if traced else {})
         )
 
     def divergence(self, interval: Interval) -> str:
@@ -422,8 +464,16 @@ class Training:
             "ranks": self.world.ranks,
         }
         write_json(self.out / "report.json", report)
+        self.show_mistakes()
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
+
+    def show_mistakes(self) -> None:
+        """Hand the images of the last evaluation's worst mistakes to the loggers."""
+        scores = self.scores.get("trained")
+        if scores is not None and self.execution.loggers:
+            rows = evaluated_rows(self.recipe, self.validation.sizes, self.part_images, self.world.ranks)
+            self.recorder.show("mistakes", pictures_of_mistakes(self.validation, self.recipe, scores, rows), self.total)
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:

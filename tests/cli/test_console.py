@@ -114,6 +114,8 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [event("progress", what="drawing", done=done, total=2400) for done in range(1, 2401)],
         [f"drawing: {done} of 2400" for done in range(240, 2401, 240)],
     ),
+    "a warning": ([event("warning", message="wandb [x] failed")], ["warning: wandb [x] failed"]),
+    "a trace": ([event("trace", first_step=3, last_step=4, path="a/[b]")], ["traced steps 3 to 4: a/[b]"]),
     "a saved checkpoint": ([event("save", step=8, path="a/b")], []),
     "an event of another version": ([event("something new", step=8)], []),
 }

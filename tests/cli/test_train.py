@@ -402,3 +402,27 @@ def children(parent: int) -> list[int]:
         if int(status[1]) == parent and rank:
             ranks[int(rank[0].removeprefix(b"RANK="))] = int(entry.name)
     return [ranks[rank] for rank in sorted(ranks)]
+
+
+def test_a_wrong_profile_is_refused_with_what_it_takes(
+    arguments: list[object], answer: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    for text in ("ten", "3:2:1", "3:x"):
+        code, _, errors = answer(*arguments, "--profile", text, "--out", tmp_path / "run")
+        assert code == 2
+        assert f"--profile takes N or N:M, such as 20:3; found {text!r}" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_loggers_and_traces_are_chosen_by_options(
+    arguments: list[object], answer: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    code, output, errors = answer(*arguments, "--no-tensorboard", "--profile", "2:2", "--set", "epochs=1", "--out", run)
+    assert code == 0, errors
+    assert f"traced steps 2 to 3: {run}/profile/step-00000002\n" in output
+    assert (run / "profile" / "step-00000002").is_dir()
+    assert not (run / "tensorboard").exists()
+    code, _, errors = answer(*arguments, "--logger", "comet", "--out", run)
+    assert code == 2
+    assert "loggers" in errors

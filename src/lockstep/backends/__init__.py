@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -151,6 +152,12 @@ class Backend(Protocol):
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
         """Return the framework's own module, holding these tensors, ready for inference."""
+
+    def profile(self, folder: Path) -> AbstractContextManager[None]:
+        """Trace what the framework does while the context is entered, into a file in `folder` that its own viewer opens.
+
+        No work is enqueued when it is entered; when it is left, it waits for all that is. The numbers stay the same.
+        """
 
     def devices(self) -> list[str]:
         """Return the devices the framework sees, as a person would name them."""

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli import benchmark_convert, benchmark_published
+
 app = typer.Typer(help="Measure Lockstep beside what people would pick instead, in one run.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `loader` a command of its own while it is the only one."""
+app.command("compare-published")(benchmark_published.command)
+app.command("convert")(benchmark_convert.command)
 
 
 @app.command("loader")

@@ -100,6 +100,12 @@ class Reporter:
             f"loss {event['loss']:.4f} on {event['images']} images"
         )
 
+    def _on_trace(self, event: dict[str, Any]) -> None:
+        self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
+
+    def _on_warning(self, event: dict[str, Any]) -> None:
+        self.say(f"warning: {event['message']}")
+
     def _on_already_finished(self, event: dict[str, Any]) -> None:
         self.say(f"this run was finished at step {event['report']['steps']}; nothing is left to do")
         self._summary(event)

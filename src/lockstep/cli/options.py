@@ -18,7 +18,7 @@ Which = Annotated[str, typer.Option("--checkpoint", help="Of a run: newest, best
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 
 
-def settings(assignments: list[str] | None, backend: str, **options: str | None) -> tuple[dict[str, Any], Any]:
+def settings(assignments: list[str] | None, backend: str, **options: Any) -> tuple[dict[str, Any], Any]:
     """Return the changes of the recipe, and the execution; `options` are fields of it, None if not given."""
     from lockstep.launched import name_rank
     from lockstep.recipes import Execution, parse_settings
@@ -29,6 +29,19 @@ def settings(assignments: list[str] | None, backend: str, **options: str | None)
     go_where_installed(how.backend)
     name_rank(how.backend)  # before anybody speaks: only rank 0 does
     return recipe, how
+
+
+def traced_steps(text: str | None) -> dict[str, int]:
+    """Return the fields of an execution that `--profile N[:M]` says."""
+    from lockstep.errors import RecipeError
+
+    if text is None:
+        return {}
+    first, _, count = text.partition(":")
+    try:
+        return {"profile_step": int(first), "profile_steps": int(count or 1)}
+    except ValueError:
+        raise RecipeError(f"--profile takes N or N:M, such as 20:3; found {text!r}") from None
 
 
 _WENT = "LOCKSTEP_WENT_WHERE_INSTALLED"

@@ -22,6 +22,13 @@ def command(
     model_prefix: Annotated[
         str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
     ] = None,
+    tensorboard: Annotated[bool, typer.Option(help="Write events for TensorBoard into the run's folder.")] = True,
+    loggers: Annotated[
+        list[str] | None, typer.Option("--logger", help="Send figures to mlflow or wandb, too; may be repeated.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help="Trace M steps (1 unless said) from step N on into the run's folder.")
+    ] = None,
     assignments: options.Set = None,
 ) -> None:
     """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
@@ -31,10 +38,12 @@ def command(
     changes, execution = options.settings(
         assignments,
         backend,
+        **options.traced_steps(profile),
         loader=loader,
         compile="on" if xla else None,
         distributed=distributed,
         model_prefix=model_prefix,
+        loggers=list(dict.fromkeys([*(["tensorboard"] if tensorboard else []), *(loggers or [])])),
     )
     with Reporter() as reporter:
         recipe_now = load_recipe(recipe).replace(**changes)

@@ -6,10 +6,11 @@ import numpy as np
 
 from lockstep.backends.mxnet.engine import MxnetEngine
 from lockstep.backends.mxnet.export import load_module
+from lockstep.backends.mxnet.tracing import profile
 from lockstep.backends.mxnet.world import MxnetWorld, devices, join, launch
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "world"]
+__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 def world(execution: Execution) -> MxnetWorld:

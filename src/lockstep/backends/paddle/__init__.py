@@ -6,10 +6,11 @@ import numpy as np
 
 from lockstep.backends.paddle.engine import PaddleEngine
 from lockstep.backends.paddle.model import Model
+from lockstep.backends.paddle.tracing import profile
 from lockstep.backends.paddle.world import PaddleWorld, devices, launch
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "world"]
+__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 def world(execution: Execution) -> PaddleWorld:

@@ -12,11 +12,12 @@ import numpy as np
 from lockstep.backends import World, check_fit
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.model import Network
+from lockstep.backends.reference.tracing import profile
 from lockstep.errors import BackendError
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "world"]
+__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 class ReferenceWorld:

@@ -6,10 +6,11 @@ import numpy as np
 
 from lockstep.backends.tensorflow.engine import TensorflowEngine
 from lockstep.backends.tensorflow.model import Model
+from lockstep.backends.tensorflow.tracing import profile
 from lockstep.backends.tensorflow.world import TensorflowWorld, devices, join, launch
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "world"]
+__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 def world(execution: Execution) -> TensorflowWorld:

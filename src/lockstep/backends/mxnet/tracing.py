@@ -1,0 +1,29 @@
+"""A trace of some steps by MXNet's profiler."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mxnet as mx
+
+from lockstep.run import write_text
+
+_BEGINS = '"traceEvents": [\n'
+
+
+@contextmanager
+def profile(folder: Path) -> Iterator[None]:
+    """Write `trace.json` into a folder, for chrome://tracing or Perfetto: operators, and kernels on a GPU."""
+    file = folder / "trace.json"
+    mx.nd.waitall()
+    # Dumped continuously, which is the default, it cannot be set up a second time.
+    mx.profiler.set_config(profile_all=True, continuous_dump=False, filename=str(file))
+    mx.profiler.set_state("run")
+    try:
+        yield
+        mx.nd.waitall()
+    finally:
+        mx.profiler.set_state("stop")
+        mx.profiler.dump()
+        # The events of a process's second trace begin with the comma that would part them from the first one's.
+        write_text(file, file.read_text(encoding="utf-8").replace(f"{_BEGINS},\n", _BEGINS, 1))

@@ -1,0 +1,205 @@
+"""`DLLL {json}` lines, as NVIDIA's dllogger writes them, with the keys and units of the example for the run's framework.
+
+What an example logs and Lockstep does not measure is left out; what it measures otherwise keeps the example's unit. Keys and
+units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow 20.06).
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from lockstep.benchmark.epochs import Entry, LoggedRun, seconds_of
+
+PER_SEC, SEC, MS = "images/s", "s", "ms"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an example calls a figure."""
+
+    name: str
+    figure: str
+    """What Lockstep calls it, in `_of_interval`, `_of_evaluation` and `_of_cell`."""
+    factor: float = 1.0
+    """From Lockstep's unit (percent, milliseconds, seconds) to the example's."""
+    unit: str | None = None
+    """As the example's metadata give it."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one example."""
+
+    interval: tuple[Key, ...]
+    """Of training steps."""
+    evaluation: tuple[Key, ...]
+    trained: tuple[Key, ...]
+    """Of a benchmark of training."""
+    inferred: tuple[Key, ...]
+    """Of a benchmark of inference."""
+
+    def all(self) -> Iterator[Key]:
+        """Yield every key once."""
+        yield from {key.name: key for key in (*self.interval, *self.evaluation, *self.trained, *self.inferred)}.values()
+
+
+def _latencies(template: str, figures: Iterable[str], factor: float, unit: str) -> tuple[Key, ...]:
+    return tuple(Key(template.format(each), name, factor, unit) for name, each in (f.split(":") for f in figures))
+
+
+_PADDLE = Keys(
+    interval=(
+        Key("train.loss", "loss"),
+        Key("train.top1", "top1_percent", 0.01),
+        Key("train.top5", "top5_percent", 0.01),
+        Key("train.data_time", "data_sec", unit=SEC),
+        Key("train.compute_time", "compute_sec", unit=SEC),
+        Key("train.batch_time", "batch_sec", unit=SEC),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+        Key("train.lr", "lr"),
+    ),
+    evaluation=(
+        Key("val.loss", "loss"),
+        Key("val.top1", "top1_percent", 0.01),
+        Key("val.top5", "top5_percent", 0.01),
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+    ),
+    trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+        *_latencies("latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+    ),
+)
+_PYTORCH = Keys(
+    interval=(
+        Key("train.loss", "loss"),
+        Key("train.compute_ips", "compute_images_per_sec", unit=PER_SEC),
+        Key("train.total_ips", "images_per_sec", unit=PER_SEC),
+        Key("train.data_time", "data_sec", unit=SEC),
+        Key("train.compute_time", "compute_sec", unit=SEC),
+        Key("train.lr", "lr"),
+        Key("train.grad_scale", "loss_scale"),
+    ),
+    evaluation=(
+        Key("val.top1", "top1_percent"),
+        Key("val.top5", "top5_percent"),
+        Key("val.loss", "loss"),
+        Key("val.total_ips", "images_per_sec", unit=PER_SEC),
+    ),
+    trained=(Key("train.total_ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.total_ips", "images_per_sec", unit=PER_SEC),
+        Key("val.compute_latency", "mean", 0.001, SEC),
+        *_latencies("val.compute_latency_at{}", ("p95:95", "p99:99", "p100:100"), 0.001, SEC),
+    ),
+)
+_MXNET = Keys(
+    interval=(
+        Key("train.loss", "loss"),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+        Key("train.lr", "lr"),
+    ),
+    evaluation=(
+        Key("val.accuracy", "top1_percent", 0.01),
+        Key("val.top_k_accuracy_5", "top5_percent", 0.01),
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+    ),
+    trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+        *_latencies("val.latency_{}", ("mean:avg", "p50:50", "p90:90", "p95:95", "p99:99", "p100:100"), 0.001, SEC),
+    ),
+)
+_TENSORFLOW = Keys(
+    interval=(
+        Key("imgs_per_sec", "images_per_sec", unit=PER_SEC),
+        Key("cross_entropy", "loss"),
+        Key("learning_rate", "lr"),
+    ),
+    evaluation=(
+        Key("top1_accuracy", "top1_percent", 0.01),
+        Key("top5_accuracy", "top5_percent", 0.01),
+        Key("eval_throughput", "images_per_sec", unit=PER_SEC),
+    ),
+    trained=(Key("total_ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("eval_throughput", "images_per_sec", unit=PER_SEC),
+        *_latencies("eval_latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+    ),
+)
+KEYS = {"paddle": _PADDLE, "torch": _PYTORCH, "mxnet": _MXNET, "tensorflow": _TENSORFLOW, "reference": _PYTORCH}
+"""By backend. The reference engine has no original; it takes PyTorch's."""
+
+
+def of_run(run: LoggedRun) -> str:
+    """Return a run's log: a line of the parameters, one of every interval ([epoch, step]) and evaluation ([epoch]), and the
+    last evaluation again ([]).
+    """
+    keys = KEYS[run.environment["execution"]["backend"]]
+    began = run.ended_at - run.seconds
+    lines = [_metadata(key, began, 0.0) for key in keys.all() if key.unit]
+    lines.append(_line(began, 0.0, "PARAMETER", run.recipe.fields() | {"ranks": run.environment["ranks"]}))
+    elapsed, data = 0.0, {}
+    for epoch in run.epochs:
+        first = epoch.intervals[0]["first_step"]
+        for entry in epoch.intervals:
+            elapsed += seconds_of(entry)
+            step = [epoch.number, entry["step"] - first]
+            lines.append(_line(began, elapsed, step, _named(keys.interval, _of_interval(entry))))
+        for entry in epoch.evaluations.values():
+            elapsed += seconds_of(entry)
+            if entry["weights"] == "trained":
+                data = _named(keys.evaluation, entry)
+                lines.append(_line(began, elapsed, [epoch.number], data))
+    return "".join([*lines, _line(began, elapsed, [], data)] if data else lines)
+
+
+def of_benchmark(report: dict[str, Any]) -> str:
+    """Return a benchmark's cells: for each that was measured a line of parameters and the summary ([])."""
+    measured = [cell for cell in report["cells"] if cell["status"] == "ok"]
+    began, elapsed = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured), 0.0
+    lines = []
+    for cell in measured:
+        keys = KEYS[cell["backend"]]
+        chosen = keys.trained if cell["what"] == "train" else keys.inferred
+        parameters = {name: cell[name] for name in ("what", "backend", "model", "dtype", "batch", "ranks", "data")}
+        lines += [_metadata(key, began, elapsed) for key in chosen if key.unit]
+        lines.append(_line(began, elapsed, "PARAMETER", parameters))
+        elapsed += sum(cell["times_sec"])
+        lines.append(_line(began, elapsed, [], _named(chosen, cell["latency_ms"] | cell)))
+    return "".join(lines)
+
+
+def _of_interval(entry: Entry) -> dict[str, float]:
+    """Return an interval's figures, times being the means of a step."""
+    seconds = seconds_of(entry) / (entry["step"] - entry["first_step"])
+    data = seconds * entry["data_wait_share"]
+    compute = max(seconds - data, 1e-9)
+    rate = entry["images_per_sec"] * seconds / compute
+    return entry | {"batch_sec": seconds, "data_sec": data, "compute_sec": compute, "compute_images_per_sec": rate}
+
+
+def _named(keys: Iterable[Key], figures: dict[str, Any]) -> dict[str, float]:
+    return {key.name: figures[key.figure] * key.factor for key in keys}
+
+
+def _metadata(key: Key, began: float, elapsed: float) -> str:
+    times = _times(began, elapsed)
+    ordered = {name: times[name] for name in ("timestamp", "elapsedtime", "datetime")}
+    return _written(ordered | {"type": "METADATA", "metric": key.name, "metadata": {"unit": key.unit}})
+
+
+def _line(began: float, elapsed: float, step: list[int] | str, data: dict[str, Any]) -> str:
+    return _written(_times(began, elapsed) | {"type": "LOG", "step": step, "data": data})
+
+
+def _times(began: float, elapsed: float) -> dict[str, str]:
+    """Return the three times of a line as texts: seconds since 1970, local time, and seconds since the log began."""
+    at = began + elapsed
+    return {"timestamp": str(at), "datetime": str(datetime.fromtimestamp(at)), "elapsedtime": str(elapsed)}
+
+
+def _written(line: dict[str, Any]) -> str:
+    return f"DLLL {json.dumps(line)}\n"

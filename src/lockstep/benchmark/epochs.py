@@ -1,0 +1,103 @@
+"""The log of a run by epochs, which is how other programs report theirs."""
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import DataError
+from lockstep.order import steps_per_epoch
+from lockstep.recipes import Recipe, load_recipe
+from lockstep.run import read_log
+
+Entry = dict[str, Any]
+"""A line of `log.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a run logged of one epoch."""
+
+    number: int
+    """From 0."""
+    intervals: tuple[Entry, ...]
+    """Entries of training, in order; at least one."""
+    evaluations: dict[str, Entry]
+    """Entries of the evaluation at its end, by weights ("trained", "ema"); empty without one."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return sum(entry["step"] - entry["first_step"] for entry in self.intervals)
+
+    @property
+    def images(self) -> int:
+        """Training images."""
+        return sum(entry["images"] for entry in self.intervals)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of training, waiting for data included."""
+        return sum(seconds_of(entry) for entry in self.intervals)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last step."""
+        return float(self.intervals[-1]["lr"])
+
+    def mean(self, name: str) -> float:
+        """Return the mean over the epoch's images of a figure that every interval has the mean of."""
+        return sum(entry[name] * entry["images"] for entry in self.intervals) / self.images
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a run's folder tells of it."""
+
+    recipe: Recipe
+    environment: dict[str, Any]
+    epochs: tuple[Epoch, ...]
+    """Those that were begun."""
+    seconds: float
+    """From the start of each process to its last entry, added up."""
+    ended_at: float
+    """When the last entry was written: seconds since 1970."""
+
+
+def seconds_of(entry: Entry) -> float:
+    """Return the wall time of an interval of training, or of an evaluation."""
+    return float(entry["images"] / entry["images_per_sec"])
+
+
+def read_run(folder: Path) -> LoggedRun:
+    """Read a run's folder. Raises `DataError` if it holds no run, or one that has trained nothing yet."""
+    try:
+        recipe = load_recipe(folder)
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        ended_at = (folder / "log.jsonl").stat().st_mtime
+    except OSError as error:
+        raise DataError(f"{folder} holds no run that has begun ({error.strerror}: {error.filename})") from None
+    entries = read_log(folder / "log.jsonl")
+    epochs = _epochs(entries, steps_per_epoch(recipe, environment["train"]["images"]))
+    if not epochs:
+        raise DataError(f"{folder}: nothing was trained yet")
+    return LoggedRun(recipe, environment, epochs, _seconds(entries), ended_at)
+
+
+def _epochs(entries: list[Entry], per_epoch: int) -> tuple[Epoch, ...]:
+    # No interval lies in two epochs, and evaluations are at the ends of epochs.
+    intervals: dict[int, list[Entry]] = {}
+    evaluations: dict[int, dict[str, Entry]] = {}
+    for entry in entries:
+        if entry["kind"] == "train":
+            intervals.setdefault(entry["first_step"] // per_epoch, []).append(entry)
+        if entry["kind"] == "evaluate":
+            evaluations.setdefault(entry["step"] // per_epoch - 1, {})[entry["weights"]] = entry
+    return tuple(Epoch(number, tuple(each), evaluations.get(number, {})) for number, each in sorted(intervals.items()))
+
+
+def _seconds(entries: list[Entry]) -> float:
+    """Return the time of all processes; every one logs its start and counts from there."""
+    ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]
+    return float(sum(entry["elapsed_sec"] for entry in [*ends, *entries[-1:]]))

@@ -1,0 +1,74 @@
+"""`lockstep benchmark compare-published`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.benchmark.published import Beside, Comparison
+
+_LINE = "{:>10} {:>8} {:>8}  {:<36} {:<22} {:<9} {:>5}  {}"
+_HEAD = _LINE.format("images/s", "p90 ms", "p99 ms", "hardware", "software", "precision", "batch", "ours by theirs, source")
+
+
+def command(
+    report: Annotated[Path, typer.Argument(help="A benchmark report: what `lockstep benchmark train -o` wrote.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Rows of other batches and other numbers of accelerators too.")
+    ] = False,
+) -> None:
+    """Show what was measured beside what NVIDIA and MLPerf published; speeds are divided on the same hardware alone."""
+    from lockstep.benchmark.published import compare, published_rows
+    from lockstep.benchmark.reading import read_benchmark
+
+    for comparison in compare(read_benchmark(report), published_rows(), everything=everything):
+        print("\n".join(_lines(comparison)))
+
+
+def _lines(comparison: "Comparison") -> list[str]:
+    from lockstep.benchmark.published import PUBLISHED_SIZE
+
+    cell, size = comparison.cell, comparison.image_size or "unknown"
+    latency, hardware = cell["latency_ms"], _counted(comparison.hardware, cell["ranks"])
+    ours = (f"{cell['images_per_sec']:.1f}", _number(latency["p90"]), _number(latency["p99"]), hardware)
+    lines = [
+        f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
+        _HEAD,
+        _LINE.format(*ours, f"Lockstep, {cell['backend']}", cell["dtype"], cell["batch"], "this report").rstrip(),
+    ]
+    for beside in comparison.published:
+        lines += _published(beside)
+    if not comparison.published and not comparison.left_out:
+        lines.append("nothing was published of this model")
+    if comparison.left_out:
+        lines.append(
+            f"{comparison.left_out} rows of other batches or numbers of accelerators are left out; --all shows them"
+        )
+    return [*lines, ""]
+
+
+def _published(beside: "Beside") -> list[str]:
+    row = beside.row
+    software = ", ".join(filter(None, (row.framework, row.variant))) or "-"
+    ratio = "" if beside.ratio is None else f"{beside.ratio:.2f}, "
+    time = f"{row.minutes_to_target:g} min to 75.9 %, " if row.minutes_to_target else ""
+    line = _LINE.format(
+        _number(row.images_per_sec, 1),
+        _number(row.p90_ms),
+        _number(row.p99_ms),
+        _counted(row.accelerator, row.accelerators),
+        software,
+        row.precision or "-",
+        row.batch_images or "-",
+        f"{ratio}{time}{row.document}: {row.table}",
+    )
+    return [line] if row.remark is None else [line, f"{'':>30}({row.remark})"]
+
+
+def _counted(name: str, count: int | None) -> str:
+    return f"{'?' if count is None else count} x {name}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,34 @@
+"""A benchmark report is read, and other files are refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep.benchmark.reading import read_benchmark
+from lockstep.errors import DataError
+from tests.benchmark.published_cases import report
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(report({})))
+    os.utime(tmp_path / "report.json", (1000, 2000))
+    assert read_benchmark(tmp_path / "report.json") == report({}) | {"written_at": 2000}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "is not JSON"),
+        ("[]", "is no benchmark report"),
+        ('{"final": {}}', "is no benchmark report"),
+        ('{"kind": "lockstep-benchmark", "version": 2}', "version 2, expected 1"),
+    ],
+)
+def test_another_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_benchmark(tmp_path / "report.json")

@@ -1,0 +1,61 @@
+"""`lockstep benchmark compare-published`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.benchmark.published_cases import report
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report({"what": "inference", "batch": 128, "dtype": "bf16"})))
+    return path
+
+
+def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(answer: Callable[..., Answer], file: Path) -> None:
+    code, output, _ = answer("benchmark", "compare-published", file)
+    lines = output.splitlines()
+    assert code == 0
+    assert lines[0] == "resnet50-v1.5, inference, images of 224 pixels (published: 224)"
+    assert " ".join(lines[2].split()) == "721.3 900.00 990.00 1 x AMD EPYC 9R14 Lockstep, torch bf16 128 this report"
+    rows = [line for line in lines[3:] if "NVIDIA/DeepLearningExamples" in line]
+    assert len(rows) > 20
+    for line in rows:
+        assert " x NVIDIA" in line or " x Tesla" in line
+        assert "  NVIDIA/DeepLearningExamples" in line  # the source, and no quotient before it
+    assert "(p95 is above p99, which cannot be.)" in output
+    assert "are left out; --all shows them" in output
+
+
+def test_all_rows_can_be_asked_for(answer: Callable[..., Answer], file: Path) -> None:
+    code, output, _ = answer("benchmark", "compare-published", file, "--all")
+    assert code == 0
+    assert "8 x NVIDIA H200" in output
+    assert "--all" not in output
+
+
+def test_the_quotient_on_the_same_hardware_is_printed(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report({}, gpu="Tesla V100-SXM2-16GB")))
+    _, output, _ = answer("benchmark", "compare-published", path)
+    assert "  0.50, NVIDIA/DeepLearningExamples MxNet" in output
+
+
+def test_of_a_model_nobody_published_that_is_said(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(report({"model": "resnet18"})))
+    code, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
+    assert code == 0
+    assert output.endswith("this report\nnothing was published of this model\n\n")
+
+
+def test_another_file_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    code, _, errors = answer("benchmark", "compare-published", tmp_path / "report.json")
+    assert code == 2
+    assert "is no benchmark report" in errors
