@@ -25,9 +25,10 @@ from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupt
 from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.metrics import Scores, Throughput
-from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
+from lockstep.results import Results, write_results
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
 from lockstep.schedule import learning_rates
 from lockstep.signals import StopRequests
@@ -237,7 +238,7 @@ class Training:
             "device": self.world.device,
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),
-            "data": str(self.training.root.parent.resolve()),
+            "data": str(self.training.source.data_set.resolve()),
             "train": {"images": len(self.training), "quarantined": self.training.listed_quarantine()},
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
@@ -421,7 +422,10 @@ class Training:
             "device": self.world.device,
             "ranks": self.world.ranks,
         }
-        write_json(self.out / "report.json", report)
+        samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
+        scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
+        write_results(self.out, Results(self.total, self.validation.digest, scores))
+        write_json(self.out / "report.json", report)  # last: it says that the run is finished
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
 
