@@ -32,6 +32,7 @@ def test_exactly_these_names_are_public() -> None:
         "load",
         "load_recipe",
         "predict",
+        "report",
         "train",
         "verify",
     ]
@@ -92,7 +93,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    names = "demo train evaluate predict convert export verify recipes data benchmark launch doctor"
+    names = "demo train evaluate predict convert export verify report recipes data benchmark launch doctor"
     for command in names.split():
         assert f"\n  {command} " in done.stdout
 
