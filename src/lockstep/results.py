@@ -46,7 +46,8 @@ def read_results(folder: Path) -> Results | None:
     """
     path = folder / FILE
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Opened here: NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
             found = [name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")]
             scores = {

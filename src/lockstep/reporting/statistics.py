@@ -22,7 +22,8 @@ def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
     share, shrink = hits / images, 1 + z * z / images
     centre = (share + z * z / (2 * images)) / shrink
     half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    # At the ends the bound is the share itself, but for rounding.
+    return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
 
 
 @dataclass(frozen=True)
