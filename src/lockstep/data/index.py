@@ -137,8 +137,9 @@ def open_index(
 def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
     """Return the index of a source as `open_index` does, if there is one and the images are still those; None otherwise.
 
-    Decodes and writes nothing.
+    Decodes and writes nothing. Raises `DataError` if the images have classes that are not among `classes`.
     """
+    _check_folders(source, classes)
     index = next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
     return index if index is None else _of_classes(index, classes)
 
