@@ -247,6 +247,16 @@ def test_a_run_can_be_hidden(show: Show, page_of_four: Path) -> None:
     assert len(after) == 3
 
 
+def test_runs_with_equal_losses_have_no_difference(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, recipe=recipe, classes=["a", "b"], steps=20) for name in ("one", "other")]
+    page = show(lockstep.report(folders, tmp_path / "page.html"))
+    difference = page.locator(".chart.widest")
+    assert "No difference in these steps." in difference.locator("text").all_text_contents()
+    assert difference.locator(".curve").count() == 0
+    page.locator("#legend button", has_text="other").click()
+    assert "No run is shown." in difference.locator("text").all_text_contents()
+
+
 def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, four: list[Path]) -> None:
     page = show(page_of_four)
     before = column(page, "#per-class", 3)

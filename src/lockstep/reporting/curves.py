@@ -1,8 +1,8 @@
 """The log of a run -> curves over steps, thinned to what a plot can show."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -40,6 +40,13 @@ class Chart:
     """What is written where a plot has no points."""
 
 
+Of = Callable[[int, Run], list[Curve]]
+"""The curves of one run, given its number on the page."""
+
+_DIFFERENCE = "Training loss: relative difference from the first run"
+_EQUAL = "No difference in these steps."
+
+
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and what else there is."""
     found = [
@@ -50,17 +57,13 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
             " %",
             [*_each(runs, _logged("top1_percent")), *_each(runs, _evaluated("top1_percent"))],
         ),
-        Chart("difference", *_DIFFERENCE, _differences(runs), logarithmic=True, note=_EQUAL),
+        Chart("difference", _DIFFERENCE, "", _differences(runs), logarithmic=True, note=_EQUAL),
         Chart("lr", "Learning rate", "", _each(runs, _logged("lr"))),
         Chart("throughput", "Training throughput", " images/s", _each(runs, _logged("images_per_sec"))),
         Chart("wait", "Waiting for data", " %", _each(runs, _logged("data_wait_share", 100))),
         Chart("scale", "Loss scale", "", _each(runs, _scales), logarithmic=True),
     ]
     return [chart for chart in found if chart.curves]
-
-
-_EQUAL = "The losses are the same to the last bit."
-_DIFFERENCE = ("Training loss: relative difference from the first run", "")
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[list[int], list[float | None]]:
@@ -87,7 +90,7 @@ def _curve(number: int, kind: Kind, points: Sequence[tuple[int, float]]) -> list
     return [Curve(number, kind, *thinned(steps, values.astype(np.float64)))]
 
 
-def _each(runs: Sequence[Run], of: Any) -> list[Curve]:
+def _each(runs: Sequence[Run], of: Of) -> list[Curve]:
     return [curve for number, run in enumerate(runs) for curve in of(number, run)]
 
 
@@ -96,13 +99,13 @@ def _losses(number: int, run: Run) -> list[Curve]:
     return [Curve(number, "training", *thinned(steps, losses))] if len(steps) else []
 
 
-def _logged(field: str, factor: float = 1) -> Any:
+def _logged(field: str, factor: float = 1) -> Of:
     return lambda number, run: _curve(
         number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if field in entry]
     )
 
 
-def _evaluated(field: str) -> Any:
+def _evaluated(field: str) -> Of:
     kinds: dict[str, Kind] = {"trained": "validation", "ema": "moving average"}
     return lambda number, run: [
         curve

@@ -57,8 +57,14 @@ class Chart {
     const weight = Number($("#smoothing").value);
     return this.spec.curves.filter((curve) => shown.has(curve.run)).map((curve) => {
       const noisy = curve.kind === "training" && ["loss", "accuracy", "throughput", "wait", "difference"].includes(this.spec.name);
-      return { ...curve, strong: noisy && weight > 0 ? smoothed(curve.values, weight) : curve.values, noisy: noisy && weight > 0 };
+      return { ...curve, strong: noisy && weight > 0 ? this.smoothed(curve.values, weight) : curve.values, noisy: noisy && weight > 0 };
     });
+  }
+
+  // On a logarithmic scale the mean is that of logarithms, or large values would hide small ones.
+  smoothed(values, weight) {
+    if (!this.log) return smoothed(values, weight);
+    return smoothed(values.map((v) => (v > 0 ? Math.log(v) : null)), weight).map((v) => (v === null ? null : Math.exp(v)));
   }
 
   redraw() {
@@ -82,7 +88,8 @@ class Chart {
     const place = this.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
     this.y = (value) => (usable(value) ? inner.y0 - place(value) * (inner.y0 - inner.y1) : null);
     this.axes(low, high);
-    if (!values.length) draw(svg, "text", { x: (inner.x0 + inner.x1) / 2, y: height / 2, "text-anchor": "middle" }, this.spec.note);
+    if (!values.length) draw(svg, "text", { x: (inner.x0 + inner.x1) / 2, y: height / 2, "text-anchor": "middle" },
+      this.drawn.length ? this.spec.note : "No run is shown.");
     const clip = `clip-${this.spec.name}`;
     draw(draw(svg, "clipPath", { id: clip }), "rect", { x: inner.x0 - 5, y: 0, width: inner.x1 - inner.x0 + 10, height: inner.y0 + 4 });
     this.layer = draw(svg, "g", { "clip-path": `url(#${clip})` });

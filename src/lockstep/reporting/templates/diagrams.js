@@ -65,7 +65,8 @@ function paintMatrix(plot) {
     const right = own ? images - wrong : 0, of = matrix.images[i] || 1;
     const box = { x: label + j * cell, y: above + i * cell, width: cell, height: cell };
     const gap = single ? 1 : 0;
-    const colour = single && own ? right / of : wrong && 0.12 + 0.88 * (Math.log1p(wrong) / Math.log1p(largest));
+    const colour = single ? (own ? right / of : wrong && 0.1 + 0.9 * Math.sqrt(wrong / of))
+      : wrong && 0.12 + 0.88 * (Math.log1p(wrong) / Math.log1p(largest));
     if (colour) draw(svg, "rect", { x: box.x + gap, y: box.y + gap, width: cell - 2 * gap, height: cell - 2 * gap, rx: single ? 3 : 0, class: single && own ? "cell right" : "cell", "fill-opacity": (single && own ? 0.12 + 0.78 * colour : 0.9 * colour).toFixed(3) });
     if (single && images) draw(svg, "text", { x: box.x + cell / 2, y: box.y + cell / 2 + 4, class: colour > 0.6 ? "count inverse" : "count" }, images);
     const text = [{ text: "images", value: `${images} of ${matrix.images[i]}` }, { text: "share", value: percent(images / of) }];

@@ -33,7 +33,7 @@ function canvas(plot, height, label) {
 function short(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(1).replace("e+", "e");
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(1).replace(".0e", "e").replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 }
 
