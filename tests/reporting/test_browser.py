@@ -122,6 +122,15 @@ def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path,
     assert page.locator("#tip").is_hidden()
 
 
+def test_a_finger_shows_values_until_it_touches_something_else(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one, width=390, height=740, has_touch=True)
+    for chosen, words in ((plot(page, 0), "step"), (page.locator("#matrix svg"), "images")):
+        page.touchscreen.tap(*middle(chosen))
+        assert words in page.locator("#tip").inner_text()
+        page.touchscreen.tap(3, 300)
+        assert page.locator("#tip").is_hidden()
+
+
 def steps_shown(page: "Page", number: int = 0) -> list[int]:
     texts = plot(page, number).locator("text[text-anchor=middle]").all_text_contents()
     return [int(text.replace(",", "")) for text in texts]

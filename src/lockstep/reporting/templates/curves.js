@@ -177,8 +177,11 @@ class Chart {
       if (event.pointerType === "mouse" && event.button === 0) {
         from = this.stepAt(event);
         plot.setPointerCapture(event.pointerId);
+      } else {
+        setCursor(this.stepAt(event), this);
       }
     });
+    plot.addEventListener("pointercancel", () => { from = null; });
     plot.addEventListener("pointermove", (event) => {
       const step = this.stepAt(event);
       setCursor(step, this);
@@ -191,7 +194,7 @@ class Chart {
       if (from !== null && Math.abs(this.x(to) - this.x(from)) > 6) setRange(Math.min(from, to), Math.max(from, to));
       from = null;
     });
-    plot.addEventListener("pointerleave", () => setCursor(null));
+    plot.addEventListener("pointerleave", (event) => { if (isMouse(event)) setCursor(null); });
     plot.addEventListener("blur", () => setCursor(null));
     plot.addEventListener("dblclick", () => setRange(...whole));
     plot.addEventListener("keydown", (event) => this.key(event));

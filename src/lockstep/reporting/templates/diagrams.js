@@ -4,7 +4,8 @@ class Cells {
   constructor(plot, paint, columns) {
     Object.assign(this, { plot, paint, columns, at: null, boxes: [] });
     plot.addEventListener("pointermove", (event) => this.hover(event));
-    plot.addEventListener("pointerleave", () => this.choose(null));
+    plot.addEventListener("pointerdown", (event) => this.hover(event));
+    plot.addEventListener("pointerleave", (event) => { if (isMouse(event)) this.choose(null); });
     plot.addEventListener("blur", () => this.choose(null));
     plot.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.redraw()).observe(plot);

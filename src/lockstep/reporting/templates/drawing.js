@@ -88,4 +88,7 @@ function showTip(title, rows, x, y) {
 }
 
 const hideTip = () => { tip.hidden = true; };
+const isMouse = (event) => event.pointerType === "mouse";  // a finger that is lifted leaves what it pointed at on the screen
+document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot")) hideTip(); });
+document.addEventListener("scroll", hideTip, { passive: true });
 
