@@ -8,7 +8,7 @@ HOROVOD := .venv-tensorflow-horovod
 BUILDS_HOROVOD := setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
 HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSION_MINIMUM=3.5
 
-.PHONY: demo test test-engines test-others test-mxnet quick check format clean mxnet-env mxnet-horovod tensorflow-horovod \
+.PHONY: demo test test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
 	test-tensorflow-horovod
 
 demo: $(VENV)/.torch
@@ -16,7 +16,7 @@ demo: $(VENV)/.torch
 
 # All tests, the slow ones too, the engines' beside the others. `make quick` leaves the slow ones out. Horovod's run where
 # `make tensorflow-horovod` has been.
-test: $(VENV)/.dev $(MXNET)/.made
+test: $(VENV)/.dev $(MXNET)/.made browser
 	$(MAKE) --jobs=2 --output-sync=line test-engines test-others test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
@@ -29,6 +29,12 @@ test-others:
 # In MXNet's own environment: the conformance suite, and runs at the command line.
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/backends tests/cli/test_train.py
+
+# The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
+browser:
+	@test -n "$$LOCKSTEP_WITHOUT_BROWSER" || command -v chromium >/dev/null || \
+	  { test "$$(id -u)" = 0 && apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; } || \
+	  { echo "tests need chromium: apt-get install chromium, or LOCKSTEP_WITHOUT_BROWSER=1 make test" >&2; exit 1; }
 
 quick: $(VENV)/.dev $(MXNET)/.made
 	$(RUN)/python -m pytest -m "not slow"

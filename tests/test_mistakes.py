@@ -4,12 +4,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from lockstep.data.host import HostLoader
 from lockstep.data.index import open_index
 from lockstep.metrics import Scores
-from lockstep.mistakes import evaluated_rows, pictures_of_mistakes, worst
+from lockstep.mistakes import pictures_of_mistakes, worst
 from lockstep.order import evaluation_plans
 from lockstep.recipes import Recipe
 
@@ -27,34 +26,27 @@ def test_wrong_predictions_come_by_loss_and_right_ones_never() -> None:
     assert worst(found, 2).tolist() == [4, 2]
 
 
-# Seven images in batches of two: rank 0 has 0 1 4 5, rank 1 has 2 3 6 and a row of padding.
-@pytest.mark.parametrize(("ranks", "rows"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 1, 4, 5, 2, 3, 6])])
-def test_scores_of_ranks_come_one_after_the_other(ranks: int, rows: list[int], tiny_recipe: Recipe) -> None:
-    assert evaluated_rows(tiny_recipe, np.full((7, 2), 40), 2, ranks).tolist() == rows
-
-
 def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Recipe) -> None:
     index = open_index(textures / "val")
     losses, ranks = np.zeros(20), np.zeros(20, int)
     losses[[3, 11, 17]], ranks[[3, 11]] = (1.0, 2.0, 5.0), 1
-    rows = np.arange(20)[::-1]  # as if the scores came the other way round
     found = scores(losses.tolist(), ranks.tolist(), [7] * 20)
-    pictures = pictures_of_mistakes(index, tiny_recipe, found, rows)
+    pictures = pictures_of_mistakes(index, tiny_recipe, found)
     (plan,) = evaluation_plans(tiny_recipe, index.sizes, 20)
     with HostLoader(index, size=tiny_recipe.eval_crop, antialias=tiny_recipe.antialias) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
     assert [picture.caption for picture in pictures] == [f"{index.classes[0]} taken for {index.classes[7]}"] * 2
-    assert np.array_equal(pictures[0].pixels, batch.images[20 - 1 - 11])
-    assert np.array_equal(pictures[1].pixels, batch.images[20 - 1 - 3])
+    assert np.array_equal(pictures[0].pixels, batch.images[11])
+    assert np.array_equal(pictures[1].pixels, batch.images[3])
 
 
 def test_a_class_without_a_name_is_numbered(textures: Path, tiny_recipe: Recipe) -> None:
     index = open_index(textures / "val")
     found = scores([1.0] * 20, [1] + [0] * 19, [1000] * 20)
-    (picture,) = pictures_of_mistakes(index, tiny_recipe, found, np.arange(20))
+    (picture,) = pictures_of_mistakes(index, tiny_recipe, found)
     assert picture.caption == f"{index.classes[0]} taken for 1000"
 
 
 def test_without_mistakes_there_are_no_pictures(textures: Path, tiny_recipe: Recipe) -> None:
-    assert pictures_of_mistakes(open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20), np.arange(20)) == []
+    assert pictures_of_mistakes(open_index(textures / "val"), tiny_recipe, scores([1.0] * 20, [0] * 20)) == []

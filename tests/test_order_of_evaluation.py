@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.order import centre_plan, evaluation_plans
+from lockstep.order import centre_plan, evaluated_samples, evaluation_plans
 from lockstep.recipes import Recipe
 from tests.test_order import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
 
@@ -21,6 +21,19 @@ def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(imag
     assert {len(share) for share in shares} == {math.ceil(images / (batch * ranks))}
     assert {len(plan.samples) for share in shares for plan in share} == {batch}
     np.testing.assert_array_equal(np.sort(samples[samples != -1]), np.arange(images))
+
+
+@EXAMPLES
+@given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
+def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(images: int, batch: int, ranks: int) -> None:
+    shares = [evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks) for rank in range(ranks)]
+    expected = [sample for share in shares for plan in share for sample in plan.samples.tolist() if sample != -1]
+
+    assert evaluated_samples(images, batch, ranks).tolist() == expected
+
+
+def test_two_ranks_score_ten_images_in_this_order() -> None:
+    assert evaluated_samples(10, 2, 2).tolist() == [0, 1, 4, 5, 8, 9, 2, 3, 6, 7]
 
 
 def test_an_evaluation_pads_at_the_end_of_its_last_plans_alone() -> None:

@@ -32,6 +32,7 @@ def test_exactly_these_names_are_public() -> None:
         "load",
         "load_recipe",
         "predict",
+        "report",
         "train",
         "verify",
     ]
@@ -92,7 +93,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    names = "demo train evaluate predict convert export verify recipes data benchmark launch doctor"
+    names = "demo train evaluate predict convert export verify report recipes data benchmark launch doctor"
     for command in names.split():
         assert f"\n  {command} " in done.stdout
 
@@ -105,7 +106,9 @@ def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: 
     about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "val").glob("[!.]*"))}
     state = State(7, initial_tensors(tiny_recipe), {})
     checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
-    entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
+    (tmp_path / "run" / "recipe.yaml").write_text(tiny_recipe.to_yaml())
+    figures = {"loss": 2.0, "top1_percent": 10.0, "top5_percent": 50.0, "images": 20}
+    entry = {"kind": "evaluate", "step": 7, "weights": "trained"} | figures
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(entry) + "\n")
     monkeypatch.chdir(tmp_path)
 

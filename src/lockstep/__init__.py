@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lockstep.exporting import export
     from lockstep.inference import Prediction, evaluate, load, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
+    from lockstep.reporting import report
     from lockstep.training import train
     from lockstep.verification import verify
 
@@ -26,6 +27,7 @@ __all__ = [
     "load",
     "load_recipe",
     "predict",
+    "report",
     "train",
     "verify",
 ]
@@ -42,6 +44,7 @@ _HOME = {
     "load": "inference",
     "load_recipe": "recipes",
     "predict": "inference",
+    "report": "reporting",
     "train": "training",
     "verify": "verification",
 }

@@ -1,6 +1,6 @@
 """Sums and counts. A mean is made where it is printed, never before, so that any number of ranks and batches add up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -46,6 +46,29 @@ class Scores:
     """int32: the class it prefers."""
     labels: np.ndarray
     """int32."""
+    confidences: np.ndarray
+    """float32: the probability (softmax of the logits) of the predicted class."""
+
+    @classmethod
+    def of_table(cls, table: np.ndarray) -> "Scores":
+        """Return the scores in a table of [images, 5], the columns as above; rows with a label below 0 are padding.
+
+        >>> Scores.of_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
+        array([2], dtype=int32)
+        """
+        losses, ranks, predictions, labels, confidences = table[table[:, 3] >= 0].T
+        return cls(
+            losses.astype(np.float32),
+            ranks.astype(np.int32),
+            predictions.astype(np.int32),
+            labels.astype(np.int32),
+            confidences.astype(np.float32),
+        )
+
+    def placed(self, samples: np.ndarray) -> "Scores":
+        """Return the scores in the order of the index, given the sample that each row is of: int64 [images]."""
+        order = np.argsort(samples)
+        return Scores(*(getattr(self, each.name)[order] for each in fields(self)))
 
     def counts(self) -> Counts:
         """Return the sums over all images; the order of the images does not change them."""

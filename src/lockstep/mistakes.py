@@ -6,32 +6,21 @@ from lockstep.data.index import Index
 from lockstep.data.loaders import loader_of
 from lockstep.loggers import Picture
 from lockstep.metrics import Scores
-from lockstep.order import centre_plan, evaluation_plans
+from lockstep.order import centre_plan
 from lockstep.recipes import Execution, Recipe
 
 
-def evaluated_rows(recipe: Recipe, sizes: np.ndarray, batch_images: int, ranks: int) -> np.ndarray:
-    """Return the rows of the index that the scores of an evaluation are of, in their order: int64 [images].
-
-    Scores come rank by rank.
-    """
-    shares = [evaluation_plans(recipe, sizes, batch_images, rank=rank, ranks=ranks) for rank in range(ranks)]
-    samples = np.concatenate([plan.samples for share in shares for plan in share])
-    return samples[samples >= 0]
-
-
 def worst(scores: Scores, count: int) -> np.ndarray:
-    """Return the places of the wrong predictions of highest loss, the worst first: int64 [at most count]."""
+    """Return the rows of the wrong predictions of highest loss, the worst first: int64 [at most count]."""
     wrong = np.flatnonzero(scores.ranks > 0)
     return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
 
 
-def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, rows: np.ndarray, count: int = 16) -> list[Picture]:
-    """Return the worst mistakes as the model saw them, with the names of their classes; `rows` as of `evaluated_rows`."""
-    places = worst(scores, count)
-    if not len(places):
+def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, count: int = 16) -> list[Picture]:
+    """Return the worst mistakes as the model saw them, with the names of their classes. Row i of the scores is sample i."""
+    samples = worst(scores, count)
+    if not len(samples):
         return []
-    samples = rows[places]
     plan = centre_plan(recipe, samples, index.sizes[samples])
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop) as loader:
         images = next(iter(loader.batches([plan]))).images
@@ -39,6 +28,6 @@ def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, rows: np.
     return [
         Picture(f"mistakes/{number:02d}", f"{names[label]} taken for {names.get(taken, str(taken))}", pixels)
         for number, (label, taken, pixels) in enumerate(
-            zip(scores.labels[places].tolist(), scores.predictions[places].tolist(), images, strict=True), start=1
+            zip(scores.labels[samples].tolist(), scores.predictions[samples].tolist(), images, strict=True), start=1
         )
     ]

@@ -202,11 +202,24 @@ def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int
 
     All ranks get equally many plans of `batch` images each.
     """
-    count = len(sizes)
-    for first in range(rank * batch, -(-count // (batch * ranks)) * batch * ranks, batch * ranks):
-        samples = np.arange(first, first + batch)
-        samples[samples >= count] = -1
+    for samples in _evaluation_shares(len(sizes), batch, ranks)[rank]:
         yield centre_plan(recipe, samples, sizes[samples])
+
+
+def evaluated_samples(images: int, batch: int, ranks: int) -> np.ndarray:
+    """Return the samples in the order in which an evaluation scores them: int64 [images].
+
+    An engine returns the scores of the first rank's plans, then those of the second's, and so on, without padding.
+    """
+    samples = _evaluation_shares(images, batch, ranks).reshape(-1)
+    return samples[samples >= 0]
+
+
+def _evaluation_shares(images: int, batch: int, ranks: int) -> np.ndarray:
+    """Return the samples of every rank's plans: int64 [ranks, plans, batch]; -1 is padding."""
+    plans = -(-images // (batch * ranks))
+    samples = np.arange(plans * ranks * batch).reshape(plans, ranks, batch).transpose(1, 0, 2)
+    return np.where(samples < images, samples, -1)
 
 
 def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> BatchPlan:

@@ -3,6 +3,7 @@
 recipe.yaml        every field, resolved           log.jsonl     what happened, one JSON object a line
 environment.json   machine, versions, data         report.json   the result, once the run is finished
 checkpoints/       see `lockstep.checkpoint`       tensorboard/  the same figures as events
+validation.npz     the result for every image, see `lockstep.results`
 start.json, masks.safetensors: of runs from given weights, see `lockstep.starting`
 loggers.json: what loggers call the run, see `lockstep.loggers`; profile/: traces of steps
 """

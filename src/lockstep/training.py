@@ -27,10 +27,11 @@ from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.loggers import check_installed
 from lockstep.metrics import Scores, Throughput
-from lockstep.mistakes import evaluated_rows, pictures_of_mistakes
-from lockstep.order import check_shares, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.mistakes import pictures_of_mistakes
+from lockstep.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.recorder import Listener, Recorder
+from lockstep.results import Results, write_results
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
 from lockstep.schedule import learning_rates
 from lockstep.signals import StopRequests
@@ -247,7 +248,7 @@ class Training:
             "device": self.world.device,
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),
-            "data": str(self.training.root.parent.resolve()),
+            "data": str(self.training.source.data_set.resolve()),
             "train": {"images": len(self.training), "quarantined": self.training.listed_quarantine()},
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
@@ -463,17 +464,14 @@ class Training:
             "device": self.world.device,
             "ranks": self.world.ranks,
         }
-        write_json(self.out / "report.json", report)
-        self.show_mistakes()
+        samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
+        scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
+        write_results(self.out, Results(self.total, self.validation.digest, scores))
+        write_json(self.out / "report.json", report)  # last: it says that the run is finished
+        if self.execution.loggers:
+            self.recorder.show("mistakes", pictures_of_mistakes(self.validation, self.recipe, scores["trained"]), self.total)
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
-
-    def show_mistakes(self) -> None:
-        """Hand the images of the last evaluation's worst mistakes to the loggers."""
-        scores = self.scores.get("trained")
-        if scores is not None and self.execution.loggers:
-            rows = evaluated_rows(self.recipe, self.validation.sizes, self.part_images, self.world.ranks)
-            self.recorder.show("mistakes", pictures_of_mistakes(self.validation, self.recipe, scores, rows), self.total)
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:

@@ -191,12 +191,36 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, recipe: Recipe) 
     assert scores.ranks.tolist() == ranks.tolist()
     assert scores.predictions.tolist() == predictions.tolist()
     assert scores.labels.tolist() == batch.labels.tolist()
-    assert [getattr(scores, name).dtype.name for name in ("losses", "ranks", "predictions", "labels")] == [
-        "float32",
-        "int32",
-        "int32",
-        "int32",
-    ]
+    assert {name: value.dtype.name for name, value in vars(scores).items()} == {
+        "losses": "float32",
+        "ranks": "int32",
+        "predictions": "int32",
+        "labels": "int32",
+        "confidences": "float32",
+    }
+
+
+def test_confidences_are_the_softmax_of_the_class_predicted(start: Start, recipe: Recipe) -> None:
+    engine, batch = start(recipe), random_batch(recipe)
+    state = random_state(recipe)
+    # A tenth of the classifier: random weights alone are as good as certain of every image.
+    classifier = {name: state.tensors[name] / np.float32(10) for name in ("fc.weight", "fc.bias")}
+    engine.write(State(0, state.tensors | classifier, state.momentum, state.ema))
+    confidences = engine.evaluate([batch]).confidences
+    expected = np.exp(oracle.log_softmax(engine.predict(batch.images))).max(axis=1)
+    assert expected.min() < 0.9
+    assert confidences == pytest.approx(expected, rel=BOUNDS["loss"].value)
+
+
+@pytest.mark.parametrize(
+    ("logits", "confidence"), [([0.0] * 10, 0.1), ([*[0.0] * 9, np.log(27.0)], 0.75), ([500.0, *[-500.0] * 9], 1.0)]
+)
+def test_a_confidence_is_the_share_of_the_exponentials(
+    start: Start, tiny_recipe: Recipe, logits: list[float], confidence: float
+) -> None:
+    engine = start(tiny_recipe, state_with_logits(tiny_recipe, logits))
+    found = engine.evaluate([Batch(random_images(2), np.array([0, 3]))]).confidences
+    assert found == pytest.approx([confidence, confidence], rel=BOUNDS["loss"].value)
 
 
 def padded(batch: Batch, size: int) -> Batch:
@@ -265,6 +289,7 @@ def test_logits_that_are_no_numbers_are_wrong_for_every_label(start: Start, tiny
     scores = engine.evaluate([Batch(random_images(2), np.array([label, label]))])
     assert scores.counts().top5 == 0
     assert np.isnan(scores.losses).all()
+    assert np.isnan(scores.confidences).all()
 
 
 @pytest.mark.parametrize(("label", "top1"), [(3, 0), (0, 0)])

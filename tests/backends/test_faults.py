@@ -285,6 +285,9 @@ FAULTS = {
             partial(test_engine.test_every_image_counts_once_in_batches_of_any_size, size=8),
         ),
     ),
+    "is sure of the label and not of what it predicts": Fault(
+        wrong.IsSureOfTheLabel, (test_engine.test_confidences_are_the_softmax_of_the_class_predicted,)
+    ),
     "a label before its equals": Fault(
         with_function("rank_of", wrong.before_ties),
         (of_rank("of equals the highest class is last"), of_rank("equals behind better ones")),

@@ -14,6 +14,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, State, World
+from lockstep.order import evaluated_samples
 from lockstep.recipes import Execution
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, bits, moved, parameters, random_state, statistics
@@ -146,9 +147,9 @@ def test_an_interval_sums_over_the_ranks(ranks: list[Found], backend: Backend, w
         assert (a.counts.top1, a.counts.top5) == (b.counts.top1, b.counts.top5)
 
 
-def test_two_ranks_evaluate_every_image_once(ranks: list[Found]) -> None:
+def test_two_ranks_evaluate_every_image_once_rank_after_rank(ranks: list[Found]) -> None:
     scores = ranks[0]["local"]["scores"]
-    assert sorted(scores.labels.tolist()) == sorted(LABELS[:TO_EVALUATE].tolist())
+    assert scores.labels.tolist() == LABELS[evaluated_samples(TO_EVALUATE, 4, 2)].tolist()
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -157,8 +158,10 @@ def test_all_ranks_evaluate_with_the_statistics_of_the_first(
 ) -> None:
     state: State = ranks[0]["local"]["state"]
     alone = start(SCENARIOS["local"].recipe, state).evaluate(images_to_evaluate(RECIPE, world), ema=ema)
-    both = ranks[0]["local"]["ema scores" if ema else "scores"]
-    assert np.sort(both.losses) == pytest.approx(np.sort(alone.losses), rel=BOUNDS["ranks"].value)
+    both = ranks[0]["local"]["ema scores" if ema else "scores"].placed(evaluated_samples(TO_EVALUATE, 4, 2))
+    assert both.labels.tolist() == alone.labels.tolist()
+    assert both.losses == pytest.approx(alone.losses, rel=BOUNDS["ranks"].value)
+    assert both.confidences == pytest.approx(alone.confidences, rel=BOUNDS["ranks"].value)
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[Found]) -> None:

@@ -234,6 +234,14 @@ class DropsTheTail(ReferenceEngine):
         return super().evaluate([batch for batch in batches if (batch.labels >= 0).all()], ema=ema)
 
 
+class IsSureOfTheLabel(ReferenceEngine):
+    """Gives the probability of the right class for its confidence."""
+
+    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
+        scores = super().evaluate(batches, ema=ema)
+        return replace(scores, confidences=np.exp(-scores.losses))
+
+
 class CountsPadding(ReferenceEngine):
     """Takes padding for images of class 0."""
 

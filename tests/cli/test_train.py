@@ -18,6 +18,7 @@ import lockstep
 from lockstep import checkpoint
 from lockstep.initial import initial_tensors
 from lockstep.recipes import Recipe
+from lockstep.results import read_results
 from lockstep.run import read_log
 from lockstep.starting import read_masks
 from lockstep.verification.bounds import BOUNDS, distance
@@ -173,6 +174,10 @@ def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(rank
     assert "2 ranks" in output
     assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
     assert json.loads((two / "report.json").read_text())["final"]["trained"]["images"] == 20
+    of_one, of_two = (results.scores["trained"] for results in map(read_results, (one, two)) if results)
+    assert of_two.labels.tolist() == [label for label in range(10) for _ in range(2)]
+    assert of_two.losses == pytest.approx(of_one.losses, rel=1e-3), "every image has its own result"
+    assert len(set(np.round(of_one.losses, 2))) > 5, "by which images can be told apart"
     changes[1] = "batch_norm=local"
     assert call("launch", "-n", 2, "--", *ranked, *changes, "--out", local)[0] == 0
     assert largest_difference(newest_weights(one), newest_weights(local)) > 2e-4, "the bound above must be able to fail"

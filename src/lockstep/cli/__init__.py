@@ -5,7 +5,21 @@ import sys
 
 import typer
 
-from lockstep.cli import benchmark, convert, data, demo, doctor, evaluate, export, launch, predict, recipes, train, verify
+from lockstep.cli import (
+    benchmark,
+    convert,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    launch,
+    predict,
+    recipes,
+    report,
+    train,
+    verify,
+)
 from lockstep.errors import LockstepError, UserError
 from lockstep.launched import follow_launcher, leave_exit_code
 
@@ -24,6 +38,7 @@ app.command("predict")(predict.command)
 app.command("convert")(convert.command)
 app.command("export")(export.command)
 app.command("verify")(verify.command)
+app.command("report")(report.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")

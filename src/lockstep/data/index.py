@@ -131,7 +131,21 @@ def open_index(
                 stamp = _stamp(source)
                 index = _build(source, progress)
                 _store(index, cache, stamp)
-    if classes is None or classes == index.classes:
+    return index if classes is None else _of_classes(index, classes)
+
+
+def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
+    """Return the index of a source as `open_index` does, if there is one and the images are still those; None otherwise.
+
+    Decodes and writes nothing. Raises `DataError` if the images have classes that are not among `classes`.
+    """
+    _check_folders(source, classes)
+    index = next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
+    return index if index is None else _of_classes(index, classes)
+
+
+def _of_classes(index: Index, classes: tuple[str, ...]) -> Index:
+    if classes == index.classes:
         return index
     index = relabelled(index, classes)
     return replace(index, digest=_digest(index.rows, index.classes))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.drawing import over_steps, save
 from lockstep.errors import UserError
 
 
@@ -22,7 +23,6 @@ def check_path(path: Path) -> None:
 def plot(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `lockstep.verify` into a file; its suffix says the format (png, svg, pdf)."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     curves, differences = figure.subplots(1, 2)
@@ -35,11 +35,5 @@ def plot(report: dict[str, Any], path: Path) -> None:
         differences.semilogy(np.maximum(np.abs(values / expected - 1), floor), linewidth=1.5, label=name)
     curves.set(title="loss", xlabel="step")
     differences.set(title="difference from the reference, relative", xlabel="step")
-    for axes in (curves, differences):
-        axes.legend(frameon=False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"cannot draw {path}: {error.strerror}") from None
+    over_steps((curves, differences))
+    save(figure, path)

@@ -310,9 +310,8 @@ class MxnetEngine:
             logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
             rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
         with self._explained():
-            table = self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 4)))
-        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
-        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+            table = self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5)))
+        return Scores.of_table(table)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -405,10 +404,11 @@ def _log_sum_exp(logits: Array) -> Array:
 
 
 def _scored(logits: Array, labels: Array) -> Array:
-    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = mx.nd.maximum(labels, 0)
     losses = _log_sum_exp(logits) - mx.nd.pick(logits, known)
-    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels]
+    confidences = 1 / mx.nd.broadcast_sub(logits, logits.max(axis=1, keepdims=True)).exp().sum(axis=1)
+    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
     return mx.nd.stack(*(column.astype("float64") for column in columns), axis=1)
 
 

@@ -248,16 +248,15 @@ class PaddleEngine:
         for vector in (self._values, self._ema):
             if vector is not None:  # statistics are rank 0's
                 vector[self._layout.trained :].copy_(self._world.share(vector[self._layout.trained :].clone()), True)
-        rows = [paddle.zeros([0, 4], dtype="float64")]
+        rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
             logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
             rows.append(_scored(logits, paddle.to_tensor(batch.labels, dtype="int64")))
         own = paddle.concat(rows)
         before, after = self._world.rank * len(own), (self._world.ranks - 1 - self._world.rank) * len(own)
-        padded = [paddle.zeros([before, 4], dtype="float64"), own, paddle.zeros([after, 4], dtype="float64")]
-        table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 4)
-        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
-        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+        padded = [paddle.zeros([before, 5], dtype="float64"), own, paddle.zeros([after, 5], dtype="float64")]
+        table = self._world.sum(paddle.concat(padded).reshape([-1])).numpy().reshape(-1, 5)
+        return Scores.of_table(table)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -328,10 +327,11 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def _scored(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = labels.clip(min=0)
     losses = paddle.logsumexp(logits, axis=1) - paddle.take_along_axis(logits, known.unsqueeze(1), axis=1).squeeze(1)
-    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels]
+    confidences = 1 / (logits - logits.max(axis=1, keepdim=True)).exp().sum(axis=1)
+    columns = [losses, _rank_of(logits, known), logits.argmax(axis=1), labels, confidences]
     return paddle.stack([column.cast("float64") for column in columns], axis=1)
 
 

@@ -147,15 +147,16 @@ class ReferenceEngine:
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding."""
-        rows = [np.zeros((0, 4))]
+        rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
             labels, logits = batch.labels[counted], self._logits(batch.images[counted], ema)
             with np.errstate(invalid="ignore"):
                 losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
-            rows.append(np.stack([losses, f.rank_of(logits, labels), logits.argmax(axis=1), labels], axis=1))
-        losses, ranks, predictions, all_labels = np.concatenate(rows).T
-        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, all_labels)))
+                confidences = f.confidence(logits)
+            columns = [losses, f.rank_of(logits, labels), logits.argmax(axis=1), labels, confidences]
+            rows.append(np.stack(columns, axis=1))
+        return Scores.of_table(np.concatenate(rows))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""

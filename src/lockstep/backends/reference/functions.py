@@ -193,6 +193,11 @@ def rank_of(logits: Array, labels: Array) -> Array:
     return (~(logits <= own) | ((logits == own) & before)).sum(axis=1)
 
 
+def confidence(logits: Array) -> Array:
+    """Return the probability of the likeliest class, [N]: the largest value of softmax(logits)."""
+    return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+
+
 def rounded(x: Array, precision: str) -> Array:
     """Return the values as bf16 or fp16 would hold them (to nearest, ties to even); in other precisions as they are."""
     if precision == "fp16":

@@ -83,7 +83,7 @@ class TensorflowEngine:
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
         self._logits = graph(lambda images: self._infer(images, self._tensors), input_signature=[images])
         self._ema_logits = graph(lambda images: self._infer(images, self._ema), input_signature=[images])
-        rows = tf.TensorSpec([None, 4], tf.float64)
+        rows = tf.TensorSpec([None, None], tf.float64)  # sums of steps, scores of images
         self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
         self._shared = graph(lambda leads: world.run(self._share_statistics, leads))
         # On a GPU this thread waits for the steps of an interval while the main one enqueues the next.
@@ -257,14 +257,13 @@ class TensorflowEngine:
         if self._world.ranks > 1:
             with self._world.watched():
                 self._shared(tf.constant(self._world.rank == 0))
-        rows = [tf.zeros([0, 4], tf.float64)]
+        rows = [tf.zeros([0, 5], tf.float64)]
         for batch in batches:
             logits = (self._ema_logits if ema else self._logits)(self._images(batch))
             rows.append(_scored(logits, tf.constant(batch.labels)))
         with self._world.watched():
             table = self._of_all_ranks(tf.concat(rows, axis=0)).numpy()
-        losses, ranks, predictions, labels = table[table[:, 3] >= 0].T
-        return Scores(losses.astype(np.float32), *(column.astype(np.int32) for column in (ranks, predictions, labels)))
+        return Scores.of_table(table)
 
     def _sum_rows(self, table: Tensor) -> Tensor:
         (total,) = self._world.sum([table])
@@ -334,10 +333,11 @@ class TensorflowEngine:
 
 @graph(reduce_retracing=True)  # type: ignore[untyped-decorator]
 def _scored(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return float64 [N, 4]: loss, rank of the right class, prediction, label."""
+    """Return float64 [N, 5]: loss, rank of the right class, prediction, label, confidence."""
     known = tf.maximum(labels, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits)
-    columns = [losses, _rank_of(logits, known), tf.argmax(logits, axis=1), labels]
+    confidences = 1 / tf.reduce_sum(tf.exp(logits - tf.reduce_max(logits, axis=1, keepdims=True)), axis=1)
+    columns = [losses, _rank_of(logits, known), tf.argmax(logits, axis=1), labels, confidences]
     return tf.stack([tf.cast(column, tf.float64) for column in columns], axis=1)
 
 

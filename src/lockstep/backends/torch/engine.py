@@ -216,22 +216,21 @@ class TorchEngine:
             for statistic in (*self.model.buffers(), *averages):
                 dist.broadcast(statistic, src=0)
         self.model.eval()
-        rows = [torch.zeros(0, 4, dtype=torch.float64, device=self._device)]
+        rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
         for batch in batches:
             labels = self._put(batch.labels)
             logits = self._logits(self._images(batch), ema)
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
-            rows.append(torch.stack([losses, _rank_of(logits, known), logits.argmax(dim=1), labels], dim=1))
+            confidences = 1 / (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
+            columns = [losses, _rank_of(logits, known), logits.argmax(dim=1), labels, confidences]
+            rows.append(torch.stack(columns, dim=1))
         table = torch.cat(rows)
         if self._world.ranks > 1:
             parts = [torch.empty_like(table) for _ in range(self._world.ranks)]
             dist.all_gather(parts, table)
             table = torch.cat(parts)
-        losses, ranks, predictions, labels = table[table[:, 3] >= 0].cpu().numpy().T
-        return Scores(
-            losses.astype(np.float32), ranks.astype(np.int32), predictions.astype(np.int32), labels.astype(np.int32)
-        )
+        return Scores.of_table(table.cpu().numpy())
 
     @torch.inference_mode()
     def predict(self, images: np.ndarray) -> np.ndarray:

@@ -1,0 +1,21 @@
+"""`lockstep report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
+    out: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the figures there too, each as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Write one HTML page about one or several runs: curves, accuracy, confusion, calibration, mistakes, speed, recipe."""
+    from lockstep import report
+
+    print(report(runs, out, plots=plots))
+    if plots is not None:
+        print(plots)

@@ -1,0 +1,40 @@
+"""`lockstep report`: what runs did, on one page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.errors import UserError
+from lockstep.run import write_text
+
+
+def report(
+    runs: str | Path | Sequence[str | Path], out: str | Path = "report.html", *, plots: str | Path | None = None
+) -> Path:
+    """Write one HTML page about one or several runs, and return its path. It needs no network and no other file.
+
+    A run that is still training, or was stopped, is shown as far as it went. Several runs are drawn over each other. With
+    `plots`, the figures are also written into that folder, each as PNG and SVG.
+
+    Raises `CheckpointError` if a folder holds no run, `UserError` if the page cannot be written.
+
+    >>> import lockstep
+    >>> lockstep.report("run", "page.html").name
+    'page.html'
+    """
+    from lockstep.reporting.collect import open_runs
+    from lockstep.reporting.page import render
+
+    given = [runs] if isinstance(runs, str | Path) else runs
+    if not given:
+        raise UserError("expected the folder of at least one run, found none")
+    out, opened = Path(out), open_runs([Path(run) for run in given])
+    page = render(opened)
+    try:
+        write_text(out, page)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}; choose another -o") from None
+    if plots is not None:
+        from lockstep.reporting.plots import draw
+
+        draw(opened, Path(plots))
+    return out

@@ -1,0 +1,126 @@
+"""The folder of a run -> plain data: what is there of it, be it finished, stopped or still training."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lockstep.data.listing import printable
+from lockstep.errors import CheckpointError
+from lockstep.published import RECIPES
+from lockstep.recipes import Recipe, difference, load_recipe
+from lockstep.results import Results, read_results
+from lockstep.run import read_log, read_report
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds."""
+
+    folder: Path
+    name: str
+    """What the page calls it; no two runs of a page have the same."""
+    recipe: Recipe
+    environment: dict[str, Any]
+    """Empty if the run never began."""
+    log: list[dict[str, Any]]
+    report: dict[str, Any] | None
+    """None if the run is not finished."""
+    results: Results | None
+    """None if the run is not finished, or was before results were kept."""
+
+    @cached_property
+    def training(self) -> list[dict[str, Any]]:
+        """The log's entries of training, one an interval, in the order of steps."""
+        return [entry for entry in self.log if entry["kind"] == "train"]
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The log's entries of evaluations."""
+        return [entry for entry in self.log if entry["kind"] == "evaluate"]
+
+    @property
+    def backend(self) -> str:
+        """The framework's name; "unknown" if the run never began."""
+        return str(self.environment.get("execution", {}).get("backend", "unknown"))
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return max((entry["step"] for entry in self.log), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run; None if it never began."""
+        return next((entry["total"] for entry in reversed(self.log) if entry["kind"] == "start"), None)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no final result; None if there is one."""
+        if self.report is not None:
+            return None
+        if self.log and self.log[-1]["kind"] == "diverged":
+            return f"diverged: {self.log[-1]['message']}"
+        of = f" of {self.steps}" if self.steps else ""
+        return f"not finished: at step {self.step}{of}"
+
+    @property
+    def final(self) -> dict[str, dict[str, Any]]:
+        """The last evaluation by weights ("trained", "ema"); of a run that is not finished the newest there is."""
+        if self.report is not None:
+            return dict(self.report["final"])
+        last = self.evaluations[-1]["step"] if self.evaluations else None
+        return {entry["weights"]: entry for entry in self.evaluations if entry["step"] == last}
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; empty if the run is not finished."""
+        return [printable(name) for name in self.report["classes"]] if self.report else []
+
+    @cached_property
+    def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
+        """The published recipe with the fewest other fields, and these fields as (published, of this run)."""
+        found = {name: difference(build(), self.recipe) for name, build in RECIPES.items()}
+        return min(found.items(), key=lambda each: len(each[1]))
+
+
+def open_runs(folders: list[Path]) -> list[Run]:
+    """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or what it holds cannot be read."""
+    return [_open_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def _open_run(folder: Path, name: str) -> Run:
+    if not (folder / "recipe.yaml").is_file():
+        raise CheckpointError(f"{folder} is no run's folder: it has no recipe.yaml; expected the --out of lockstep train")
+    report = read_report(folder)
+    return Run(
+        folder=folder,
+        name=printable(name),
+        recipe=load_recipe(folder),
+        environment=_environment(folder),
+        log=read_log(folder / "log.jsonl"),
+        report=report,
+        results=read_results(folder) if report is not None else None,
+    )
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise CheckpointError(f"{path} is not JSON; restore it or remove it") from None
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Return the last parts of the paths, as many as it takes to tell them apart."""
+    whole = [folder.resolve() for folder in folders]
+    longest = max(len(path.parts) for path in whole)
+    for count in range(1, longest + 1):
+        names = ["/".join(path.parts[-count:]) for path in whole]
+        if len(set(names)) == len(names):
+            return names
+    raise CheckpointError(f"the same run is given twice: {', '.join(map(str, folders))}; name each once")

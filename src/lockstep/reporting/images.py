@@ -1,0 +1,64 @@
+"""The images of a report: those a model was wrong about, read again from the data set and put into the page."""
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lockstep.data.host import HostLoader
+from lockstep.data.index import Index, stored_index
+from lockstep.data.listing import printable
+from lockstep.data.sources import find_split
+from lockstep.errors import DataError
+from lockstep.order import centre_plan
+from lockstep.reporting.collect import Run
+
+LARGEST_PIXELS = 160
+"""Sides of images on the page; larger ones are made smaller."""
+
+
+class ImagesGone(Exception):
+    """The images a run was evaluated on cannot be shown; the message says why."""
+
+
+def open_images(run: Run) -> Index:
+    """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are not there any more."""
+    assert run.results is not None
+    assert run.report is not None
+    if run.environment.get("execution", {}).get("loader") == "synthetic":
+        raise ImagesGone("The images are not shown: the run was evaluated on noise (loader: synthetic).")
+    data = run.environment.get("data")
+    if data is None:
+        raise ImagesGone("The images are not shown: environment.json does not say where they are.")
+    try:
+        index = stored_index(find_split(Path(data), "val"), classes=tuple(run.report["classes"]))
+    except (DataError, OSError) as error:
+        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+    if index is None:
+        raise ImagesGone(f"The images are not shown: {printable(data)} has changed since, or has lost its index.")
+    if index.digest != run.results.digest:
+        raise ImagesGone(f"The images are not shown: {printable(data)} holds other images than the run was evaluated on.")
+    return index
+
+
+def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
+    """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was written over."""
+    recipe, numbers = run.recipe, np.array(samples, np.int64)
+    plan = centre_plan(recipe, numbers, index.sizes[numbers])
+    how = {"antialias": recipe.antialias, "dct_scaling": recipe.dct_scaling}
+    try:
+        with HostLoader(index, size=recipe.eval_crop, **how) as loader:
+            [batch] = loader.batches([plan])
+    except DataError as error:
+        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+    return {sample: _as_address(pixels) for sample, pixels in zip(samples, batch.images, strict=True)}
+
+
+def _as_address(pixels: np.ndarray) -> str:
+    image = Image.fromarray(pixels)
+    image.thumbnail((LARGEST_PIXELS, LARGEST_PIXELS))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,0 +1,109 @@
+"""The figures of a report as files, for papers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lockstep.drawing import over_steps, save
+from lockstep.errors import UserError
+from lockstep.reporting.collect import Run
+from lockstep.reporting.curves import Chart, charts
+from lockstep.reporting.views import Matrix, View, views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+_STYLES = {"training": "-", "validation": "o-", "moving average": "s--"}
+_MOST_NUMBERS = 25
+"""Rows of a confusion matrix up to which its cells are numbered and its classes named."""
+
+
+def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write every figure as PNG and SVG into a folder, which is made if there is none; return the files.
+
+    Raises `UserError` if they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write plots into {folder}: {error.strerror}; choose another folder") from None
+    figures = {chart.name: _of_chart(chart, runs) for chart in charts(runs)}
+    for view in views(runs):
+        name = f"{runs[view.run].name}-{view.weights}".replace("/", "-")
+        if view.matrix is not None:
+            figures[f"confusion-{name}"] = _of_matrix(view.matrix, runs[view.run].name)
+            figures[f"reliability-{name}"] = _of_bins(view, runs[view.run].name)
+    files = [(folder / f"{name}.{suffix}", figure) for name, figure in figures.items() for suffix in FORMATS]
+    for path, figure in files:
+        save(figure, path)
+    return [path for path, _ in files]
+
+
+def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for curve in chart.curves:
+        label = runs[curve.run].name + ("" if curve.kind == "training" else f", {curve.kind}")
+        values = np.array(curve.values, np.float64)  # None becomes NaN, a gap
+        alone = curve.kind == "training"
+        axes.plot(
+            curve.steps,
+            values,
+            _STYLES[curve.kind],
+            color=f"C{curve.run}",
+            label=label,
+            linewidth=1 if alone else 1.6,
+            alpha=0.6 if alone else 1,
+            markersize=4,
+        )
+    axes.set(title=chart.title, xlabel="step", ylabel=chart.unit.strip(), yscale="log" if chart.logarithmic else "linear")
+    over_steps([axes])
+    return figure
+
+
+def _of_matrix(matrix: Matrix, name: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    count = len(matrix.names)
+    figure = Figure(figsize=(6, 5.4), layout="constrained")
+    axes = figure.subplots()
+    cells = np.array(matrix.cells)
+    shares = cells / np.maximum(np.array(matrix.images), 1)[:, None]
+    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(shown, label="share of the class")
+    axes.set(title=f"Confusion, {name}", xlabel="taken for", ylabel="class")
+    if count <= _MOST_NUMBERS and matrix.group_classes == 1:
+        axes.set_xticks(range(count), matrix.names, rotation=60, ha="right")
+        axes.set_yticks(range(count), matrix.names)
+        for row, column in zip(*np.nonzero(cells), strict=True):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(cells[row, column]), ha="center", va="center", color=colour, fontsize=7)
+    return figure
+
+
+def _of_bins(view: View, name: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
+    filled = [each for each in view.bins if each.images]
+    middles = [(each.low + each.high) / 2 for each in filled]
+    width = view.bins[0].high - view.bins[0].low
+    axes.bar(middles, [each.accuracy for each in filled], width=0.9 * width, label="accuracy")
+    axes.plot([each.confidence for each in filled], [each.accuracy for each in filled], "o", color="black", markersize=3)
+    axes.plot([0, 1], [0, 1], "--", color="0.5")
+    error = view.calibration_error
+    axes.set(
+        title=f"Reliability, {name}" + ("" if error is None else f" (ECE {100 * error:.2f} %)"),
+        xlabel="confidence",
+        ylabel="accuracy",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,103 @@
+"""What is computed from the results of single images: intervals, calibration, confusion. Pure functions of arrays."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
+CALIBRATION_BINS = 15
+"""Bins of equal width, as in Guo et al. 2017 (arXiv:1706.04599)."""
+
+
+def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
+    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), within 0 to 1.
+
+    >>> [round(bound, 4) for bound in wilson(81, 263)]
+    [0.2553, 0.3662]
+    """
+    if images == 0:
+        return 0.0, 1.0
+    share, shrink = hits / images, 1 + z * z / images
+    centre = (share + z * z / (2 * images)) / shrink
+    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
+    # At the ends the bound is the share itself, but for rounding.
+    return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The images whose confidence lies in (low, high]."""
+
+    low: float
+    high: float
+    images: int
+    right: int
+    confidence: float
+    """Their mean; 0 if there are none."""
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is right; 0 if there are none."""
+        return self.right / self.images if self.images else 0.0
+
+
+def reliability(confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS) -> list[Bin]:
+    """Return bins of equal width over the confidences, [images], with how many of each bin are `right`, bool [images].
+
+    Confidences that are no numbers are in no bin.
+    """
+    known = np.isfinite(confidences)
+    values, hits = confidences[known].astype(np.float64), right[known]
+    numbers = np.clip(np.ceil(values * bins).astype(np.int64) - 1, 0, bins - 1)
+    images = np.bincount(numbers, minlength=bins)
+    of_right = np.bincount(numbers[hits], minlength=bins)
+    sums = np.bincount(numbers, weights=values, minlength=bins)
+    return [
+        Bin(i / bins, (i + 1) / bins, int(images[i]), int(of_right[i]), float(sums[i] / images[i]) if images[i] else 0.0)
+        for i in range(bins)
+    ]
+
+
+def expected_calibration_error(bins: list[Bin]) -> float | None:
+    """Return the mean over images of how far a bin's accuracy is from its mean confidence; None if there are no images."""
+    total = sum(each.images for each in bins)
+    return sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / total if total else None
+
+
+def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+    """Return how many images of a class (row) were taken for which (column): int64 [classes, classes]."""
+    return np.bincount(labels.astype(np.int64) * classes + predictions, minlength=classes**2).reshape(classes, classes)
+
+
+def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
+    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the classes of a group."""
+    size = -(-len(matrix) // most)
+    first = np.arange(0, len(matrix), size)
+    return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
+
+
+def most_taken_for(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each class which other one its images were taken for most often, and how often: int64 [classes] each."""
+    mistakes = _mistakes(matrix)
+    return mistakes.argmax(axis=1), mistakes.max(axis=1)
+
+
+def _mistakes(matrix: np.ndarray) -> np.ndarray:
+    return matrix - np.diag(np.diag(matrix))
+
+
+def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """Return the most frequent mistakes as (class, taken for, images), the most frequent first, `count` at most."""
+    mistakes = _mistakes(matrix)
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
+    rows, columns = np.unravel_index(order, mistakes.shape)
+    found = zip(rows.tolist(), columns.tolist(), mistakes[rows, columns].tolist(), strict=True)
+    return [pair for pair in found if pair[2] > 0]
+
+
+def most_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
+    """Return the images that are wrong, the surest first, `count` at most; equals in their order."""
+    wrong = np.flatnonzero(~right & np.isfinite(confidences))
+    return wrong[np.argsort(-confidences[wrong], kind="stable")][:count].tolist()

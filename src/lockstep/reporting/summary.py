@@ -1,0 +1,166 @@
+"""Runs side by side: results with their intervals, agreement, speed, recipes and environments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.listing import printable
+from lockstep.recipes import Recipe
+from lockstep.reporting import statistics
+from lockstep.reporting.collect import Run
+from lockstep.training import WARMUP_STEPS
+
+PERCENTILES = (50, 90, 95, 99, 100)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The accuracy of some weights of a run."""
+
+    run: int
+    weights: str
+    step: int
+    images: int
+    loss: float
+    top1: float
+    top1_interval: tuple[float, float]
+    top5: float
+    top5_interval: tuple[float, float]
+    """Shares within 0 to 1, and Wilson's 95 % intervals."""
+    calibration_error: float | None
+    """None if the run kept no results of single images."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a run was trained and evaluated."""
+
+    run: int
+    images_per_sec: float | None
+    data_wait_share: float | None
+    train_sec: float
+    step_ms: dict[int, float]
+    """Percentiles of the milliseconds of a step, each value the mean of an interval of the log; empty if all was warm-up."""
+    intervals: int
+    evaluated_images_per_sec: float | None
+
+
+def results(runs: Sequence[Run]) -> list[Result]:
+    """Return the newest evaluation of every run and its weights."""
+    return [_result(number, run, weights, entry) for number, run in enumerate(runs) for weights, entry in run.final.items()]
+
+
+def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Result:
+    images = entry["images"]
+    top1, top5 = (round(entry[name] * images / 100) for name in ("top1_percent", "top5_percent"))
+    scores = run.results.scores.get(weights) if run.results else None
+    error = None
+    if scores is not None:
+        error = statistics.expected_calibration_error(statistics.reliability(scores.confidences, scores.ranks < 1))
+    return Result(
+        run=number,
+        weights=weights,
+        step=entry["step"],
+        images=images,
+        loss=entry["loss"],
+        top1=top1 / images,
+        top1_interval=statistics.wilson(top1, images),
+        top5=top5 / images,
+        top5_interval=statistics.wilson(top5, images),
+        calibration_error=error,
+    )
+
+
+def agreement(runs: Sequence[Run]) -> list[list[float | None]]:
+    """Return the share of validation images that two runs' trained weights put into the same class, for all pairs.
+
+    None where a run has no results of single images or they are of other images.
+    """
+    return [[_agreement(a, b) for b in runs] for a in runs]
+
+
+def _agreement(a: Run, b: Run) -> float | None:
+    if a.results is None or b.results is None or a.results.digest != b.results.digest:
+        return None
+    left, right = (run.results.scores["trained"].predictions for run in (a, b) if run.results)
+    return float((left == right).mean())
+
+
+def speeds(runs: Sequence[Run]) -> list[Speed]:
+    """Return the speed of every run that has begun to train; the first steps of a process are left out."""
+    return [_speed(number, run) for number, run in enumerate(runs) if run.training]
+
+
+def _speed(number: int, run: Run) -> Speed:
+    entries = _after_warmup(run)
+    images, seconds = sum(e["images"] for e in entries), sum(_seconds(e) for e in entries)
+    times = [1000 * _seconds(entry) / (entry["step"] - entry["first_step"]) for entry in entries]
+    evaluated = [entry["images_per_sec"] for entry in run.evaluations]
+    return Speed(
+        run=number,
+        images_per_sec=images / seconds if entries else None,
+        data_wait_share=sum(e["data_wait_share"] * _seconds(e) for e in entries) / seconds if entries else None,
+        train_sec=sum(_seconds(entry) for entry in run.training),
+        step_ms={p: float(np.percentile(times, p)) for p in PERCENTILES} if times else {},
+        intervals=len(entries),
+        evaluated_images_per_sec=float(np.median(evaluated)) if evaluated else None,
+    )
+
+
+def _seconds(entry: dict[str, Any]) -> float:
+    return float(entry["images"] / entry["images_per_sec"])
+
+
+def _after_warmup(run: Run) -> list[dict[str, Any]]:
+    found, warm_from = [], WARMUP_STEPS
+    for entry in run.log:
+        if entry["kind"] == "start":
+            warm_from = entry["step"] + WARMUP_STEPS
+        elif entry["kind"] == "train" and entry["first_step"] >= warm_from:
+            found.append(entry)
+    return found
+
+
+def recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]:
+    """Return every field of the recipes: name, what it means, the runs' values, and whether they differ."""
+    every = [run.recipe.fields() for run in runs]
+    return [
+        (name, _meaning(name), [str(fields[name]) for fields in every], any(f[name] != every[0][name] for f in every))
+        for name in every[0]
+    ]
+
+
+def published_differences(run: Run) -> list[tuple[str, str, str, str]]:
+    """Return the fields in which a run differs from its nearest published recipe: name, meaning, published, the run's."""
+    _, fields = run.published
+    return [(name, _meaning(name), str(theirs), str(own)) for name, (theirs, own) in fields.items()]
+
+
+def _meaning(name: str) -> str:
+    return (Recipe.model_fields[name].description or "").replace("\n", " ")
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
+    """Return what environment.json says of every run: name, values ("" where one has none), and whether they differ."""
+    every = [_flat(run.environment) for run in runs]
+    names = dict.fromkeys(name for values in every for name, value in values.items() if value)
+    rows = [(name, [values.get(name, "") for values in every]) for name in names]
+    return [(name, values, len(set(values)) > 1) for name, values in rows]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            found[f"{prefix}{name}"] = printable(", ".join(map(str, value[:5]))) + (
+                f" and {len(value) - 5} more" if len(value) > 5 else ""
+            )
+        elif name.endswith("_bytes"):
+            found[prefix + name.removesuffix("_bytes")] = f"{value / 2**30:.1f} GiB"
+        else:
+            found[f"{prefix}{name}"] = printable(str(value))
+    return found

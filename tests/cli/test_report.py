@@ -1,0 +1,20 @@
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import Answer
+
+
+def test_a_page_is_written_and_named(
+    run_folder: Path, tiny_recipe: object, answer: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (run_folder / "recipe.yaml").write_text(tiny_recipe.to_yaml())  # type: ignore[attr-defined]
+    (run_folder / "log.jsonl").write_text("")
+    page = tmp_path / "page.html"
+    assert answer("report", run_folder, "-o", page) == (0, f"{page}\n", "")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_that_is_no_run_is_wrong_use(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    code, _, complaint = answer("report", tmp_path, "-o", tmp_path / "page.html")
+    assert code == 2
+    assert "is no run's folder" in complaint

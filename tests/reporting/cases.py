@@ -1,0 +1,113 @@
+"""Folders of runs as training leaves them, of figures that are drawn at random."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.metrics import Scores
+from lockstep.recipes import Execution, Recipe
+from lockstep.results import Results, write_results
+from lockstep.run import write_json, write_text
+
+EPOCHS = 4
+STEPS = 120
+INTERVAL = 5
+
+
+def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -> Scores:
+    """Return scores of a model that is right on about this share, takes neighbours for each other, and is too sure."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(images) * classes // images
+    right = random.random(images) < accuracy
+    near = (labels + random.choice([-2, -1, 1, 1, 2, 3], images)) % classes
+    predictions = np.where(right, labels, near)
+    confidences = np.where(right, random.beta(6, 1.5, images), random.beta(2.5, 2, images))
+    return Scores(
+        losses=np.where(right, 0.3, 2.5).astype(np.float32),
+        ranks=np.where(right, 0, random.integers(1, 8, images)).astype(np.int32),
+        predictions=predictions.astype(np.int32),
+        labels=labels.astype(np.int32),
+        confidences=confidences.astype(np.float32),
+    )
+
+
+def log_of(steps: int, seed: int, weights: list[str], backend: str) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    entries: list[dict[str, Any]] = [{"kind": "start", "step": 0, "total": STEPS, "damaged": [], "notes": []}]
+    for first in range(0, steps, INTERVAL):
+        progress = first / STEPS
+        losses = (0.4 + 1.9 * np.exp(-4 * progress) + random.normal(0, 0.08, INTERVAL)).tolist()
+        entries.append(
+            {
+                "kind": "train",
+                "step": first + INTERVAL,
+                "first_step": first,
+                "loss": float(np.mean(losses)),
+                "top1_percent": 90 * (1 - np.exp(-4 * progress)),
+                "top5_percent": 99.0,
+                "images": 32 * INTERVAL,
+                "losses": losses,
+                "loss_scale": 1.0,
+                "images_per_sec": float(100 + 10 * random.random()),
+                "data_wait_share": float(0.05 * random.random()),
+                "lr": 0.05 * (1 + np.cos(np.pi * progress)),
+            }
+        )
+        step = first + INTERVAL
+        if step % (STEPS // EPOCHS) == 0:
+            for name in weights:
+                top1 = 88 * (1 - np.exp(-5 * step / STEPS))
+                figures = {"loss": 1.2 - 0.8 * step / STEPS, "top1_percent": top1, "top5_percent": 98.0, "images": 400}
+                entries.append({"kind": "evaluate", "step": step, "weights": name, "images_per_sec": 300.0} | figures)
+    return [entry | {"elapsed_sec": 0.3 * number} for number, entry in enumerate(entries)]
+
+
+def write_run(
+    folder: Path,
+    *,
+    recipe: Recipe,
+    classes: list[str],
+    images: int = 400,
+    seed: int = 0,
+    backend: str = "torch",
+    data: Path | None = None,
+    digest: str = "of no images",
+    steps: int = STEPS,
+    keeps_results: bool = True,
+) -> Path:
+    """Write the folder of a run that stands at a step; at the last it is finished."""
+    folder.mkdir(parents=True)
+    recipe = recipe.replace(epochs=EPOCHS, logits=len(classes), seed=seed)
+    weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
+    write_text(folder / "recipe.yaml", recipe.to_yaml())
+    about = {
+        "lockstep": "0.1.0",
+        backend: "1.2.3",
+        "processor": "a processor",
+        "memory_bytes": 2**34,
+        "device": "CPU, 2 threads",
+        "ranks": 1,
+        "execution": Execution(backend=backend).fields(),
+        "data": str(data),
+        "val": {"images": images, "quarantined": []},
+    }
+    write_json(folder / "environment.json", about)
+    log = log_of(steps, seed, weights, backend)
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    if steps < STEPS:
+        return folder
+    scores = {name: random_scores(len(classes), images, seed + i) for i, name in enumerate(weights)}
+    if keeps_results:
+        write_results(folder, Results(STEPS, digest, scores))
+    final = {name: found.counts().summary() | {"step": STEPS, "images_per_sec": 300.0} for name, found in scores.items()}
+    report = {
+        "final": final,
+        "classes": classes,
+        "per_class": {name: found.per_class(len(classes)) for name, found in scores.items()},
+        "images_per_sec": 105.0,
+        "train_sec": 61.0,
+    }
+    write_json(folder / "report.json", report)
+    return folder

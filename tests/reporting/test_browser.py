@@ -1,0 +1,309 @@
+"""The page in headless Chromium. Without a browser these tests fail, unless LOCKSTEP_WITHOUT_BROWSER is set."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockstep
+from lockstep.recipes import Recipe
+from lockstep.run import read_log
+from tests.reporting.cases import write_run
+from tests.reporting.conftest import NASTY
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(os.environ.get("LOCKSTEP_WITHOUT_BROWSER")), reason="LOCKSTEP_WITHOUT_BROWSER is set"),
+]
+QUIET = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", *QUIET.split()]
+
+Show = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.fail("there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without these tests")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)  # with a new profile
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Show]:
+    """A function that opens a page; at the end of the test there must have been no complaint and no request."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(path: Path, width: int = 1280, height: int = 900, **how: Any) -> "Page":
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **how))
+        page: Page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: check(request.url, path))
+        page.goto(path.as_uri())
+        return page
+
+    def check(url: str, path: Path) -> None:
+        if url != path.as_uri() and not url.startswith("data:"):
+            complaints.append(f"asks for {url}")
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def page_of_one(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lockstep.report(run, tmp_path_factory.mktemp("page") / "one.html")
+
+
+@pytest.fixture(scope="module")
+def page_of_four(four: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lockstep.report(four, tmp_path_factory.mktemp("page") / "four.html")
+
+
+def column(page: "Page", table: str, number: int) -> list[str]:
+    rows = page.locator(f"{table} tbody tr")
+    return [cell.strip() for cell in rows.locator(f":nth-child({number})").all_text_contents()]
+
+
+def middle(locator: "Locator") -> tuple[float, float]:
+    locator.scroll_into_view_if_needed()
+    box = locator.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def plot(page: "Page", number: int) -> "Locator":
+    return page.locator(".chart .plot").nth(number)
+
+
+def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(show: Show, page_of_four: Path) -> None:
+    page = show(page_of_four)
+    assert page.locator(".chart").count() == 6
+    for number in range(6):
+        figure = plot(page, number)
+        width = figure.evaluate("node => node.clientWidth")
+        expected = 3 if number == 2 else 4  # the difference has none for the first run
+        assert len(set(figure.locator(".curve").evaluate_all("all => all.map(c => getComputedStyle(c).stroke)"))) == expected
+        boxes = figure.locator(".curve:not(.raw)").evaluate_all(
+            "all => all.map(c => { const b = c.getBBox(); return [b.width, b.height] })"
+        )
+        assert max(box[0] for box in boxes) > 0.8 * (width - 60)
+        assert max(box[1] for box in boxes) > 30
+
+
+def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path, run: Path) -> None:
+    page = show(page_of_one)
+    page.mouse.move(*middle(plot(page, 0)))
+    text = page.locator("#tip").inner_text()
+    found = re.match(r"step (\d+) · epoch ([\d.]+)\n", text)
+    assert found is not None
+    losses = [loss for entry in read_log(run / "log.jsonl") for loss in entry.get("losses", [])]
+    assert f"{float(f'{losses[int(found[1]) - 1]:.4g}'):g}" in text
+    assert float(found[2]) == pytest.approx(int(found[1]) * 4 / 120, abs=0.005)
+    page.mouse.move(5, 5)
+    assert page.locator("#tip").is_hidden()
+
+
+def test_a_finger_shows_values_until_it_touches_something_else(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one, width=390, height=740, has_touch=True)
+    for chosen, words in ((plot(page, 0), "step"), (page.locator("#matrix svg"), "images")):
+        page.touchscreen.tap(*middle(chosen))
+        assert words in page.locator("#tip").inner_text()
+        page.touchscreen.tap(3, 300)
+        assert page.locator("#tip").is_hidden()
+
+
+def steps_shown(page: "Page", number: int = 0) -> list[int]:
+    texts = plot(page, number).locator("text[text-anchor=middle]").all_text_contents()
+    return [int(text.replace(",", "")) for text in texts]
+
+
+def test_dragging_zooms_all_charts_and_a_double_click_shows_all(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    before = [steps_shown(page, number) for number in range(5)]
+    x, y = middle(plot(page, 0))
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 50, y, steps=3)
+    page.mouse.move(x + 90, y, steps=3)
+    page.mouse.up()
+    for number in range(5):
+        assert min(steps_shown(page, number)) > 40
+        assert max(steps_shown(page, number)) < 110
+    assert page.locator("#reset").is_visible()
+    page.mouse.dblclick(x, y)
+    assert [steps_shown(page, number) for number in range(5)] == before
+    assert page.locator("#reset").is_hidden()
+
+
+def test_the_keyboard_reaches_the_charts_moves_and_zooms(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    page.locator("#smoothing").focus()
+    page.keyboard.press("Tab")  # the logarithm of the first chart
+    page.keyboard.press("Tab")
+    assert plot(page, 0).evaluate("node => node === document.activeElement")
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    step = int(re.findall(r"step (\d+)", page.locator("#tip").inner_text())[0])
+    page.keyboard.press("ArrowRight")
+    assert int(re.findall(r"step (\d+)", page.locator("#tip").inner_text())[0]) > step
+    before = steps_shown(page)
+    page.keyboard.press("+")
+    assert max(steps_shown(page)) < max(before)
+    page.keyboard.press("Escape")
+    assert steps_shown(page) == before
+
+
+def test_the_matrix_and_the_bins_are_read_with_the_arrows(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    page.locator("#matrix").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip").inner_text().startswith("blobs")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip b").inner_text() == "blobs → bricks"
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#tip b").inner_text() == "bricks"
+    page.locator("#reliability").focus()
+    assert page.locator("#tip").is_hidden()
+    page.keyboard.press("ArrowRight")
+    assert "confidence 0 % to 7 %" in page.locator("#tip").inner_text()
+
+
+def test_a_chart_on_a_logarithmic_scale_has_powers(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    button = page.locator(".chart").nth(2).locator(".log")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    shown = plot(page, 2).locator("text[text-anchor=end]").all_text_contents()
+    ratios = [float(b) / float(a) for a, b in pairwise(shown)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=0.01)
+    assert ratios[0] > 3
+
+
+def test_tables_are_sorted_by_their_headers(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    header = page.locator("#per-class thead button", has_text="Top-1")
+    names = column(page, "#per-class", 1)
+    assert names == sorted(names)
+    header.click()
+    falling = [float(value) for value in column(page, "#per-class", 3)]
+    assert falling == sorted(falling, reverse=True)
+    assert len(set(falling)) > 3
+    header.press("Enter")
+    assert [float(value) for value in column(page, "#per-class", 3)] == sorted(falling)
+    assert page.locator("#per-class th[aria-sort=ascending]").inner_text().startswith("Top-1")
+    page.locator("#per-class thead button", has_text="Class").click()
+    assert column(page, "#per-class", 1) == names
+
+
+def test_classes_are_found_by_their_names(show: Show, page_of_one: Path) -> None:
+    page = show(page_of_one)
+    page.locator("#filter").fill("RI")
+    assert page.locator("#per-class tbody tr:visible th").all_text_contents() == ["bricks", "grid", "rings", "stripes"]
+    assert page.locator("#filtered").inner_text() == "4 of 10 classes"
+
+
+def brightness(page: "Page") -> float:
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(float, re.findall(r"[\d.]+", colour)[:3]))
+
+
+def test_colours_are_the_systems_until_the_switch_says_otherwise(show: Show, page_of_one: Path) -> None:
+    light, dark = (show(page_of_one, color_scheme=scheme) for scheme in ("light", "dark"))
+    assert brightness(light) > 600
+    assert brightness(dark) < 150
+    light.locator("#theme").click()
+    assert brightness(light) == brightness(dark)
+    dark.locator("#theme").click()
+    dark.locator("#theme").click()
+    assert brightness(dark) > 600
+    assert "light" in (dark.locator("#theme").get_attribute("aria-label") or "")
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_page_is_no_wider_than_a_phone(show: Show, page_of_four: Path, page_of_one: Path, width: int) -> None:
+    for path in (page_of_one, page_of_four):
+        page = show(path, width=width, height=740)
+        page.locator("details summary").first.click()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_run_can_be_hidden(show: Show, page_of_four: Path) -> None:
+    page = show(page_of_four)
+    colours = "all => [...new Set(all.map(c => getComputedStyle(c).stroke))]"
+    before = plot(page, 0).locator(".curve").evaluate_all(colours)
+    page.locator("#legend button", has_text="paddle").click()
+    after = plot(page, 0).locator(".curve").evaluate_all(colours)
+    assert set(after) < set(before)
+    assert len(after) == 3
+
+
+def test_runs_with_equal_losses_have_no_difference(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, recipe=recipe, classes=["a", "b"], steps=20) for name in ("one", "other")]
+    page = show(lockstep.report(folders, tmp_path / "page.html"))
+    difference = page.locator(".chart.widest")
+    assert "No difference in these steps." in difference.locator("text").all_text_contents()
+    assert difference.locator(".curve").count() == 0
+    page.locator("#legend button", has_text="other").click()
+    assert "No run is shown." in difference.locator("text").all_text_contents()
+
+
+def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, four: list[Path]) -> None:
+    page = show(page_of_four)
+    before = column(page, "#per-class", 3)
+    mistakes = page.locator("#mistakes li:visible img").evaluate_all("all => all.map(i => i.alt)")
+    page.locator(".picker button", has_text="mxnet").click()
+    assert column(page, "#per-class", 3) != before
+    shown = page.locator("#mistakes li:visible img")
+    assert shown.evaluate_all("all => all.map(i => i.alt)") != mistakes
+    assert shown.evaluate_all("all => all.every(i => i.complete && i.naturalWidth === 64)")
+    assert shown.count() == 24
+
+
+def test_a_thousand_classes_are_a_heat_map_of_groups(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+    classes = [f"n{i:08d}" for i in range(1000)]
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=classes, images=20_000)
+    page = show(lockstep.report(folder, tmp_path / "page.html"))
+    assert "20 \N{MULTIPLICATION SIGN} 20 classes" in page.locator("#matrix-note").inner_text()
+    assert page.locator("#matrix .cell").count() > 100
+    assert page.locator("#per-class tbody tr").count() == 1000
+    assert page.locator(".pairs tbody tr").count() == 30
+    page.mouse.move(*middle(page.locator("#matrix svg")))
+    assert "n00000" in page.locator("#tip").inner_text()
+
+
+def test_names_are_shown_and_not_run(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+    classes = ["<img src=x onerror=alert(1)>", NASTY, "a & b"]
+    folder = write_run(tmp_path / NASTY.replace("/", "\N{DIVISION SLASH}"), recipe=recipe, classes=classes, images=60)
+    page = show(lockstep.report(folder, tmp_path / "page.html"))
+    assert page.title() == f"{folder.name} · Lockstep report"
+    assert column(page, "#per-class", 1) == classes
+    assert page.locator(".curve").count() > 5
+
+
+@pytest.mark.parametrize("steps", [0, 10, 65])
+def test_a_run_that_is_not_finished_has_a_page_without_errors(
+    show: Show, recipe: Recipe, tmp_path: Path, steps: int
+) -> None:
+    folder = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=steps)
+    page = show(lockstep.report(folder, tmp_path / "page.html"))
+    assert f"at step {steps} of 120" in page.locator("#summary").inner_text()
+    assert (page.locator(".curve").count() > 0) == (steps > 0)

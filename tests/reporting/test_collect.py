@@ -1,0 +1,63 @@
+"""What is read from the folders of runs."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import CheckpointError
+from lockstep.recipes import Recipe
+from lockstep.reporting.collect import Run, open_runs
+from tests.reporting.cases import STEPS, write_run
+
+
+def opened(folder: Path) -> Run:
+    [run] = open_runs([folder])
+    return run
+
+
+def test_a_finished_run_has_its_results(run: Path) -> None:
+    found = opened(run)
+    assert (found.name, found.backend, found.step, found.steps, found.trouble) == ("run", "torch", STEPS, STEPS, None)
+    assert set(found.final) == {"trained", "ema"}
+    assert found.results is not None
+    assert len(found.results.scores["ema"].labels) == 400
+
+
+def test_a_run_that_is_not_finished_is_shown_as_far_as_it_went(recipe: Recipe, tmp_path: Path) -> None:
+    found = opened(write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=65))
+    assert found.trouble == "not finished: at step 65 of 120"
+    assert found.final["trained"]["step"] == 60
+    assert found.results is None
+
+
+def test_a_run_that_diverged_says_so(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=10)
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"kind": "diverged", "step": 15, "message": "the loss is nan"}\n')
+    assert opened(folder).trouble == "diverged: the loss is nan"
+
+
+def test_a_run_that_never_began_is_a_run(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    found = opened(tmp_path)
+    assert (found.trouble, found.final, found.backend) == ("not finished: at step 0", {}, "unknown")
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no run's folder.*recipe\.yaml"):
+        open_runs([tmp_path])
+
+
+def test_runs_are_called_by_as_much_of_their_paths_as_tells_them_apart(recipe: Recipe, tmp_path: Path) -> None:
+    folders = [tmp_path / name / "run" for name in ("a", "b")]
+    for folder in folders:
+        write_run(folder, recipe=recipe, classes=["x", "y"], steps=5)
+    assert [run.name for run in open_runs(folders)] == ["a/run", "b/run"]
+    with pytest.raises(CheckpointError, match="given twice"):
+        open_runs([folders[0], folders[0]])
+
+
+def test_the_nearest_published_recipe_is_the_one_with_the_fewest_other_fields(run: Path) -> None:
+    name, fields = opened(run).published
+    assert name == "demo"
+    assert fields == {"epochs": (7, 4), "ema_decay": (0.0, 0.99)}

@@ -1,0 +1,131 @@
+"""The page as text: what stands in it, and that nothing of a user's ends up as a tag."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.errors import CheckpointError, UserError
+from lockstep.recipes import Recipe
+from tests.reporting.cases import write_run
+from tests.reporting.conftest import NASTY
+
+
+class Page(HTMLParser):
+    """Texts and attributes of a page, by tag."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script" and self.get_starttag_text() != "":
+            self.scripts[-1] += data
+        self.text += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return dict(json.loads(self.scripts[0]))
+
+    def ids(self) -> set[str | None]:
+        return {attributes.get("id") for _, attributes in self.tags}
+
+
+def page_of(folders: Path | list[Path], out: Path) -> Page:
+    return Page(lockstep.report(folders, out))
+
+
+def test_a_page_has_all_of_a_run(run: Path, tmp_path: Path) -> None:
+    page = page_of(run, tmp_path / "page.html")
+    assert {
+        "summary",
+        "curves",
+        "classes",
+        "confusion",
+        "calibration",
+        "mistakes",
+        "speed",
+        "recipe",
+        "environment",
+    } <= page.ids()
+    assert "95 % Wilson interval" in page.text
+    assert "nearest published: demo" in page.text
+    assert [chart["name"] for chart in page.data["charts"]] == ["loss", "accuracy", "lr", "throughput", "wait"]
+    assert len([tag for tag, attributes in page.tags if "data-image" in attributes]) == 48
+
+
+def test_a_page_names_no_other_file_and_no_address(run: Path, tmp_path: Path) -> None:
+    page = page_of(run, tmp_path / "page.html")
+    named = [attributes.get(name) for _, attributes in page.tags for name in ("src", "href", "action", "srcset")]
+    assert {value for value in named if value and not value.startswith("#")} == {"data:,"}
+    assert "@import" not in page.text
+    assert "url(" not in page.text.replace("`url(#${clip})`", "")
+
+
+def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path) -> None:
+    page = page_of(four, tmp_path / "page.html")
+    assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1, 2, 3}
+    assert {"results", "agreement"} <= page.ids()
+    assert "the recipes differ in seed" in page.text
+
+
+def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -> None:
+    part = write_run(tmp_path / "part", recipe=recipe, classes=["a", "b"], steps=35)
+    page = page_of(part, tmp_path / "page.html")
+    assert "not finished: at step 35 of 120" in page.text
+    assert "curves" in page.ids()
+    assert "confusion" not in page.ids()
+
+
+def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    page = page_of(tmp_path, tmp_path / "page.html")
+    assert "recipe" in page.ids()
+    assert "the run never began" in page.text
+
+
+def test_a_run_of_an_older_lockstep_has_a_page_with_a_note(recipe: Recipe, tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
+    assert "no results of single images" in page_of(old, tmp_path / "page.html").text
+
+
+def test_names_are_texts_and_never_tags(recipe: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / NASTY.replace("/", "\N{DIVISION SLASH}")
+    write_run(folder, recipe=recipe, classes=["<img src=x onerror=alert(1)>", NASTY, "a & b"], data=Path(NASTY))
+    page = page_of(folder, tmp_path / "page.html")
+    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert [row[0] for row in page.data["views"][0]["classes"]] == ["<img src=x onerror=alert(1)>", NASTY, "a & b"]
+    assert all(attributes.get("src") is None for tag, attributes in page.tags if tag == "img")
+    assert folder.name in page.text
+
+
+def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=20)
+    log = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(log.replace('"losses": [', '"losses": [NaN, ', 1))
+    assert page_of(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0] is None
+
+
+def test_names_that_are_not_utf_8_are_written_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run\udcff", recipe=recipe, classes=["a", "b"])
+    assert page_of(folder, tmp_path / "page.html").data["runs"][0]["name"] == "run\N{REPLACEMENT CHARACTER}"
+
+
+def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at least one run"):
+        lockstep.report([])
+    with pytest.raises(UserError, match=r"cannot write .*No such file.* choose another -o"):
+        lockstep.report(run, tmp_path / "no" / "page.html")
+    with pytest.raises(CheckpointError, match="is no run's folder"):
+        lockstep.report(tmp_path / "nothing", tmp_path / "page.html")

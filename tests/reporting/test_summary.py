@@ -1,0 +1,70 @@
+"""Runs side by side."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.recipes import Recipe
+from lockstep.reporting import summary
+from lockstep.reporting.collect import open_runs
+from lockstep.reporting.statistics import wilson
+from lockstep.results import read_results
+from lockstep.run import read_log
+from tests.reporting.cases import write_run
+
+
+def test_results_are_counts_of_images_with_their_intervals(run: Path) -> None:
+    trained, average = summary.results(open_runs([run]))
+    scores = read_results(run).scores["trained"]  # type: ignore[union-attr]
+    hits = int((scores.ranks == 0).sum())
+    assert (trained.weights, average.weights) == ("trained", "ema")
+    assert trained.top1 == hits / 400
+    assert trained.top1_interval == wilson(hits, 400)
+    assert trained.calibration_error == pytest.approx(0.0707, abs=1e-3)
+
+
+def test_agreement_is_the_share_of_images_with_the_same_prediction(four: list[Path]) -> None:
+    found = summary.agreement(open_runs(four))
+    a, b = (read_results(folder).scores["trained"].predictions for folder in four[:2])  # type: ignore[union-attr]
+    assert found[0][1] == found[1][0] == np.mean(a == b)
+    assert found[2][2] == 1.0
+
+
+def test_runs_on_other_images_have_no_agreement(run: Path, recipe: Recipe, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", recipe=recipe, classes=["a", "b"], digest="of others")
+    assert summary.agreement(open_runs([run, other])) == [[1.0, None], [None, 1.0]]
+
+
+def test_speed_leaves_out_the_first_steps_of_every_process(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=60)
+    [speed] = summary.speeds(open_runs([folder]))
+    entries = [entry for entry in read_log(folder / "log.jsonl") if entry["kind"] == "train" and entry["step"] > 10]
+    seconds = [entry["images"] / entry["images_per_sec"] for entry in entries]
+    assert speed.intervals == len(entries) == 10
+    assert speed.images_per_sec == pytest.approx(1600 / sum(seconds))
+    assert speed.step_ms[100] == pytest.approx(1000 * max(seconds) / 5)
+    assert list(speed.step_ms.values()) == sorted(speed.step_ms.values())
+    assert speed.evaluated_images_per_sec == 300.0
+
+
+def test_a_run_that_is_all_warm_up_has_no_speed(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=10)
+    [speed] = summary.speeds(open_runs([folder]))
+    assert (speed.images_per_sec, speed.data_wait_share, speed.step_ms) == (None, None, {})
+
+
+def test_fields_and_environments_tell_where_runs_differ(four: list[Path]) -> None:
+    runs = open_runs(four[:2])
+    differing = [name for name, _, _, differ in summary.recipe_fields(runs) if differ]
+    assert differing == ["seed"]
+    environments = {name: (values, differ) for name, values, differ in summary.environments(runs)}
+    assert environments["execution.backend"] == (["torch", "tensorflow"], True)
+    assert environments["memory"] == (["16.0 GiB", "16.0 GiB"], False)
+    assert environments["tensorflow"] == (["", "1.2.3"], True)
+
+
+def test_differences_from_the_published_recipe_say_what_the_field_means(run: Path) -> None:
+    [opened] = open_runs([run])
+    [epochs, _] = summary.published_differences(opened)
+    assert (epochs[0], epochs[2], epochs[3]) == ("epochs", "7", "4")

@@ -1,0 +1,159 @@
+"""What an evaluation says of classes and images, and the images themselves."""
+
+import base64
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.recipes import Recipe
+from lockstep.reporting.collect import Run, open_runs
+from lockstep.reporting.views import MOST_CELLS, View, views, with_images
+from tests.reporting.cases import write_run
+from tests.reporting.conftest import finished
+
+
+def opened(folder: Path) -> Run:
+    [run] = open_runs([folder])
+    return run
+
+
+def view_of(folder: Path) -> tuple[View, dict[str, str]]:
+    runs = open_runs([folder])
+    found, images = with_images(runs, views(runs))
+    return found[0], images
+
+
+def test_there_is_a_view_for_each_run_and_its_weights(run: Path, four: list[Path]) -> None:
+    assert [(view.run, view.weights) for view in views(open_runs([run, four[1]]))] == [
+        (0, "trained"),
+        (0, "ema"),
+        (1, "trained"),
+    ]
+
+
+def test_classes_are_counted_as_the_report_counts_them(run: Path) -> None:
+    view, _ = view_of(run)
+    counts = opened(run).report["per_class"]["trained"]  # type: ignore[index]
+    assert [row.top1 for row in view.classes] == counts["top1"]
+    assert [row.images for row in view.classes] == [40] * 10
+    assert [row.accuracy for row in view.worst] == sorted(top1 / 40 for top1 in counts["top1"])
+
+
+def test_a_matrix_of_few_classes_has_a_cell_for_each_pair(run: Path) -> None:
+    view, _ = view_of(run)
+    assert view.matrix is not None
+    scores = opened(run).results.scores["trained"]  # type: ignore[union-attr]
+    expected = np.zeros((10, 10), int)
+    for label, prediction in zip(scores.labels, scores.predictions, strict=True):
+        expected[label, prediction] += 1
+    assert view.matrix.cells == expected.tolist()
+    assert view.matrix.wrong_inside == [0] * 10
+    label, other, times, share = view.pairs[0]
+    names = view.matrix.names
+    assert times == expected[names.index(label), names.index(other)] == (expected - np.diag(np.diag(expected))).max()
+    assert share == times / 40
+    assert next(row for row in view.classes if row.name == label).taken_for == f"{other} ({times})"
+
+
+def test_a_matrix_of_a_thousand_classes_is_of_groups(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=[f"class {i}" for i in range(1000)], images=5000)
+    matrix = views(open_runs([folder]))[0].matrix
+    assert matrix is not None
+    assert (len(matrix.cells), matrix.group_classes, matrix.names[1]) == (MOST_CELLS, 20, "class 20 … class 39")
+    scores = opened(folder).results.scores["trained"]  # type: ignore[union-attr]
+    inside = (scores.labels // 20 == 1) & (scores.predictions // 20 == 1)
+    assert matrix.cells[1][1] == inside.sum()
+    assert matrix.wrong_inside[1] == (inside & (scores.labels != scores.predictions)).sum()
+
+
+def test_a_prediction_beyond_the_classes_has_a_name_too(run: Path) -> None:
+    found = opened(run)
+    assert found.results is not None
+    trained = found.results.scores["trained"]
+    predictions = trained.predictions.copy()
+    predictions[0] = 10
+    other = replace(found.results, scores={"trained": replace(trained, predictions=predictions)})
+    [view] = views([replace(found, results=other)])
+    assert view.matrix is not None
+    assert view.matrix.names[-1] == "no class (10)"
+    assert len(view.classes) == 10
+
+
+def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None:
+    view, images = view_of(run)
+    assert view.note == ""
+    confidences = [mistake.confidence for mistake in view.mistakes]
+    assert confidences == sorted(confidences, reverse=True)
+    first = view.mistakes[0]
+    assert first.label != first.prediction
+    assert first.place.startswith(f"{first.label}/")
+    [address] = [address for key, address in images.items() if key.endswith(f".{first.sample}")]
+    shown = Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))))
+    assert shown.size == (64, 64)
+    stored = Image.open(data / "val" / first.place).convert("RGB")
+    stored = stored.resize([round(72 * side / min(stored.size)) for side in stored.size])
+    left, top = ((side - 64) // 2 for side in stored.size)
+    expected = np.asarray(stored.crop((left, top, left + 64, top + 64)), float)
+    assert np.abs(np.asarray(shown, float) - expected).mean() < 25  # textures of other images are 60 and more away
+
+
+def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
+    runs = open_runs(four[:2])
+    found, images = with_images(runs, views(runs))
+    samples = {mistake.sample for view in found for mistake in view.mistakes}
+    assert len(images) == len(samples) < sum(len(view.mistakes) for view in found)
+
+
+@pytest.fixture
+def own(data: Path, recipe: Recipe, tmp_path: Path) -> tuple[Path, Path]:
+    """A run and its images, to be changed."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)  # with its times, and so with its index
+    return finished(copy, recipe, tmp_path / "run"), copy
+
+
+def test_images_that_are_gone_are_not_shown_and_all_else_is(own: tuple[Path, Path]) -> None:
+    folder, copy = own
+    assert view_of(folder)[1]
+    shutil.rmtree(copy)
+    view, images = view_of(folder)
+    assert "there is no folder" in view.note
+    assert (len(view.mistakes), images) == (24, {})
+
+
+def test_other_images_are_not_shown_for_those_evaluated(own: tuple[Path, Path]) -> None:
+    folder, copy = own
+    next((copy / "val" / "dots").iterdir()).unlink()
+    view, images = view_of(folder)
+    assert "has changed since" in view.note
+    assert images == {}
+
+
+def test_an_image_written_over_is_noticed(own: tuple[Path, Path]) -> None:
+    folder, copy = own
+    place = view_of(folder)[0].mistakes[0].place
+    (copy / "val" / place).write_bytes(b"something else")
+    view, images = view_of(folder)
+    assert "is not the image that was indexed" in view.note
+    assert images == {}
+
+
+def test_images_indexed_anew_with_other_contents_are_told_by_their_digest(own: tuple[Path, Path], data: Path) -> None:
+    folder, copy = own
+    shutil.rmtree(copy / "val" / "dots")
+    finished(copy, opened(folder).recipe, copy.parent / "other")  # indexes what is left
+    view, _ = view_of(folder)
+    assert "holds other images" in view.note
+
+
+def test_old_runs_have_classes_alone_and_say_why(run: Path, recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
+    [view] = views(open_runs([folder]))
+    assert "validation.npz" in view.note
+    assert [row.images for row in view.classes] == [200, 200]
+    assert (view.matrix, view.mistakes, view.bins) == (None, [], [])
