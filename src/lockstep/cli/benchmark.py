@@ -1,4 +1,4 @@
-"""`lockstep benchmark`: measure Lockstep beside what people would pick instead."""
+"""`lockstep benchmark`; here its `loader`, the others in `benchmark_grid`."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Measure Lockstep beside what people would pick instead, in one run.", no_args_is_help=True)
+from lockstep.cli import benchmark_grid
 
-
-@app.callback()
-def _group() -> None:
-    """Keep `loader` a command of its own while it is the only one."""
+app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
+for name, summary in benchmark_grid.COMMANDS.items():
+    app.command(name, help=summary)(benchmark_grid.measure)
+app.command("cell", hidden=True)(benchmark_grid.cell)
 
 
 @app.command("loader")

@@ -1,0 +1,125 @@
+"""A benchmark's report as a person reads it."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.benchmark.comparison import Pair, between, claims
+from lockstep.benchmark.failures import OK
+from lockstep.benchmark.statistics import printed
+
+Entry = dict[str, Any]
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
+
+
+def line(entry: Entry, *, kept: bool) -> str:
+    """Return a cell's result in one line; `kept`: it was in the report already."""
+    name = _name(entry) + (" (kept)" if kept else "")
+    if entry["status"] != OK:
+        return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
+    return f"{name}: {printed(entry['images_per_sec'])} images/s ({_interval(entry)})"
+
+
+def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
+    """Print the tables of a report; with another, also the two side by side."""
+    console = Console(highlight=False, soft_wrap=True)
+    measured = [entry for entry in report["cells"] if entry["status"] == OK]
+    for what in dict.fromkeys(entry["what"] for entry in measured):
+        console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)
+        console.print(_rates([entry for entry in measured if entry["what"] == what]))
+    pairs = claims(report["cells"])
+    if pairs:
+        console.print("\nquotients of the rates above", markup=False)
+        console.print(_quotients(pairs))
+    if other is not None:
+        console.print("\nthis report (left) beside the other", markup=False)
+        console.print(_side_by_side(between(report, other)))
+    _remarks(console, report["cells"])
+
+
+def _rates(entries: list[Entry]) -> Table:
+    columns = ("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit")
+    table = Table(*columns, box=None, pad_edge=False)
+    for entry in entries:
+        share = entry["roofline"]["share_of_limit"]
+        table.add_row(
+            _kind(entry),
+            str(entry["ranks"]),
+            str(entry["batch"]),
+            printed(entry["images_per_sec"]),
+            _interval(entry),
+            *(f"{entry['latency_ms'][name]:.1f}" for name in _PERCENTILES),
+            f"{entry['data_wait_share']:.1%}",
+            _bound(entry),
+            "-" if share is None else f"{share:.0%}",
+        )
+    return table
+
+
+def _bound(entry: Entry) -> str:
+    """Return what bounds a cell, with both ceilings where there are two."""
+    loading = entry["loader_only_images_per_sec"]
+    if loading is None:
+        return str(entry["bound_by"])
+    return f"{entry['bound_by']} ({printed(entry['compute_only_images_per_sec'])} | {printed(loading)})"
+
+
+def _quotients(pairs: list[Pair]) -> Table:
+    table = Table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling", box=None, pad_edge=False)
+    for pair in pairs:
+        table.add_row(
+            f"{pair.over['what']} {_name_of(pair)}: {pair.over[pair.axis]}",
+            str(pair.under[pair.axis]),
+            *_values(pair),
+            "" if pair.scaling is None else f"{pair.scaling:.0%}",
+        )
+    return table
+
+
+def _name_of(pair: Pair) -> str:
+    entry = pair.over
+    parts = {"backend": entry["backend"], "model": entry["model"], "dtype": entry["dtype"], "compile": entry["compile"]}
+    parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
+    return " ".join(value for name, value in parts.items() if name != pair.axis and value != "auto")
+
+
+def _side_by_side(pairs: list[Pair]) -> Table:
+    columns = ("", "images/s", "images/s", "quotient", "intervals")
+    table = Table(*columns, box=None, pad_edge=False)
+    for pair in pairs:
+        rate, other, ratio, apart = _values(pair)
+        table.add_row(
+            _name(pair.over), f"{rate} ({_interval(pair.over)})", f"{other} ({_interval(pair.under)})", ratio, apart
+        )
+    return table
+
+
+def _values(pair: Pair) -> tuple[str, str, str, str]:
+    over, under = (printed(entry["images_per_sec"]) for entry in (pair.over, pair.under))
+    return over, under, f"{pair.quotient:.3f}", "overlap" if pair.overlap else "apart"
+
+
+def _remarks(console: Console, entries: list[Entry]) -> None:
+    for entry in entries:
+        if entry["status"] != OK:
+            console.print(line(entry, kept=False), markup=False)
+        else:
+            if not entry["steady"]:
+                console.print(f"{_name(entry)}: not steady: {entry['steady_reason']}", markup=False)
+            if entry["reason"]:
+                console.print(f"{_name(entry)}: {entry['reason']}", markup=False)
+
+
+def _kind(entry: Entry) -> str:
+    parts = (entry["backend"], entry["model"], entry["dtype"])
+    return " ".join(parts if entry["compile"] == "auto" else (*parts, f"compile {entry['compile']}"))
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry['what']} {_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
+
+
+def _interval(entry: Entry) -> str:
+    low, high = entry["interval"]
+    return f"{printed(low)} to {printed(high)}"
