@@ -66,7 +66,8 @@ class Plan:
     """Fields of the execution, but for the grid's."""
 
     def __post_init__(self) -> None:
-        if min(self.iterations, self.epochs) < 1 or self.warmup_epochs < 0 or (self.num_examples or 1) < 1:
+        examples = 1 if self.num_examples is None else self.num_examples
+        if min(self.iterations, self.epochs, examples) < 1 or self.warmup_epochs < 0:
             raise UserError("iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0")
         for name, option in GIVEN_OTHERWISE.items():
             if name in self.changes or name in self.execution:

@@ -61,7 +61,9 @@ def _base(entry: Entry, axis: str) -> Any:
     value = entry[axis]
     if axis == "model":
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
-    base = {"dtype": "fp32", "compile": "off", "ranks": 1}[axis]
+    if axis == "compile":
+        return "off" if value == "on" else None
+    base = {"dtype": "fp32", "ranks": 1}[axis]
     return None if value == base else base
 
 

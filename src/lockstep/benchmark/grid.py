@@ -11,6 +11,7 @@ from lockstep.benchmark.cells import SYNTHETIC, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.worker import save_task
+from lockstep.data.sources import find_sources
 from lockstep.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from lockstep.machine import cores, processor
 from lockstep.recipes import Recipe
@@ -43,6 +44,8 @@ def benchmark(
     recipes = [plan.recipe_of(cell) for cell in cells]  # all that is wrong with them is said before anything is measured
     for cell in cells:
         plan.execution_of(cell)
+        if cell.data != SYNTHETIC:
+            find_sources(Path(cell.data))
     path = None if out is None else Path(out)
     report = _opened(path, settings) | {"command": command}
     recorder = Recorder(listener)
@@ -83,9 +86,10 @@ def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
             "cells": [],
         }
     report = read(path)
-    other = {name: value for name, value in settings.items() if report["settings"].get(name) != value}
+    there = report.get("settings", {})
+    other = {name: value for name, value in settings.items() if there.get(name) != value}
     if other:
-        lines = [f"  {name}: {report['settings'].get(name)} there, {value} now" for name, value in other.items()]
+        lines = [f"  {name}: {there.get(name)} there, {value} now" for name, value in other.items()]
         raise UserError(f"{path} holds what was measured otherwise:\n" + "\n".join(lines) + "\nUse another -o.")
     return report
 

@@ -11,6 +11,8 @@ from lockstep.benchmark.statistics import printed
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
+_WIDTH = 500
+"""Columns that lines may take: a table's row is one line, whatever the terminal, so that it can be searched and cut."""
 
 
 def line(entry: Entry, *, kept: bool) -> str:
@@ -23,7 +25,7 @@ def line(entry: Entry, *, kept: bool) -> str:
 
 def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
     """Print the tables of a report; with another, also the two side by side."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=_WIDTH)
     measured = [entry for entry in report["cells"] if entry["status"] == OK]
     for what in dict.fromkeys(entry["what"] for entry in measured):
         console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)
