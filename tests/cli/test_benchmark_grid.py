@@ -174,26 +174,9 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
 
 
 @pytest.mark.slow
-def test_the_installed_command_measures(tmp_path: Path) -> None:
-    code, output, errors = call(
-        *(
-            "benchmark",
-            "all",
-            "--model",
-            "resnet18",
-            "--dtype",
-            "fp32,bf16",
-            "-b",
-            2,
-            "-i",
-            3,
-            "-o",
-            tmp_path / "report.json",
-        ),
-        *("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36"),
-    )
+def test_the_installed_command_measures() -> None:
+    small = ("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36")
+    code, output, errors = call("benchmark", "all", "--model", "resnet18", "--dtype", "bf16", "-b", 2, "-i", 1, *small)
     assert (code, errors) == (0, "")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert [entry["status"] for entry in report["cells"]] == ["ok"] * 4
-    assert set(report["machine"]["gemm_gflops"]) == {"fp32", "bf16"}
-    assert "train torch resnet18 batch 2: bf16" in " ".join(output.split())
+    assert "train torch resnet18 bf16, n 1, batch 2: " in output
+    assert "inference torch resnet18 bf16, n 1, batch 2: " in output

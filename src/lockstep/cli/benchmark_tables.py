@@ -11,6 +11,7 @@ from lockstep.benchmark.statistics import printed
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
+_WORDS = ("", "95 %", "bound by", "over", "intervals")
 _WIDTH = 500
 """Columns that lines may take: a table's row is one line, whatever the terminal, so that it can be searched and cut."""
 
@@ -41,8 +42,7 @@ def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
 
 
 def _rates(entries: list[Entry]) -> Table:
-    columns = ("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = _table("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit")
     for entry in entries:
         share = entry["roofline"]["share_of_limit"]
         table.add_row(
@@ -59,6 +59,14 @@ def _rates(entries: list[Entry]) -> Table:
     return table
 
 
+def _table(*columns: str) -> Table:
+    """Return a table whose columns stand to the right, but for words."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    return table
+
+
 def _bound(entry: Entry) -> str:
     """Return what bounds a cell, with both ceilings where there are two."""
     loading = entry["loader_only_images_per_sec"]
@@ -68,7 +76,7 @@ def _bound(entry: Entry) -> str:
 
 
 def _quotients(pairs: list[Pair]) -> Table:
-    table = Table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling", box=None, pad_edge=False)
+    table = _table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling")
     for pair in pairs:
         table.add_row(
             f"{pair.over['what']} {_name_of(pair)}: {pair.over[pair.axis]}",
@@ -87,8 +95,7 @@ def _name_of(pair: Pair) -> str:
 
 
 def _side_by_side(pairs: list[Pair]) -> Table:
-    columns = ("", "images/s", "images/s", "quotient", "intervals")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = _table("", "images/s", "images/s", "quotient", "intervals")
     for pair in pairs:
         rate, other, ratio, apart = _values(pair)
         table.add_row(
@@ -103,14 +110,19 @@ def _values(pair: Pair) -> tuple[str, str, str, str]:
 
 
 def _remarks(console: Console, entries: list[Entry]) -> None:
+    """Print what else is to be said of cells, once where it is the same of several."""
+    said: dict[str, list[str]] = {}
     for entry in entries:
         if entry["status"] != OK:
-            console.print(line(entry, kept=False), markup=False)
-        else:
-            if not entry["steady"]:
-                console.print(f"{_name(entry)}: not steady: {entry['steady_reason']}", markup=False)
-            if entry["reason"]:
-                console.print(f"{_name(entry)}: {entry['reason']}", markup=False)
+            said.setdefault(f"{entry['status']}: {entry['reason']}", []).append(_name(entry))
+            continue
+        if not entry["steady"]:
+            said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
+        if entry["reason"]:
+            said.setdefault(entry["reason"], []).append(_name(entry))
+    for what, names in said.items():
+        of = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
+        console.print(f"{of}: {what}", markup=False)
 
 
 def _kind(entry: Entry) -> str:
