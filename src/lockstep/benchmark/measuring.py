@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.errors import DataError
-from lockstep.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.order import BatchPlan, centre_plan, training_plans
 from lockstep.recipes import Execution, Recipe
 from lockstep.training import initial_state
 
@@ -33,6 +33,9 @@ CEILING_ITERATIONS = 50
 """At most, of the compute-only and of the loader-only ceiling."""
 CEILING_WARMUP = 2
 """Iterations before each that do not count."""
+
+TELL_SEC = 0.2
+"""Between two reports of progress, at least."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,18 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
 
 
 class _Progress:
-    """Counts iterations."""
+    """Counts iterations, and tells of them so seldom that it takes no time from them."""
 
     def __init__(self, tell: Tell, total: int) -> None:
         self._tell, self._total, self._done = tell, total, 0
+        self._told_at = 0.0
 
     def advance(self) -> None:
         self._done += 1
-        self._tell(self._done, self._total)
+        now = time.perf_counter()
+        if now - self._told_at > TELL_SEC or self._done == self._total:
+            self._told_at = now
+            self._tell(self._done, self._total)
 
 
 def _enqueued(engine: Engine, batch: Batch, step: int) -> Handle:
@@ -126,11 +133,11 @@ def _predicted(engine: Engine, batch: Batch, step: int) -> None:
     engine.predict(batch.images)
 
 
-def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, count: int, progress: _Progress) -> Timeline:
+def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps: int, progress: _Progress) -> Timeline:
     """Carry out iterations, each fetched after the next was enqueued, or done at once if there is nothing to fetch."""
     ends, waited, enqueued = [], [], None
     began = time.perf_counter()
-    for number in range(first, first + count):
+    for number in range(first, first + steps):
         asked = time.perf_counter()
         batch = next(batches)
         waited.append(time.perf_counter() - asked)
@@ -146,13 +153,13 @@ def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, count
     return Timeline(began, ends, waited)
 
 
-def _drained(batches: Iterator[Batch], count: int, progress: _Progress) -> Timeline:
+def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timeline:
     ends, began = [], time.perf_counter()
-    for _ in range(count):
+    for _ in range(steps):
         next(batches)
         ends.append(time.perf_counter())
         progress.advance()
-    return Timeline(began, ends, [0.0] * count)
+    return Timeline(began, ends, [0.0] * steps)
 
 
 def _gemm(cell: Cell, world: World) -> tuple[float | None, list[str]]:
@@ -173,9 +180,9 @@ class _Source:
 
     def held(self) -> Batch:
         """Return a batch of noise that an engine may keep on its device."""
-        random, count = np.random.default_rng(0), self._cell.batch
-        images = random.integers(0, 256, (count, self._size, self._size, 3), dtype=np.uint8)
-        return Batch(images, random.integers(0, self._recipe.logits, count), is_held=True)
+        random, images = np.random.default_rng(0), self._cell.batch
+        noise = random.integers(0, 256, (images, self._size, self._size, 3), dtype=np.uint8)
+        return Batch(noise, random.integers(0, self._recipe.logits, images), is_held=True)
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
@@ -185,18 +192,22 @@ class _Source:
             return
         index, chosen = self._images
         with loader_of(index, self._recipe, self._execution, size=self._size) as loader:
-            yield loader.batches(
-                replace(plan, samples=np.where(plan.samples < 0, -1, chosen[plan.samples]))
-                for plan in self._endless(index.sizes[chosen])
-            )
+            plans = self._endless(index.sizes[chosen])
+            yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
     def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
             recipe, parts = self._recipe.replace(epochs=2**31), self._execution.accumulation_steps
             return training_plans(recipe, sizes, 0, parts=parts, **share)
-        epochs = (evaluation_plans(self._recipe, sizes, self._cell.batch, **share) for _ in repeat(None))
-        return chain.from_iterable(epochs)
+        return _evaluation_without_end(self._recipe, sizes, self._cell.batch, **share)
+
+
+def _evaluation_without_end(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int) -> Iterator[BatchPlan]:
+    """Yield evaluation plans that go around the images: `evaluation_plans` would pad the last, and padding is no image."""
+    for first in count(rank * batch, batch * ranks):
+        samples = (first + np.arange(batch)) % len(sizes)
+        yield centre_plan(recipe, samples, sizes[samples])
 
 
 def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray]:
@@ -209,8 +220,8 @@ def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray
     index = open_index(find_split(data, split) if holds_split(data, split) else find_source(data))
     if len(index.classes) > recipe.logits:
         raise DataError(f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits: --set logits=...")
-    count = min(plan.num_examples or len(index), len(index))
+    taken = min(plan.num_examples or len(index), len(index))
     needed = recipe.global_batch_images if cell.what == TRAIN else 1
-    if count < needed:
-        raise DataError(f"{data} has {count} images to go through, fewer than the {needed} of a step on all ranks")
-    return index, np.arange(count) * len(index) // count
+    if taken < needed:
+        raise DataError(f"{data} has {taken} images to go through, fewer than the {needed} of a step on all ranks")
+    return index, np.arange(taken) * len(index) // taken
