@@ -32,4 +32,4 @@ def entry(rate: float = 10.0, interval: tuple[float, float] | None = None, **cha
         "steady_reason": "",
         "roofline": {"share_of_limit": 0.5},
     }
-    return CELL.fields() | {"status": "ok", "reason": None} | NOTHING | figures | changes
+    return CELL.fields() | {"status": "ok", "reason": None, "remarks": []} | NOTHING | figures | changes

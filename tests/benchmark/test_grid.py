@@ -190,7 +190,7 @@ def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path)
 
     worker(interrupted)
     out = tmp_path / "report.json"
-    with pytest.raises(Interrupted, match=r"1 of 2 cells; the same command goes on") as stopped:
+    with pytest.raises(Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command goes on") as stopped:
         benchmark(cells(batches=(4, 8)), PLAN, out=out)
     assert stopped.value.exit_code == 130
     assert [entry["batch"] for entry in read(out)["cells"]] == [4]

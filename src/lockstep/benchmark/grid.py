@@ -35,7 +35,8 @@ def benchmark(
     Started again with the same `out`, cells that have figures, or had too little memory, are not measured again; those that
     failed are. `command` is noted in the report. A cell that cannot be measured has a `status` other than "ok" and a reason.
 
-    Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and `Interrupted` after Ctrl-C.
+    Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and `Interrupted` after Ctrl-C,
+    or when the handler of a signal raises it.
     """
     plan = plan or Plan()
     settings = plan.fields() | {"processor": processor(), "cores": cores()}
@@ -49,7 +50,7 @@ def benchmark(
     path = None if out is None else Path(out)
     report = _opened(path, settings) | {"command": command}
     recorder = Recorder(listener)
-    progress = recorder.progress("measuring")
+    progress, done = recorder.progress("measuring"), 0
     try:
         for done, (cell, recipe) in enumerate(zip(cells, recipes, strict=True)):
             progress(done, len(cells))
@@ -62,11 +63,10 @@ def benchmark(
             entry = report["cells"][len(report["cells"]) - 1 if at is None else at]
             recorder.tell({"kind": "cell", "cell": entry, "kept": is_kept})
         progress(len(cells), len(cells))
-    except KeyboardInterrupt:
-        kept = (
-            f"{path} has {len(report['cells'])} of {len(cells)} cells; the same command goes on" if path else "nothing kept"
-        )
-        raise Interrupted(f"stopped by Ctrl-C; {kept}", EXIT_INTERRUPTED) from None
+    except (KeyboardInterrupt, Interrupted) as stop:
+        kept = f"kept in {path}; the same command goes on" if path is not None else "not kept: there was no -o"
+        code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
+        raise Interrupted(f"stopped after {done} of {len(cells)} cells, {kept}", code) from None
     return report
 
 
@@ -136,7 +136,7 @@ def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: 
 def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dict[str, Any]:
     """Return a cell's entry, with the `environment` it was measured in if it has figures."""
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
-    entry = cell.fields() | {"status": OK, "reason": None} | lengths | NOTHING
+    entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
     python = backends.interpreter(cell.backend)
     if python is None:
         return entry | {"status": MISSING, "reason": backends.FRAMEWORKS[cell.backend].install}
@@ -155,7 +155,7 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
             return entry | {"status": status, "reason": reason}
     remarks = list(dict.fromkeys(remark for rank in ranks for remark in rank["remarks"]))
     found = entry | figures(cell, plan, recipe, ranks)
-    return found | {"reason": "; ".join(remarks) or None, "environment": ranks[0]["environment"]}
+    return found | {"remarks": remarks, "environment": ranks[0]["environment"]}
 
 
 def _left(folder: Path, what: str) -> list[dict[str, Any]]:

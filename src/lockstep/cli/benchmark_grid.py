@@ -116,7 +116,9 @@ def _whats(command: str, only_inference: bool) -> list[str]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    from lockstep.errors import EXIT_SAVED_AND_STOPPED, Interrupted
+
+    raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
 
 
 def _words(text: str) -> list[str]:

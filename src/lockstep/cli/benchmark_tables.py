@@ -118,8 +118,8 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
             continue
         if not entry["steady"]:
             said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
-        if entry["reason"]:
-            said.setdefault(entry["reason"], []).append(_name(entry))
+        for remark in entry["remarks"]:
+            said.setdefault(remark, []).append(_name(entry))
     for what, names in said.items():
         of = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
         console.print(f"{of}: {what}", markup=False)
