@@ -7,6 +7,8 @@ from lockstep.benchmark.figures import NOTHING
 
 CELL = Cell("train", "torch", "resnet50-v1.5", "fp32", batch=4, ranks=1, compile="auto")
 
+PROCESSORS = {"processors": {"wall_sec": 1.0, "own_sec": 2.0, "busy_sec": 2.0}, "machine_cores": 2}
+
 
 def timeline(*ends: float, began: float = 0.0, waited: float = 0.0) -> dict[str, Any]:
     return {"began": began, "ends": list(ends), "waited_sec": [waited] * len(ends)}
@@ -15,7 +17,7 @@ def timeline(*ends: float, began: float = 0.0, waited: float = 0.0) -> dict[str,
 def rank(counted: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return what a rank measured."""
     found = {"device": "CPU", "on_gpu": False, "warmup": timeline(), "counted": counted, "compute_only": None}
-    return found | {"loader_only": None, "gemm_gflops": 100.0, "copy_gb_per_sec": 10.0, "remarks": []} | changes
+    return found | {"loader_only": None, "gemm_gflops": 100.0, "copy_gb_per_sec": 10.0, "remarks": []} | PROCESSORS | changes
 
 
 def entry(rate: float = 10.0, interval: tuple[float, float] | None = None, **changes: Any) -> dict[str, Any]:

@@ -18,6 +18,8 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
         entry(dtype="bf16", ranks=2),
         entry(compile="off"),
         entry(compile="on"),
+        entry(layout="nchw"),
+        entry(layout="nhwc"),
         entry(batch=8, dtype="bf16"),
         entry(what="inference", dtype="bf16"),
     ]
@@ -27,6 +29,7 @@ def test_the_documents_claims_are_pairs_that_differ_in_one_thing() -> None:
         ("dtype", "bf16", "fp32"),  # on two ranks
         ("model", "resnet50-v1.5", "resnet50-v1"),
         ("compile", "on", "off"),
+        ("layout", "nhwc", "nchw"),
         ("ranks", 2, 1),
         ("ranks", 2, 1),  # in bf16
     ]

@@ -67,6 +67,15 @@ def test_the_share_of_the_limit_is_of_all_ranks() -> None:
     assert two["share_of_limit"] == alone["share_of_limit"]
 
 
+def test_other_programs_have_what_no_rank_has() -> None:
+    # On 2 cores in 10 s: 20 s of processor time. Two ranks had 5 and 4, all programs 15.
+    times = [{"wall_sec": 10.0, "own_sec": own, "busy_sec": 15.0} for own in (5.0, 4.0)]
+    result = found(*(rank(timeline(1.0, 2.0), processors=time) for time in times))
+    assert result["other_programs_share"] == 6 / 20
+    untold = {"wall_sec": 10.0, "own_sec": 5.0, "busy_sec": None}
+    assert found(rank(timeline(1.0, 2.0), processors=untold))["other_programs_share"] is None
+
+
 def test_without_a_matrix_product_no_limit_is_claimed() -> None:
     result = found(rank(timeline(1.0, 2.0), gemm_gflops=None))
     assert result["roofline"]["limit_images_per_sec"] is None

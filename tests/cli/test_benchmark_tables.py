@@ -40,6 +40,12 @@ def test_what_holds_for_several_cells_is_said_once(capsys: pytest.CaptureFixture
     assert "3 cells, from train torch resnet50-v1.5 fp32, n 1, batch 1 on: not steady: too few" in output
 
 
+def test_other_programs_are_mentioned_where_they_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    output = shown(capsys, entry(other_programs_share=0.04), entry(batch=8, other_programs_share=0.41))
+    assert "batch 8: other programs had 41% of the processors meanwhile" in output
+    assert output.count("other programs") == 1
+
+
 def test_a_row_is_one_line_however_narrow_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

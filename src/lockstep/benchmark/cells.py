@@ -19,6 +19,7 @@ GIVEN_OTHERWISE = {
     "global_batch_images": "-b and -n",
     "backend": "--backend",
     "compile": "--compile",
+    "layout": "--layout",
 }
 """Fields that are an axis of the grid, and the option that says it."""
 
@@ -39,6 +40,8 @@ class Cell:
     ranks: int
     compile: str
     """The execution's `compile`."""
+    layout: str = "auto"
+    """The execution's `layout`."""
     data: str = SYNTHETIC
     """A folder, or `SYNTHETIC`."""
 
@@ -85,7 +88,9 @@ class Plan:
     def execution_of(self, cell: Cell) -> Execution:
         """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong field."""
         loader = {"loader": SYNTHETIC} if cell.data == SYNTHETIC else {}
-        return Execution.of(self.execution | loader | {"backend": cell.backend, "compile": cell.compile})
+        return Execution.of(
+            self.execution | loader | {"backend": cell.backend, "compile": cell.compile, "layout": cell.layout}
+        )
 
 
 def full_name(model: str) -> str:
@@ -118,6 +123,7 @@ def grid(
     engines: Sequence[str] = ("torch",),
     models: Sequence[str] = ("resnet50",),
     compiles: Sequence[str] = ("auto",),
+    layouts: Sequence[str] = ("auto",),
     data: str = SYNTHETIC,
 ) -> list[Cell]:
     """Return every combination, the batch changing fastest. Raises `UserError` for an unknown engine or model, or a number
@@ -128,8 +134,8 @@ def grid(
             raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     if min(*ranks, *batches) < 1:
         raise UserError("ranks (-n) and batches (-b) must be at least 1")
-    axes = (whats, engines, map(full_name, models), compiles, ranks, dtypes, batches)
+    axes = (whats, engines, map(full_name, models), compiles, layouts, ranks, dtypes, batches)
     return [
-        Cell(what, engine, model, dtype, batch, count, compiler, data)
-        for what, engine, model, compiler, count, dtype, batch in product(*axes)
+        Cell(what, engine, model, dtype, batch, count, compiler, layout, data)
+        for what, engine, model, compiler, layout, count, dtype, batch in product(*axes)
     ]

@@ -41,10 +41,10 @@ class Pair:
 
 def claims(cells: list[Entry]) -> list[Pair]:
     """Return what the originals' documents claim, as far as these cells show it: mixed precision over fp32, v1.5 over v1,
-    with a compiler over without, several ranks over one; all else being equal.
+    with a compiler over without, NHWC over NCHW, several ranks over one; all else being equal.
     """
     measured = [entry for entry in cells if entry["status"] == OK]
-    return [pair for axis in ("dtype", "model", "compile", "ranks") for pair in _differing(measured, axis)]
+    return [pair for axis in ("dtype", "model", "compile", "layout", "ranks") for pair in _differing(measured, axis)]
 
 
 def _differing(entries: list[Entry], axis: str) -> Iterator[Pair]:
@@ -61,10 +61,13 @@ def _base(entry: Entry, axis: str) -> Any:
     value = entry[axis]
     if axis == "model":
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
-    if axis == "compile":
-        return "off" if value == "on" else None
+    if axis in _SWITCHES:
+        return _SWITCHES[axis].get(value)
     base = {"dtype": "fp32", "ranks": 1}[axis]
     return None if value == base else base
+
+
+_SWITCHES = {"compile": {"on": "off"}, "layout": {"nhwc": "nchw"}}
 
 
 def between(report: dict[str, Any], other: dict[str, Any]) -> list[Pair]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from lockstep.benchmark import statistics
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
+from lockstep.benchmark.neighbours import ProcessorTime, share_of_others
 from lockstep.benchmark.roofline import Work, limit_images_per_sec, work
 from lockstep.models import model_spec
 from lockstep.recipes import Recipe
@@ -24,6 +25,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(
         "steady_reason",
         "roofline",
         "other_definitions",
+        "other_programs_share",
         "device",
     )
 )
@@ -64,6 +66,9 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
         "roofline": _roofline(cell, recipe, ranks, rate),
         "other_definitions": statistics.other_definitions(
             times, times_of_all([rank["warmup"] for rank in ranks]), images, plan.epochs
+        ),
+        "other_programs_share": share_of_others(
+            [ProcessorTime(**rank["processors"]) for rank in ranks], ranks[0]["machine_cores"]
         ),
         "device": ranks[0]["device"],
     }

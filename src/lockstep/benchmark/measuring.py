@@ -4,6 +4,7 @@ Training is measured as `lockstep.train` runs it: the next step is enqueued befo
 device never waits for the host to read a loss. Every step is an interval of its own, so that its end is known.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from lockstep import backends
 from lockstep.backends import Engine, Handle, World
 from lockstep.benchmark import rates
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
+from lockstep.benchmark.neighbours import ProcessorTime
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
 from lockstep.data.loaders import loader_of
@@ -62,6 +64,9 @@ class Measured:
     """Batches taken from the loader and nothing done with them; None without one."""
     gemm_gflops: float | None
     copy_gb_per_sec: float
+    processors: ProcessorTime
+    """That passed while iterations counted."""
+    machine_cores: int
     remarks: list[str]
 
     def fields(self) -> dict[str, Any]:
@@ -89,14 +94,15 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
                 world.any(False)  # all ranks begin together
+                start = ProcessorTime.now()
                 during = _run(engine, step, batches, warmup, counted, progress)
+                passed = ProcessorTime.now().since(start)
             computing = loading = None
             if ceiling:
-                held = repeat(source.held())
-                _run(engine, step, held, warmup + counted, CEILING_WARMUP, progress)
+                held, first = repeat(source.held()), warmup + counted
+                _run(engine, step, held, first, CEILING_WARMUP, progress)
                 world.any(False)
-                first = warmup + counted + CEILING_WARMUP
-                computing = _run(engine, step, held, first, ceiling - CEILING_WARMUP, progress)
+                computing = _run(engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress)
         if ceiling:
             with source.batches() as batches:
                 _drained(batches, CEILING_WARMUP, progress)
@@ -105,7 +111,19 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
         world.any(False)
         gemm, remarks = _gemm(cell, world)
         copy = rates.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu)
-        return Measured(world.device, world.on_gpu, before, during, computing, loading, gemm, copy, remarks)
+        return Measured(
+            device=world.device,
+            on_gpu=world.on_gpu,
+            warmup=before,
+            counted=during,
+            compute_only=computing,
+            loader_only=loading,
+            gemm_gflops=gemm,
+            copy_gb_per_sec=copy,
+            processors=passed,
+            machine_cores=os.cpu_count() or 1,
+            remarks=remarks,
+        )
     finally:
         world.close()
 

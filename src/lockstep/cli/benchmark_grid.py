@@ -25,6 +25,7 @@ Dtypes = Annotated[str, typer.Option("--dtype", metavar="fp32,bf16", help="Preci
 Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
 Models = Annotated[str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")]
 Compilers = Annotated[str, typer.Option("--compile", metavar="off,on", help="XLA, torch.compile: auto, on, off.")]
+Layouts = Annotated[str, typer.Option("--layout", metavar="nhwc,nchw", help="auto, nhwc, nchw; PyTorch has both.")]
 Data = Annotated[str, typer.Option(help="Images in any storage format, or synthetic: one batch, held.")]
 Iterations = Annotated[int, typer.Option("-i", help="Steps, or batches of inference, of an epoch.", min=1)]
 Epochs = Annotated[int, typer.Option("-e", help="Epochs that count.", min=1)]
@@ -47,6 +48,7 @@ def measure(
     engines: Engines = "torch",
     models: Models = "resnet50-v1.5",
     compilers: Compilers = "auto",
+    layouts: Layouts = "auto",
     data: Data = "synthetic",
     iterations: Iterations = 100,
     epochs: Epochs = 1,
@@ -79,6 +81,7 @@ def measure(
         engines=_words(engines),
         models=_words(models),
         compiles=_words(compilers),
+        layouts=_words(layouts),
         data=data,
     )
     command = shlex.join(["lockstep", *sys.argv[1:]])

@@ -11,6 +11,8 @@ from lockstep.benchmark.statistics import printed
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
+_OTHERS = 0.05
+"""Share of the processors from which on other programs are mentioned."""
 _WORDS = ("", "95 %", "bound by", "over", "intervals")
 _WIDTH = 500
 """Columns that lines may take: a table's row is one line, whatever the terminal, so that it can be searched and cut."""
@@ -89,9 +91,10 @@ def _quotients(pairs: list[Pair]) -> Table:
 
 def _name_of(pair: Pair) -> str:
     entry = pair.over
-    parts = {"backend": entry["backend"], "model": entry["model"], "dtype": entry["dtype"], "compile": entry["compile"]}
+    parts = {name: entry[name] for name in ("backend", "model", "dtype")}
+    parts |= {name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"}
     parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
-    return " ".join(value for name, value in parts.items() if name != pair.axis and value != "auto")
+    return " ".join(value for name, value in parts.items() if name != pair.axis)
 
 
 def _side_by_side(pairs: list[Pair]) -> Table:
@@ -118,6 +121,9 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
             continue
         if not entry["steady"]:
             said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
+        if (entry["other_programs_share"] or 0) > _OTHERS:
+            share = entry["other_programs_share"]
+            said.setdefault(f"other programs had {share:.0%} of the processors meanwhile", []).append(_name(entry))
         for remark in entry["remarks"]:
             said.setdefault(remark, []).append(_name(entry))
     for what, names in said.items():
@@ -126,8 +132,8 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
 
 
 def _kind(entry: Entry) -> str:
-    parts = (entry["backend"], entry["model"], entry["dtype"])
-    return " ".join(parts if entry["compile"] == "auto" else (*parts, f"compile {entry['compile']}"))
+    parts = [entry["backend"], entry["model"], entry["dtype"]]
+    return " ".join(parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"])
 
 
 def _name(entry: Entry) -> str:

@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.errors import BackendError
@@ -35,6 +35,7 @@ class MxnetWorld(HostQuestions):
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.context.device_type == "gpu"
+        refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
         self.device = _name(self.context)
         self._store: Any = None
         self._hosts: Hosts | None = None
