@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 _COUNTED = (0, 1, 2, 5, 6, 7)
-"""Fields in /proc/stat: user, nice, system, interrupts (two), and what other guests of the host took; not idle and waiting."""
+"""Fields in /proc/stat: user, nice, system, interrupts (two), other guests of the host; neither idle nor waiting."""
 
 
 @dataclass(frozen=True)
