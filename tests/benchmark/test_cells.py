@@ -63,6 +63,12 @@ def test_an_axis_of_the_grid_is_not_set_twice(name: str) -> None:
         Plan(changes={name: 1})
 
 
+def test_one_iteration_is_refused_since_it_has_no_interval() -> None:
+    with pytest.raises(UserError, match="measure two at least"):
+        Plan(iterations=1, epochs=1)
+    assert Plan(iterations=1, epochs=2)
+
+
 @pytest.mark.parametrize("lengths", [{"iterations": 0}, {"epochs": 0}, {"warmup_epochs": -1}, {"num_examples": 0}])
 def test_a_plan_that_measures_nothing_is_refused(lengths: dict[str, int]) -> None:
     with pytest.raises(UserError, match="at least"):

@@ -98,7 +98,7 @@ def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
 def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: Path) -> None:
     # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, as a machine with less memory would.
     out, limit = tmp_path / "report.json", 3 * 2**30
-    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "100000,1", "-i", 1, *SET]
+    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "100000,1", "-i", 2, *SET]
     done = subprocess.run(
         command(*arguments, "-o", out),
         capture_output=True,
@@ -117,9 +117,12 @@ def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(tmp_path: Path) -> None:
+def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of what is killed the folder stays
     out = tmp_path / "report.json"
-    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 1, *SET]
+    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 2, *SET]
     with running(*arguments, "-o", out) as process:
         wait_until(out.exists)
         process.kill()

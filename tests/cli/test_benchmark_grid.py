@@ -71,7 +71,7 @@ def test_the_grid_and_the_seeds_flags_are_understood(answer: Answer, measured: l
 def test_the_commands_name_says_what_is_measured(
     answer: Answer, measured: list[dict[str, Any]], arguments: tuple[str, ...], whats: list[str]
 ) -> None:
-    assert answer("benchmark", *arguments, "-b", 4, "-i", 1)[0] == 0
+    assert answer("benchmark", *arguments, "-b", 4, "-i", 2)[0] == 0
     assert [kind[0] for kind in kinds(measured)] == whats
 
 
@@ -176,7 +176,7 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
 @pytest.mark.slow
 def test_the_installed_command_measures() -> None:
     small = ("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36")
-    code, output, errors = call("benchmark", "all", "--model", "resnet18", "--dtype", "bf16", "-b", 2, "-i", 1, *small)
+    code, output, errors = call("benchmark", "all", "--model", "resnet18", "--dtype", "bf16", "-b", 2, "-i", 2, *small)
     assert (code, errors) == (0, "")
     assert "train torch resnet18 bf16, n 1, batch 2: " in output
     assert "inference torch resnet18 bf16, n 1, batch 2: " in output

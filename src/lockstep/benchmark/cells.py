@@ -72,6 +72,8 @@ class Plan:
         examples = 1 if self.num_examples is None else self.num_examples
         if min(self.iterations, self.epochs, examples) < 1 or self.warmup_epochs < 0:
             raise UserError("iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0")
+        if self.iterations * self.epochs < 2:
+            raise UserError("one iteration has a time and no interval; measure two at least: -i 2")
         for name, option in GIVEN_OTHERWISE.items():
             if name in self.changes or name in self.execution:
                 raise RecipeError(f"{name} is an axis of the grid: give it as {option}, not with --set")

@@ -47,12 +47,14 @@ def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
 def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:
     """Return a 95 % bootstrap interval of `images_per_sec`, the same for the same times.
 
-    Neighbouring iterations are alike (a processor's clock, another program), so blocks of about sqrt(n) in a row are drawn
-    with replacement, around the end (circular block bootstrap, Politis and Romano 1992), and not single iterations, which
-    would make the interval too narrow.
+    Neighbouring iterations are alike (a processor's clock, another program), so blocks of about sqrt(n) in a row, a third of
+    the times at most, are drawn with replacement, around the end (circular block bootstrap, Politis and Romano 1992), and
+    not single iterations, which would make the interval too narrow. One time alone says nothing of how they vary: there
+    must be two.
     """
+    assert len(times_sec) > 1
     times = np.asarray(times_sec, np.float64)
-    length = math.ceil(math.sqrt(len(times)))
+    length = min(math.ceil(math.sqrt(len(times))), max(len(times) // 3, 1))
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([times, times[: length - 1]]))])
     of_blocks = sums[length:] - sums[:-length]
     count = math.ceil(len(times) / length)
