@@ -80,8 +80,9 @@ def _bound(entry: Entry) -> str:
 def _quotients(pairs: list[Pair]) -> Table:
     table = _table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling")
     for pair in pairs:
+        word = {"compile": "compile ", "ranks": "n "}.get(pair.axis, "")
         table.add_row(
-            f"{pair.over['what']} {_name_of(pair)}: {pair.over[pair.axis]}",
+            f"{pair.over['what']} {_name_of(pair)}: {word}{pair.over[pair.axis]}",
             str(pair.under[pair.axis]),
             *_values(pair),
             "" if pair.scaling is None else f"{pair.scaling:.0%}",
