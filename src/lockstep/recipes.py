@@ -233,6 +233,9 @@ class Execution(_Settings):
     """"auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether the framework's compiler is used. "auto": where it pays, on GPUs, and for Paddle and MXNet everywhere."""
+    layout: Literal["auto", "nhwc", "nchw"] = "auto"
+    """Whether channels are the last axis of activations in memory. "auto": as suits engine and device. PyTorch's engine has
+    both; the others have what suits them and refuse the other."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """What the reference engine computes in; other engines take no notice."""
     deterministic: bool = True

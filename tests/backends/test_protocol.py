@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, Framework
 from lockstep.errors import BackendError
+from lockstep.recipes import Execution
 from tests.backends.conftest import DEFAULT
 
 FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
@@ -64,6 +66,21 @@ def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
         if not name.startswith("_"):
             expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
             assert list(inspect.signature(getattr(backend, name)).parameters) == expected
+
+
+LAYOUTS_ON_A_CPU = {"torch": ["nhwc", "nchw"], "reference": ["nhwc"], "tensorflow": ["nhwc"]}
+LAYOUTS_ON_A_CPU |= {"paddle": ["nchw"], "mxnet": ["nchw"]}
+
+
+def test_a_layout_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
+    found = []
+    for layout in ("nhwc", "nchw"):
+        try:
+            backend.world(Execution(device="cpu", layout=layout)).close()
+            found.append(layout)
+        except BackendError as error:
+            assert f"layout is {layout}, but this engine computes in" in str(error)  # noqa: PT017 - some have both
+    assert found == LAYOUTS_ON_A_CPU[backend.__name__.rpartition(".")[2]]
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,36 @@ def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_
     assert given["bucket_cap_mb"] == 7  # of 2**20 bytes
 
 
+@pytest.mark.parametrize(("layout", "expected"), [("auto", True), ("nhwc", True), ("nchw", False)])
+def test_all_activations_have_the_layout_that_is_asked_for(
+    start: Start, tiny_recipe: Recipe, layout: str, expected: bool
+) -> None:
+    engine: Any = start(tiny_recipe, layout=layout)
+    seen: list[tuple[bool, bool]] = []
+
+    def note(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        for tensor in (inputs[0], output, module.weight):
+            if min(tensor.shape[1], max(tensor.shape[2:])) > 1:  # otherwise both are the same
+                last = tensor.is_contiguous(memory_format=torch.channels_last)
+                seen.append((last, tensor.is_contiguous()))
+
+    for module in engine.model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(note)
+    engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+    engine.predict(random_images(2))
+    assert set(seen) == {(expected, not expected)}
+
+
+def test_both_layouts_compute_the_same(start: Start, tiny_recipe: Recipe) -> None:
+    batches = [random_batch(tiny_recipe, seed=seed) for seed in range(2)]
+    losses = {}
+    for layout in ("nhwc", "nchw"):
+        engine = start(tiny_recipe, layout=layout)
+        losses[layout] = engine.fetch(engine.train(batches, 0)).losses
+    np.testing.assert_allclose(losses["nchw"], losses["nhwc"], rtol=1e-5)
+
+
 # Loss scaling, on gradients made by hand
 
 

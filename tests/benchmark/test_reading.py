@@ -1,7 +1,6 @@
 """A benchmark report is read, and other files are refused."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,16 @@ from tests.benchmark.published_cases import report
 
 def test_a_report_is_read(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report({})))
-    os.utime(tmp_path / "report.json", (1000, 2000))
-    assert read_benchmark(tmp_path / "report.json") == report({}) | {"written_at": 2000}
+    assert read_benchmark(tmp_path / "report.json") == report({})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
-        ("{", "is not JSON"),
-        ("[]", "is no benchmark report"),
-        ('{"final": {}}', "is no benchmark report"),
+        (None, "cannot be read: No such file"),
+        ("{", "is no report of"),
+        ("[]", "is no report of"),
+        ('{"final": {}}', "is no report of"),
         ('{"kind": "lockstep-benchmark", "version": 2}', "version 2, expected 1"),
     ],
 )

@@ -231,6 +231,14 @@ def refuse_horovod(distributed: str) -> None:
         )
 
 
+def refuse_layout(asked: str, own: str) -> None:
+    """Raise `BackendError` if another layout is asked for than a backend's own; for backends that do not have both."""
+    if asked not in ("auto", own):
+        raise BackendError(
+            f"layout is {asked}, but this engine computes in {own} on this device; leave it at auto, or take --backend torch"
+        )
+
+
 def load(name: str) -> Backend:
     """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
     if name not in FRAMEWORKS:

@@ -157,7 +157,10 @@ def of_run(run: LoggedRun) -> str:
 
 
 def of_benchmark(report: dict[str, Any]) -> str:
-    """Return a benchmark's cells: for each that was measured a line of parameters and the summary ([])."""
+    """Return a benchmark's cells: for each that was measured a line of parameters and the summary ([]).
+
+    `written_at` of the report: when it was, in seconds since 1970.
+    """
     measured = [cell for cell in report["cells"] if cell["status"] == "ok"]
     began, elapsed = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured), 0.0
     lines = []

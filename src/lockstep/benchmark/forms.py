@@ -32,7 +32,7 @@ def converted(source: Path, form: str) -> str:
         return of_run(read_run(source))
     if of_report is None:
         raise UserError(f"{form} is made from the folder of a run; {source} is none")
-    return of_report(read_benchmark(source))
+    return of_report(read_benchmark(source) | {"written_at": source.stat().st_mtime})
 
 
 def nvidia_report(run: LoggedRun) -> str:

@@ -10,18 +10,18 @@ KIND, VERSION = "lockstep-benchmark", 1
 
 
 def read_benchmark(path: Path) -> dict[str, Any]:
-    """Return a benchmark report and when it was written (`written_at`, seconds since 1970).
-
-    Raises `DataError` if the file is none, or one of another version.
-    """
+    """Return a benchmark report. Raises `DataError` if the file is none, or one of another version."""
     try:
-        report, written_at = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from None
+        raise DataError(f"{path} is no report of `lockstep benchmark`: {error}; use another file") from None
     if not isinstance(report, dict) or report.get("kind") != KIND:
-        raise DataError(f"{path} is no benchmark report; `lockstep benchmark train -o FILE` writes one")
+        raise DataError(f"{path} is no report of `lockstep benchmark`, which `-o FILE` writes; use another file")
     if report.get("version") != VERSION:
-        raise DataError(f"{path} is a report of version {report.get('version')}, expected {VERSION}; measure again")
-    return report | {"written_at": written_at}
+        raise DataError(
+            f"{path} is a report of `lockstep benchmark` of version {report.get('version')}, expected {VERSION}; "
+            "measure again, into another file"
+        )
+    return report

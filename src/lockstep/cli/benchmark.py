@@ -1,4 +1,4 @@
-"""`lockstep benchmark`: measure Lockstep beside what people would pick instead."""
+"""`lockstep benchmark`; here its `loader`, the others in files beside this."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli import benchmark_convert, benchmark_published
+from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published
 
-app = typer.Typer(help="Measure Lockstep beside what people would pick instead, in one run.", no_args_is_help=True)
-
-
+app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
+for name, summary in benchmark_grid.COMMANDS.items():
+    app.command(name, help=summary)(benchmark_grid.measure)
+app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
 app.command("convert")(benchmark_convert.command)
 

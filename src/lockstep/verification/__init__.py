@@ -1,13 +1,11 @@
 """Every installed engine against the reference: the same weights, images and recipe, each in a process of its own."""
 
 import json
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lockstep import backends
 from lockstep.errors import BackendError, LockstepError, RecipeError
@@ -16,10 +14,9 @@ from lockstep.recorder import Listener, Recorder
 from lockstep.verification import workload as workloads
 from lockstep.verification.comparison import between, compare, compare_loaders, finite
 from lockstep.verification.workload import Arrays
+from lockstep.workers import carry_out
 
 REFERENCE = "reference"
-LINES_OF_ERROR = 20
-"""Of what a failed worker said last."""
 
 
 def verify(
@@ -85,38 +82,16 @@ def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
 def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
     progress, began = recorder.progress(engine), time.perf_counter()
-    # A worker is no rank of anything, whatever this process is, and what it leaves behind goes with the folder.
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environment["TMPDIR"] = str(folder)
     command: list[str | Path] = [python, "-m", "lockstep.verification.worker", folder, engine]
     result = folder / f"{engine}.json"
-    with (folder / f"{engine}.stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-        try:
-            with subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-            ) as process:
-                try:
-                    assert process.stdout is not None
-                    _follow(process.stdout, progress)
-                    process.wait()  # before its stdin is closed, by which it would know that nobody waits for it
-                except BaseException:
-                    process.kill()
-                    raise
-            code = process.returncode
-        except OSError as error:
-            return {"error": f"{python} cannot be run: {error.strerror}"}
-        if code or not result.is_file():
-            errors.seek(0)
-            said = "\n".join(errors.read().strip().splitlines()[-LINES_OF_ERROR:])
-            return {"error": f"{python} ended with exit code {code}{': ' if said else ' and said nothing'}{said}"}
+    try:
+        ended = carry_out(command, folder, progress)
+    except OSError as error:
+        return {"error": f"{python} cannot be run: {error.strerror}"}
+    if ended.code or not result.is_file():
+        said = f": {ended.said}" if ended.said else " and said nothing"
+        return {"error": f"{python} ended with exit code {ended.code}{said}"}
     return json.loads(result.read_text(encoding="utf-8")) | {"seconds": time.perf_counter() - began}
-
-
-def _follow(lines: IO[str], progress: Any) -> None:
-    for line in lines:
-        if line.startswith('{"done"'):  # a framework may print lines of its own
-            told = json.loads(line)
-            progress(told["done"], told["total"])
 
 
 def _report(

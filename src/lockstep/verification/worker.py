@@ -6,9 +6,7 @@ an environment of its own.
 """
 
 import json
-import os
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from lockstep.backends import Backend, Engine, State, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded, save_arrays
+from lockstep.workers import end_with_parent, tell
 
 
 class _Worker:
@@ -46,7 +45,7 @@ class _Worker:
     def _advance(self) -> None:
         self._done += 1
         total = len(self._tasks) + len(self._workload.batches)
-        print(json.dumps({"done": self._done, "total": total}), flush=True)
+        tell(self._done, total)
 
     def _engine(self, recipe: Recipe, rates: np.ndarray, state: State | None = None, parts: int = 1) -> Engine:
         """Return an engine at the workload's state, or at another."""
@@ -177,7 +176,7 @@ def _statistics(state: State) -> Arrays:
 
 def main(folder: Path, name: str) -> None:
     """Carry out the workload in `folder`; end at once when the process that waits for it has gone."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     execution = Execution(backend=name)
     backend = backends.load(name)
     world = backend.world(execution)
@@ -187,11 +186,6 @@ def main(folder: Path, name: str) -> None:
     about = {"version": backends.FRAMEWORKS[name].version(), "device": world.device, "train_sec": worker.train_sec}
     (folder / f"{name}.json").write_text(json.dumps(about), encoding="utf-8")
     world.close()
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()  # nothing comes but the end, when nobody holds the other side any more
-    os._exit(1)
 
 
 if __name__ == "__main__":

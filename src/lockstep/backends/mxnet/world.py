@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import HostQuestions
+from lockstep.backends import HostQuestions, refuse_layout
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.rendezvous import rendezvous
@@ -35,6 +35,7 @@ class MxnetWorld(HostQuestions):
     def __init__(self, execution: Execution) -> None:
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.context.device_type == "gpu"
+        refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
         self.device = _name(self.context)
 
     @property

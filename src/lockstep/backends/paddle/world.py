@@ -8,7 +8,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
 from lockstep.backends.paddle import loading
 from lockstep.backends.restraint import silenced
 from lockstep.errors import BackendError, LockstepError
@@ -29,6 +29,7 @@ class PaddleWorld(HostQuestions):
         self.rank = int(os.environ.get("RANK", "0"))
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
         self.device = _device_name(paddle.get_device())
         self._host_group: Any = None
         if self.ranks > 1:

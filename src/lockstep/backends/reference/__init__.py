@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.backends import World, check_fit
+from lockstep.backends import World, check_fit, refuse_layout
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
@@ -30,6 +30,7 @@ class ReferenceWorld:
             raise BackendError("the reference engine computes on CPUs; leave device at auto")
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise BackendError(_ALONE)
+        refuse_layout(execution.layout, "nhwc")
         self.device = f"{devices()[0]}, {execution.reference_dtype}"
 
     def any(self, flag: bool) -> bool:

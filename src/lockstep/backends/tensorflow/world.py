@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends import HostQuestions
+from lockstep.backends import HostQuestions, refuse_layout
 from lockstep.backends.rendezvous import rendezvous
 from lockstep.backends.restraint import keeping_sigterm
 from lockstep.errors import BackendError, LockstepError
@@ -27,6 +27,7 @@ class TensorflowWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        refuse_layout(execution.layout, "nhwc")
         self.device = devices()[0]
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:

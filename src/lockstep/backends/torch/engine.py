@@ -1,7 +1,7 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
-Layout is channels_last, mixed precision is autocast over float32 weights, the update is PyTorch's fused SGD. Nothing here
-waits for the device but `fetch`, `evaluate`, `predict` and `read`.
+Layout is channels_last unless the execution says otherwise, mixed precision is autocast over float32 weights, the update is
+PyTorch's fused SGD. Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`.
 """
 
 import os
@@ -67,11 +67,12 @@ class TorchEngine:
         _configure(recipe, execution, self._device)
         self._spec = model_spec(recipe.model)
         self.model: nn.Module = Model(self._spec, recipe).to(self._device)
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout = torch.contiguous_format if execution.layout == "nchw" else torch.channels_last
+        self.model.to(memory_format=layout)  # type: ignore[call-overload]
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
             self.model = synchronise(self.model, self._device)
         self._tensors = canonical_tensors(self.model)
-        self._loss_module = _TrainingLoss(self.model, recipe).to(self._device)
+        self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._reduced(execution)
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
@@ -287,16 +288,16 @@ class _TrainingLoss(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, layout: torch.memory_format) -> None:
         super().__init__()
         self.model = model
-        self._recipe = recipe
+        self._recipe, self._layout = recipe, layout
         self.register_buffer("mean", torch.tensor(recipe.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return uint8 [N, H, W, 3] as float32 [N, 3, H, W], channels_last."""
-        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        """Return uint8 [N, H, W, 3] as float32 [N, 3, H, W] in the layout."""
+        return (images.permute(0, 3, 1, 2).float().contiguous(memory_format=self._layout) - self.mean) / self.std
 
     def forward(
         self, images: Tensor, labels: Tensor, coefficients: Tensor | None = None, partners: Tensor | None = None

@@ -1,0 +1,143 @@
+"""What is measured: a grid of cells, each one model on one engine at one precision and batch; and how long each is."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.errors import BackendError, RecipeError, UserError, nearest
+from lockstep.models import MODELS, model_spec
+from lockstep.recipes import Execution, Recipe, load_recipe
+
+SYNTHETIC = "synthetic"
+"""In place of a folder: one batch of noise, held."""
+TRAIN, INFERENCE = "train", "inference"
+GIVEN_OTHERWISE = {
+    "model": "--model",
+    "precision": "--dtype",
+    "global_batch_images": "-b and -n",
+    "backend": "--backend",
+    "compile": "--compile",
+    "layout": "--layout",
+}
+"""Fields that are an axis of the grid, and the option that says it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement. Its fields are those of a report's cell."""
+
+    what: str
+    """`TRAIN` or `INFERENCE`."""
+    backend: str
+    model: str
+    """With "-v1.5" where there is a v1 of the same name."""
+    dtype: str
+    """The recipe's `precision`."""
+    batch: int
+    """Images of one process in a step."""
+    ranks: int
+    compile: str
+    """The execution's `compile`."""
+    layout: str = "auto"
+    """The execution's `layout`."""
+    data: str = SYNTHETIC
+    """A folder, or `SYNTHETIC`."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all cells of a report have in common."""
+
+    iterations: int = 100
+    """Of an epoch: training steps, or batches of inference."""
+    epochs: int = 1
+    """That count."""
+    warmup_epochs: int = 1
+    """That go before and do not count."""
+    num_examples: int | None = None
+    """Images of the data that are gone through again and again; None: all."""
+    recipe: str = "resnet50-paddle-90ep"
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Of the recipe's fields."""
+    execution: dict[str, Any] = field(default_factory=dict)
+    """Fields of the execution, but for the grid's."""
+
+    def __post_init__(self) -> None:
+        examples = 1 if self.num_examples is None else self.num_examples
+        if min(self.iterations, self.epochs, examples) < 1 or self.warmup_epochs < 0:
+            raise UserError("iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0")
+        if self.iterations * self.epochs < 2:
+            raise UserError("one iteration has a time and no interval; measure two at least: -i 2")
+        for name, option in GIVEN_OTHERWISE.items():
+            if name in self.changes or name in self.execution:
+                raise RecipeError(f"{name} is an axis of the grid: give it as {option}, not with --set")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    def recipe_of(self, cell: Cell) -> Recipe:
+        """Return the recipe that a cell is measured with. Raises `RecipeError` if there is none."""
+        own = {"model": plain_name(cell.model), "precision": cell.dtype, "global_batch_images": cell.batch * cell.ranks}
+        return load_recipe(self.recipe).replace(**self.changes | own)
+
+    def execution_of(self, cell: Cell) -> Execution:
+        """Return the execution that a cell is measured with. Raises `RecipeError` for a wrong field."""
+        loader = {"loader": SYNTHETIC} if cell.data == SYNTHETIC else {}
+        return Execution.of(
+            self.execution | loader | {"backend": cell.backend, "compile": cell.compile, "layout": cell.layout}
+        )
+
+
+def full_name(model: str) -> str:
+    """Return a model's name as reports have it: with its version, where two have the same layers.
+
+    >>> full_name("resnet50"), full_name("resnet50-v1"), full_name("resnext101-32x4d")
+    ('resnet50-v1.5', 'resnet50-v1', 'resnext101-32x4d')
+    """
+    model = plain_name(model)
+    return f"{model}-v1.5" if f"{model}-v1" in MODELS else model
+
+
+def plain_name(model: str) -> str:
+    """Return a model's name as recipes have it. Raises `RecipeError` if there is no such model.
+
+    >>> plain_name("resnet50-v1.5")
+    'resnet50'
+    """
+    name = model.removesuffix("-v1.5")
+    model_spec(name if f"{name}-v1" in MODELS else model)
+    return name
+
+
+def grid(
+    whats: Sequence[str],
+    *,
+    ranks: Sequence[int] = (1,),
+    batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    dtypes: Sequence[str] = ("fp32",),
+    engines: Sequence[str] = ("torch",),
+    models: Sequence[str] = ("resnet50",),
+    compiles: Sequence[str] = ("auto",),
+    layouts: Sequence[str] = ("auto",),
+    data: str = SYNTHETIC,
+) -> list[Cell]:
+    """Return every combination, the batch changing fastest. Raises `UserError` for an unknown engine or model, or a number
+    below 1.
+    """
+    for name in engines:
+        if name not in FRAMEWORKS:
+            raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
+    if min(*ranks, *batches) < 1:
+        raise UserError("ranks (-n) and batches (-b) must be at least 1")
+    axes = (whats, engines, map(full_name, models), compiles, layouts, ranks, dtypes, batches)
+    return [
+        Cell(what, engine, model, dtype, batch, count, compiler, layout, data)
+        for what, engine, model, compiler, layout, count, dtype, batch in product(*axes)
+    ]

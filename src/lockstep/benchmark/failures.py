@@ -1,0 +1,56 @@
+"""Why a cell has no figures."""
+
+import re
+import signal
+from pathlib import Path
+
+from lockstep.workers import Ended
+
+OK, OUT_OF_MEMORY, FAILED, MISSING = "ok", "out of memory", "failed", "missing"
+_WORDS = re.compile(
+    r"out of memory|too little memory|not enough memory|can't allocate memory|cannot allocate memory|unable to allocate"
+    r"|could not allocate|failed to allocate|\boom when allocating|bad_alloc|could not create a memory|ResourceExhausted",
+    re.IGNORECASE,
+)
+"""How the frameworks, NumPy, oneDNN, C++ and the system say it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory is short."""
+    return isinstance(error, MemoryError) or says_out_of_memory(f"{type(error).__name__}: {error}")
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Return whether these are words for want of memory.
+
+    >>> says_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    True
+    """
+    return _WORDS.search(text) is not None
+
+
+def why(ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: int) -> tuple[str, str]:
+    """Return status and reason of a cell whose processes did not all leave a result.
+
+    `of_ranks` are the statuses and reasons that ranks left; `killed` says whether the system killed some process for want
+    of memory meanwhile (a killed process says nothing, and its launcher no more than that it failed).
+    """
+    short = [failure for failure in of_ranks if failure["status"] == OUT_OF_MEMORY]
+    if short:
+        return OUT_OF_MEMORY, short[0]["reason"]
+    if killed and (ended.code == -signal.SIGKILL or ranks > 1):
+        return OUT_OF_MEMORY, "the system killed a process because memory ran out"
+    if of_ranks:
+        return FAILED, of_ranks[0]["reason"]
+    how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
+    status = OUT_OF_MEMORY if says_out_of_memory(ended.said) else FAILED
+    return status, f"the process ended with {how}: {ended.said or 'it said nothing'}"
+
+
+def system_kills() -> int | None:
+    """Return how many processes the system has killed for want of memory since it started; None if it does not tell."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -1,0 +1,106 @@
+"""What the ranks of a cell measured -> the figures of its report: pure functions."""
+
+import math
+from typing import Any
+
+from lockstep.benchmark import statistics
+from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
+from lockstep.benchmark.neighbours import ProcessorTime, share_of_others
+from lockstep.benchmark.roofline import Work, limit_images_per_sec, work
+from lockstep.models import model_spec
+from lockstep.recipes import Recipe
+
+COMPUTING, DATA = "computing", "data"
+NOTHING: dict[str, Any] = dict.fromkeys(
+    (
+        "times_sec",
+        "images_per_sec",
+        "interval",
+        "latency_ms",
+        "data_wait_share",
+        "compute_only_images_per_sec",
+        "loader_only_images_per_sec",
+        "bound_by",
+        "steady",
+        "steady_reason",
+        "roofline",
+        "other_definitions",
+        "other_programs_share",
+        "device",
+    )
+)
+"""The figures of a cell that was not measured."""
+
+
+def times_of_all(timelines: list[dict[str, Any]]) -> list[float]:
+    """Return how long each iteration took on all ranks together, in seconds: it ends when it has ended on every rank.
+
+    They add up to the time from the first rank's beginning to the last rank's end.
+    """
+    ends = [max(ends) for ends in zip(*(timeline["ends"] for timeline in timelines), strict=True)]
+    starts = [min(timeline["began"] for timeline in timelines), *ends]
+    return [end - start for start, end in zip(starts, ends, strict=False)]
+
+
+def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as plain values."""
+    counted = [rank["counted"] for rank in ranks]
+    times, images = times_of_all(counted), cell.batch * cell.ranks
+    rate, latency = statistics.images_per_sec(times, images), statistics.latency_ms(times)
+    statistics.check(times, images, rate, latency)
+    steadiness = statistics.steadiness(times)
+    waited = math.fsum(math.fsum(timeline["waited_sec"]) for timeline in counted) / len(counted)
+    computing = _rate_of([rank["compute_only"] for rank in ranks], images)
+    loading = _rate_of([rank["loader_only"] for rank in ranks], images)
+    return {
+        "times_sec": times,
+        "images_per_sec": rate,
+        "interval": list(statistics.interval(times, images)),
+        "latency_ms": latency,
+        "data_wait_share": waited / math.fsum(times),
+        "compute_only_images_per_sec": rate if cell.data == SYNTHETIC else computing,
+        "loader_only_images_per_sec": loading,
+        "bound_by": COMPUTING if loading is None or computing is None or computing <= loading else DATA,
+        "steady": steadiness.steady,
+        "steady_reason": steadiness.reason,
+        "roofline": _roofline(cell, recipe, ranks, rate),
+        "other_definitions": statistics.other_definitions(
+            times, times_of_all([rank["warmup"] for rank in ranks]), images, plan.epochs
+        ),
+        "other_programs_share": share_of_others(
+            [ProcessorTime(**rank["processors"]) for rank in ranks], ranks[0]["machine_cores"]
+        ),
+        "device": ranks[0]["device"],
+    }
+
+
+def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | None:
+    found = [timeline for timeline in timelines if timeline is not None]
+    return statistics.images_per_sec(times_of_all(found), images) if found else None
+
+
+def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set and the share of it.
+
+    Limit and share are None where the framework has no matrix product to measure.
+    """
+    of_image = image_work(cell, recipe)
+    copy = math.fsum(rank["copy_gb_per_sec"] for rank in ranks)
+    products = [rank["gemm_gflops"] for rank in ranks]
+    gemm = None if None in products else math.fsum(products)
+    limit = None if gemm is None else limit_images_per_sec(of_image, gemm, copy)
+    return {
+        "gflop_per_image": of_image.flops / 1e9,
+        "bytes_per_image": of_image.bytes,
+        "gemm_gflops": gemm,
+        "copy_gb_per_sec": copy,
+        "limit_images_per_sec": limit,
+        "share_of_limit": None if limit is None else rate / limit,
+    }
+
+
+def image_work(cell: Cell, recipe: Recipe) -> Work:
+    """Return what one image of a cell costs at least."""
+    training = cell.what == TRAIN
+    size = recipe.image_size if training else recipe.eval_crop
+    return work(model_spec(recipe.model), size, recipe.logits, precision=cell.dtype, batch=cell.batch, training=training)

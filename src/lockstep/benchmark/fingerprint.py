@@ -1,0 +1,61 @@
+"""What a speed depends on outside the program: `lockstep.run.environment`, and threads, clocks, GPU and driver."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from lockstep.run import environment
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+_OF_GPU = {
+    "gpu": "name",
+    "driver": "driver_version",
+    "gpu_memory": "memory.total",
+    "gpu_clock": "clocks.sm",
+    "gpu_clock_max": "clocks.max.sm",
+    "gpu_power_limit": "power.limit",
+}
+
+
+def fingerprint(backend: str) -> dict[str, Any]:
+    """Return versions, machine, threads and clocks as plain values; None where the system does not tell."""
+    return (
+        environment(backend)
+        | {"threads": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}}
+        | {"processor_mhz": _mhz_now(), "processor_mhz_max": _mhz_max(), "governor": _read(_CPU_0 / "scaling_governor")}
+        | {"gpus": gpus()}
+    )
+
+
+_CPU_0 = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+
+
+def _mhz_now() -> list[float] | None:
+    """Return the clock of every core at this moment, in MHz."""
+    text = _read(Path("/proc/cpuinfo")) or ""
+    found = [float(line.partition(":")[2]) for line in text.splitlines() if line.startswith("cpu MHz")]
+    return found or None
+
+
+def _mhz_max() -> float | None:
+    khz = _read(_CPU_0 / "cpuinfo_max_freq")
+    return int(khz) / 1000 if khz else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def gpus() -> list[dict[str, str]]:
+    """Return what NVIDIA's driver says of every GPU; empty without one."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={','.join(_OF_GPU.values())}", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [dict(zip(_OF_GPU, row, strict=False)) for row in rows]

@@ -1,0 +1,149 @@
+"""Measuring a grid of cells, each in fresh processes, and the report that holds what is there so far."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.benchmark.cells import SYNTHETIC, Cell, Plan
+from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
+from lockstep.benchmark.figures import NOTHING, figures
+from lockstep.benchmark.reading import KIND, VERSION, read_benchmark
+from lockstep.benchmark.worker import save_task
+from lockstep.data.sources import find_sources
+from lockstep.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from lockstep.machine import cores, processor
+from lockstep.recipes import Recipe
+from lockstep.recorder import Listener, Recorder
+from lockstep.run import write_json
+from lockstep.workers import carry_out
+
+
+def benchmark(
+    cells: Sequence[Cell],
+    plan: Plan | None = None,
+    *,
+    out: str | Path | None = None,
+    command: str = "",
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Measure cells and return the report; `out` holds it from the first cell on, and is whole at every moment.
+
+    Started again with the same `out`, cells that have figures, or had too little memory, are not measured again; those that
+    failed are. `command` is noted in the report. A cell that cannot be measured has a `status` other than "ok" and a reason.
+
+    Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and `Interrupted` after Ctrl-C,
+    or when the handler of a signal raises it.
+    """
+    plan = plan or Plan()
+    settings = plan.fields() | {"processor": processor(), "cores": cores()}
+    if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
+        raise UserError("num_examples says how many images of --data DIR to go through; synthetic data are one batch")
+    recipes = [plan.recipe_of(cell) for cell in cells]  # all that is wrong with them is said before anything is measured
+    for cell in cells:
+        plan.execution_of(cell)
+        if cell.data != SYNTHETIC:
+            find_sources(Path(cell.data))
+    path = None if out is None else Path(out)
+    report = _opened(path, settings) | {"command": command}
+    recorder = Recorder(listener)
+    progress, done = recorder.progress("measuring"), 0
+    try:
+        for done, (cell, recipe) in enumerate(zip(cells, recipes, strict=True)):
+            progress(done, len(cells))
+            at = _place(report, cell)
+            is_kept = at is not None and report["cells"][at]["status"] in (OK, OUT_OF_MEMORY)
+            if not is_kept:
+                _enter(report, at, _measured(cell, plan, recipe, recorder), cell)
+                if path is not None:
+                    write_json(path, report)
+            entry = report["cells"][len(report["cells"]) - 1 if at is None else at]
+            recorder.tell({"kind": "cell", "cell": entry, "kept": is_kept})
+        progress(len(cells), len(cells))
+    except (KeyboardInterrupt, Interrupted) as stop:
+        kept = f"kept in {path}; the same command goes on" if path is not None else "not kept: there was no -o"
+        code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
+        raise Interrupted(f"stopped after {done} of {len(cells)} cells, {kept}", code) from None
+    return report
+
+
+def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the report that is there, or one without cells."""
+    if path is None or not path.exists():
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"{path.parent} is no folder, so that no report can be written there; make it first")
+        machine: dict[str, Any] = {"gemm_gflops": {}, "copy_gb_per_sec": None}
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "command": "",
+            "settings": settings,
+            "environment": {},
+            "machine": machine,
+            "cells": [],
+        }
+    report = read_benchmark(path)
+    there = report.get("settings", {})
+    other = {name: value for name, value in settings.items() if there.get(name) != value}
+    if other:
+        lines = [f"  {name}: {there.get(name)} there, {value} now" for name, value in other.items()]
+        raise UserError(f"{path} holds what was measured otherwise:\n" + "\n".join(lines) + "\nUse another -o.")
+    return report
+
+
+def key(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a report's cells apart."""
+    return tuple(entry[name] for name in Cell.__dataclass_fields__)
+
+
+def _place(report: dict[str, Any], cell: Cell) -> int | None:
+    own = key(cell.fields())
+    return next((i for i, entry in enumerate(report["cells"]) if key(entry) == own), None)
+
+
+def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: Cell) -> None:
+    """Put a cell into the report, and what it says of the machine: the fastest that any cell found."""
+    report["environment"] = found.pop("environment", {}) | report["environment"]
+    roofline, machine = found["roofline"], report["machine"]
+    if roofline is not None:
+        machine["copy_gb_per_sec"] = max(machine["copy_gb_per_sec"] or 0.0, roofline["copy_gb_per_sec"])
+        fastest = machine["gemm_gflops"].get(cell.dtype)
+        gemm = roofline["gemm_gflops"]
+        machine["gemm_gflops"][cell.dtype] = gemm if fastest is None else max(fastest, gemm or 0.0)
+    if at is None:
+        report["cells"].append(found)
+    else:
+        report["cells"][at] = found
+
+
+def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dict[str, Any]:
+    """Return a cell's entry, with the `environment` it was measured in if it has figures."""
+    lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
+    entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
+    python = backends.interpreter(cell.backend)
+    if python is None:
+        return entry | {"status": MISSING, "reason": backends.FRAMEWORKS[cell.backend].install}
+    with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        save_task(folder, cell, plan, recipe, plan.execution_of(cell))
+        kills = system_kills()
+        command: list[str | Path] = [python, "-P", "-m", "lockstep", "benchmark", "cell", folder]
+        try:
+            ended = carry_out(command, folder, recorder.progress("iterations"))
+        except OSError as error:
+            return entry | {"status": FAILED, "reason": f"{python} cannot be run: {error.strerror}"}
+        ranks = _left(folder, "rank")
+        if len(ranks) < cell.ranks or ended.code:
+            status, reason = why(ended, _left(folder, "failure"), killed=system_kills() != kills, ranks=cell.ranks)
+            return entry | {"status": status, "reason": reason}
+    remarks = list(dict.fromkeys(remark for rank in ranks for remark in rank["remarks"]))
+    found = entry | figures(cell, plan, recipe, ranks)
+    return found | {"remarks": remarks, "environment": ranks[0]["environment"]}
+
+
+def _left(folder: Path, what: str) -> list[dict[str, Any]]:
+    """Return what ranks left in the folder, by rank."""
+    files = sorted(folder.glob(f"{what}-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]

@@ -1,0 +1,245 @@
+"""One rank's part of measuring a cell, through the engine protocol alone: when every iteration was done.
+
+Training is measured as `lockstep.train` runs it: the next step is enqueued before the one before it is fetched, so that the
+device never waits for the host to read a loss. Every step is an interval of its own, so that its end is known.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import count, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine, Handle, World
+from lockstep.benchmark import rates
+from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
+from lockstep.benchmark.neighbours import ProcessorTime
+from lockstep.data import Batch
+from lockstep.data.index import Index, open_index
+from lockstep.data.loaders import loader_of
+from lockstep.data.sources import find_source, find_split, holds_split
+from lockstep.errors import DataError
+from lockstep.order import BatchPlan, centre_plan, training_plans
+from lockstep.recipes import Execution, Recipe
+from lockstep.training import initial_state
+
+LEARNING_RATE = 0.001
+"""Of every step: harmless, so that no weight becomes infinite."""
+CEILING_ITERATIONS = 50
+"""At most, of the compute-only and of the loader-only ceiling."""
+CEILING_WARMUP = 2
+"""Iterations before each that do not count."""
+
+TELL_SEC = 0.2
+"""Between two reports of progress, at least."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When iterations were done, by `time.perf_counter`, which is one clock for all processes of a machine."""
+
+    began: float
+    ends: list[float]
+    waited_sec: list[float]
+    """Of every iteration, for its batch."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank found."""
+
+    device: str
+    on_gpu: bool
+    warmup: Timeline
+    counted: Timeline
+    compute_only: Timeline | None
+    """On one held batch; None where the data are that already."""
+    loader_only: Timeline | None
+    """Batches taken from the loader and nothing done with them; None without one."""
+    gemm_gflops: float | None
+    copy_gb_per_sec: float
+    processors: ProcessorTime
+    """That passed while iterations counted."""
+    machine_cores: int
+    remarks: list[str]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+Step = Callable[[Engine, Batch, int], Handle | None]
+Tell = Callable[[int, int], None]
+
+
+def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell) -> Measured:
+    """Return what this rank finds; every rank must ask. `tell` hears how many iterations are done, and the total."""
+    backend = backends.load(cell.backend)
+    world = backend.world(execution)
+    counted, warmup = plan.iterations * plan.epochs, plan.iterations * plan.warmup_epochs
+    ceiling = 0 if cell.data == SYNTHETIC else min(counted, CEILING_ITERATIONS) + CEILING_WARMUP
+    total = warmup + counted + 2 * ceiling
+    step = _enqueued if cell.what == TRAIN else _predicted
+    progress = _Progress(tell, total)
+    try:
+        source = _Source(cell, plan, recipe, execution, world)
+        with backend.engine(recipe, np.full(total, LEARNING_RATE), world, execution) as engine:
+            engine.write(initial_state(recipe))
+            with source.batches() as batches:
+                before = _run(engine, step, batches, 0, warmup, progress)
+                world.any(False)  # all ranks begin together
+                start = ProcessorTime.now()
+                during = _run(engine, step, batches, warmup, counted, progress)
+                passed = ProcessorTime.now().since(start)
+            computing = loading = None
+            if ceiling:
+                held, first = repeat(source.held()), warmup + counted
+                _run(engine, step, held, first, CEILING_WARMUP, progress)
+                world.any(False)
+                computing = _run(engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress)
+        if ceiling:
+            with source.batches() as batches:
+                _drained(batches, CEILING_WARMUP, progress)
+                world.any(False)
+                loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
+        world.any(False)
+        gemm, remarks = _gemm(cell, world)
+        copy = rates.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu)
+        return Measured(
+            device=world.device,
+            on_gpu=world.on_gpu,
+            warmup=before,
+            counted=during,
+            compute_only=computing,
+            loader_only=loading,
+            gemm_gflops=gemm,
+            copy_gb_per_sec=copy,
+            processors=passed,
+            machine_cores=os.cpu_count() or 1,
+            remarks=remarks,
+        )
+    finally:
+        world.close()
+
+
+class _Progress:
+    """Counts iterations, and tells of them so seldom that it takes no time from them."""
+
+    def __init__(self, tell: Tell, total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+        self._told_at = 0.0
+
+    def advance(self) -> None:
+        self._done += 1
+        now = time.perf_counter()
+        if now - self._told_at > TELL_SEC or self._done == self._total:
+            self._told_at = now
+            self._tell(self._done, self._total)
+
+
+def _enqueued(engine: Engine, batch: Batch, step: int) -> Handle:
+    return engine.train([batch], step)
+
+
+def _predicted(engine: Engine, batch: Batch, step: int) -> None:
+    engine.predict(batch.images)
+
+
+def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps: int, progress: _Progress) -> Timeline:
+    """Carry out iterations, each fetched after the next was enqueued, or done at once if there is nothing to fetch."""
+    ends, waited, enqueued = [], [], None
+    began = time.perf_counter()
+    for number in range(first, first + steps):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited.append(time.perf_counter() - asked)
+        handle = step(engine, batch, number)
+        if handle is None:
+            ends.append(time.perf_counter())
+        elif enqueued is not None:
+            ends.append(engine.fetch(enqueued).finished_at)
+        enqueued = handle
+        progress.advance()
+    if enqueued is not None:
+        ends.append(engine.fetch(enqueued).finished_at)
+    return Timeline(began, ends, waited)
+
+
+def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timeline:
+    ends, began = [], time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+        ends.append(time.perf_counter())
+        progress.advance()
+    return Timeline(began, ends, [0.0] * steps)
+
+
+def _gemm(cell: Cell, world: World) -> tuple[float | None, list[str]]:
+    try:
+        return rates.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu), []
+    except Exception as error:  # each framework has its own way to say that it has no such product
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return None, [f"{cell.backend} has no matrix product in {cell.dtype} here, so no limit is known: {said:.200}"]
+
+
+class _Source:
+    """Where a rank's batches come from."""
+
+    def __init__(self, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, world: World) -> None:
+        self._cell, self._recipe, self._execution, self._world = cell, recipe, execution, world
+        self._size = recipe.image_size if cell.what == TRAIN else recipe.eval_crop
+        self._images = None if cell.data == SYNTHETIC else open_data(cell, plan, recipe)
+
+    def held(self) -> Batch:
+        """Return a batch of noise that an engine may keep on its device."""
+        random, images = np.random.default_rng(0), self._cell.batch
+        noise = random.integers(0, 256, (images, self._size, self._size, 3), dtype=np.uint8)
+        return Batch(noise, random.integers(0, self._recipe.logits, images), is_held=True)
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[Batch]]:
+        """Give batches that do not end."""
+        if self._images is None:
+            yield repeat(self.held())
+            return
+        index, chosen = self._images
+        with loader_of(index, self._recipe, self._execution, size=self._size) as loader:
+            plans = self._endless(index.sizes[chosen])
+            yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
+
+    def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
+        share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
+        if self._cell.what == TRAIN:
+            recipe, parts = self._recipe.replace(epochs=2**31), self._execution.accumulation_steps
+            return training_plans(recipe, sizes, 0, parts=parts, **share)
+        return _evaluation_without_end(self._recipe, sizes, self._cell.batch, **share)
+
+
+def _evaluation_without_end(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int) -> Iterator[BatchPlan]:
+    """Yield evaluation plans that go around the images: `evaluation_plans` would pad the last, and padding is no image."""
+    for first in count(rank * batch, batch * ranks):
+        samples = (first + np.arange(batch)) % len(sizes)
+        yield centre_plan(recipe, samples, sizes[samples])
+
+
+def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray]:
+    """Return the index of a cell's images, those to train on or those to evaluate, and the rows that are gone through: all,
+    or `num_examples` evenly spread.
+
+    Raises `DataError` if there are fewer than a step takes, or more classes than logits.
+    """
+    data, split = Path(cell.data), "train" if cell.what == TRAIN else "val"
+    index = open_index(find_split(data, split) if holds_split(data, split) else find_source(data))
+    if len(index.classes) > recipe.logits:
+        raise DataError(f"{data} has {len(index.classes)} classes, the recipe only {recipe.logits} logits: --set logits=...")
+    taken = min(plan.num_examples or len(index), len(index))
+    needed = recipe.global_batch_images if cell.what == TRAIN else 1
+    if taken < needed:
+        raise DataError(f"{data} has {taken} images to go through, fewer than the {needed} of a step on all ranks")
+    return index, np.arange(taken) * len(index) // taken

@@ -1,0 +1,141 @@
+"""`lockstep benchmark train`, `inference` and `all`; and `cell`, which they start for every cell."""
+
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from lockstep.cli import options
+
+COMMANDS = {
+    "train": "Measure training steps: images/s with an interval, times of steps, and what bounds them.",
+    "inference": "Measure inference: from uint8 images in main memory to logits there.",
+    "all": "Measure training and inference, in one report.",
+}
+"""Each with its help; docs/benchmarking.md says how every figure is computed."""
+
+Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Processes that compute together.")]
+Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Images of one process in a step.")]
+Dtypes = Annotated[str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16.")]
+Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
+Models = Annotated[str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")]
+Compilers = Annotated[str, typer.Option("--compile", metavar="off,on", help="XLA, torch.compile: auto, on, off.")]
+Layouts = Annotated[str, typer.Option("--layout", metavar="nhwc,nchw", help="auto, nhwc, nchw; PyTorch has both.")]
+Data = Annotated[str, typer.Option(help="Images in any storage format, or synthetic: one batch, held.")]
+Iterations = Annotated[int, typer.Option("-i", help="Steps, or batches of inference, of an epoch.", min=1)]
+Epochs = Annotated[int, typer.Option("-e", help="Epochs that count.", min=1)]
+Warmup = Annotated[int, typer.Option("-w", help="Epochs before these that do not count.", min=0)]
+Examples = Annotated[
+    int | None, typer.Option("--num-examples", help="Images of the data to go through; default all.", min=1)
+]
+Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
+Out = Annotated[Path | None, typer.Option("-o", help="Report (JSON); cells that are in it are not measured again.")]
+Compare = Annotated[Path | None, typer.Option("--compare", help="Another report, to be shown beside this one.")]
+OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Leave training out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+def measure(
+    context: typer.Context,
+    ranks: Ranks = "1",
+    batches: Batches = "1,2,4,8,16,32,64,128,256",
+    dtypes: Dtypes = "fp32",
+    engines: Engines = "torch",
+    models: Models = "resnet50-v1.5",
+    compilers: Compilers = "auto",
+    layouts: Layouts = "auto",
+    data: Data = "synthetic",
+    iterations: Iterations = 100,
+    epochs: Epochs = 1,
+    warmup: Warmup = 1,
+    num_examples: Examples = None,
+    only_inference: OnlyInference = False,
+    recipe: Recipe = "resnet50-paddle-90ep",
+    assignments: options.Set = None,
+    out: Out = None,
+    compare: Compare = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a grid of cells; which, is said by the command's name."""
+    from lockstep.benchmark.cells import Plan, grid
+    from lockstep.benchmark.grid import benchmark
+    from lockstep.benchmark.reading import read_benchmark
+    from lockstep.cli.benchmark_tables import line, show
+    from lockstep.cli.console import Reporter
+    from lockstep.recipes import parse_settings
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: end the worker and keep what is there
+        signal.signal(number, _interrupt)
+    other = None if compare is None else read_benchmark(compare)
+    changes, execution = parse_settings(assignments or [])
+    plan = Plan(iterations, epochs, warmup, num_examples, recipe, changes, execution)
+    cells = grid(
+        _whats(str(context.info_name), only_inference),
+        ranks=_numbers(ranks, "-n"),
+        batches=_numbers(batches, "-b"),
+        dtypes=_words(dtypes),
+        engines=_words(engines),
+        models=_words(models),
+        compiles=_words(compilers),
+        layouts=_words(layouts),
+        data=data,
+    )
+    command = shlex.join(["lockstep", *sys.argv[1:]])
+    with Reporter() as reporter:
+
+        def listener(event: dict[str, Any]) -> None:
+            if event["kind"] == "cell":
+                reporter.say(line(event["cell"], kept=event["kept"]))
+            else:
+                reporter(event)
+
+        report = benchmark(cells, plan, out=out, command=command, listener=None if as_json else listener)
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        show(report, other)
+
+
+def cell(folder: Path) -> None:
+    """Measure the cell that a folder describes."""
+    from lockstep.benchmark.worker import work
+
+    raise typer.Exit(work(folder))
+
+
+def _whats(command: str, only_inference: bool) -> list[str]:
+    from lockstep.errors import UserError
+
+    found = [
+        what for what in ("train", "inference") if command in (what, "all") and not (only_inference and what == "train")
+    ]
+    if not found:
+        raise UserError("--only-inference leaves nothing of `benchmark train`; use `benchmark inference`")
+    return found
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    from lockstep.errors import EXIT_SAVED_AND_STOPPED, Interrupted
+
+    raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    from lockstep.errors import UserError
+
+    try:
+        found = [int(word) for word in _words(text)]
+    except ValueError:
+        found = []
+    if not found:
+        raise UserError(f"{option} is {text!r}, expected numbers parted by commas, such as 1,2,4")
+    return found

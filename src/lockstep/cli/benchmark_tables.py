@@ -1,0 +1,146 @@
+"""A benchmark's report as a person reads it."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.benchmark.comparison import Pair, between, claims
+from lockstep.benchmark.failures import OK
+from lockstep.benchmark.statistics import printed
+
+Entry = dict[str, Any]
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
+_OTHERS = 0.05
+"""Share of the processors from which on other programs are mentioned."""
+_WORDS = ("", "95 %", "bound by", "over", "intervals")
+_WIDTH = 500
+"""Columns that lines may take: a table's row is one line, whatever the terminal, so that it can be searched and cut."""
+
+
+def line(entry: Entry, *, kept: bool) -> str:
+    """Return a cell's result in one line; `kept`: it was in the report already."""
+    name = _name(entry) + (" (kept)" if kept else "")
+    if entry["status"] != OK:
+        return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
+    return f"{name}: {printed(entry['images_per_sec'])} images/s ({_interval(entry)})"
+
+
+def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
+    """Print the tables of a report; with another, also the two side by side."""
+    console = Console(highlight=False, width=_WIDTH)
+    measured = [entry for entry in report["cells"] if entry["status"] == OK]
+    for what in dict.fromkeys(entry["what"] for entry in measured):
+        console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)
+        console.print(_rates([entry for entry in measured if entry["what"] == what]))
+    pairs = claims(report["cells"])
+    if pairs:
+        console.print("\nquotients of the rates above", markup=False)
+        console.print(_quotients(pairs))
+    if other is not None:
+        console.print("\nthis report (left) beside the other", markup=False)
+        console.print(_side_by_side(between(report, other)))
+    _remarks(console, report["cells"])
+
+
+def _rates(entries: list[Entry]) -> Table:
+    table = _table("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit")
+    for entry in entries:
+        share = entry["roofline"]["share_of_limit"]
+        table.add_row(
+            _kind(entry),
+            str(entry["ranks"]),
+            str(entry["batch"]),
+            printed(entry["images_per_sec"]),
+            _interval(entry),
+            *(f"{entry['latency_ms'][name]:.1f}" for name in _PERCENTILES),
+            f"{entry['data_wait_share']:.1%}",
+            _bound(entry),
+            "-" if share is None else f"{share:.0%}",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """Return a table whose columns stand to the right, but for words."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    return table
+
+
+def _bound(entry: Entry) -> str:
+    """Return what bounds a cell, with both ceilings where there are two."""
+    loading = entry["loader_only_images_per_sec"]
+    if loading is None:
+        return str(entry["bound_by"])
+    return f"{entry['bound_by']} ({printed(entry['compute_only_images_per_sec'])} | {printed(loading)})"
+
+
+def _quotients(pairs: list[Pair]) -> Table:
+    table = _table("", "over", "images/s", "images/s", "quotient", "intervals", "weak scaling")
+    for pair in pairs:
+        word = {"compile": "compile ", "ranks": "n "}.get(pair.axis, "")
+        table.add_row(
+            f"{pair.over['what']} {_name_of(pair)}: {word}{pair.over[pair.axis]}",
+            str(pair.under[pair.axis]),
+            *_values(pair),
+            "" if pair.scaling is None else f"{pair.scaling:.0%}",
+        )
+    return table
+
+
+def _name_of(pair: Pair) -> str:
+    entry = pair.over
+    parts = {name: entry[name] for name in ("backend", "model", "dtype")}
+    parts |= {name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"}
+    parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
+    return " ".join(value for name, value in parts.items() if name != pair.axis)
+
+
+def _side_by_side(pairs: list[Pair]) -> Table:
+    table = _table("", "images/s", "images/s", "quotient", "intervals")
+    for pair in pairs:
+        rate, other, ratio, apart = _values(pair)
+        table.add_row(
+            _name(pair.over), f"{rate} ({_interval(pair.over)})", f"{other} ({_interval(pair.under)})", ratio, apart
+        )
+    return table
+
+
+def _values(pair: Pair) -> tuple[str, str, str, str]:
+    over, under = (printed(entry["images_per_sec"]) for entry in (pair.over, pair.under))
+    return over, under, f"{pair.quotient:.3f}", "overlap" if pair.overlap else "apart"
+
+
+def _remarks(console: Console, entries: list[Entry]) -> None:
+    """Print what else is to be said of cells, once where it is the same of several."""
+    said: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry["status"] != OK:
+            said.setdefault(f"{entry['status']}: {entry['reason']}", []).append(_name(entry))
+            continue
+        if not entry["steady"]:
+            said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
+        if (entry["other_programs_share"] or 0) > _OTHERS:
+            share = entry["other_programs_share"]
+            said.setdefault(f"other programs had {share:.0%} of the processors meanwhile", []).append(_name(entry))
+        for remark in entry["remarks"]:
+            said.setdefault(remark, []).append(_name(entry))
+    for what, names in said.items():
+        of = names[0] if len(names) == 1 else f"{len(names)} cells, from {names[0]} on"
+        console.print(f"{of}: {what}", markup=False)
+
+
+def _kind(entry: Entry) -> str:
+    parts = [entry["backend"], entry["model"], entry["dtype"]]
+    return " ".join(parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"])
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry['what']} {_kind(entry)}, n {entry['ranks']}, batch {entry['batch']}"
+
+
+def _interval(entry: Entry) -> str:
+    low, high = entry["interval"]
+    return f"{printed(low)} to {printed(high)}"

@@ -1,0 +1,88 @@
+"""The grid and what is refused before anything is measured."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.benchmark.cells import Cell, Plan, full_name, grid, plain_name
+from lockstep.errors import BackendError, RecipeError, UserError
+from lockstep.models import MODELS
+
+
+def test_the_grid_holds_every_combination_once_the_batch_changing_fastest() -> None:
+    cells = grid(("train", "inference"), ranks=(1, 2), batches=(1, 4), dtypes=("fp32", "bf16"))
+    assert len(cells) == len(set(cells)) == 16
+    assert [(cell.what, cell.ranks, cell.dtype, cell.batch) for cell in cells[:5]] == [
+        ("train", 1, "fp32", 1),
+        ("train", 1, "fp32", 4),
+        ("train", 1, "bf16", 1),
+        ("train", 1, "bf16", 4),
+        ("train", 2, "fp32", 1),
+    ]
+
+
+def test_the_seeds_batches_are_the_default() -> None:
+    assert [cell.batch for cell in grid(("train",))] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_models_have_the_name_that_says_their_version() -> None:
+    assert {full_name(name) for name in ("resnet50", "resnet50-v1.5")} == {"resnet50-v1.5"}
+    assert {name: full_name(name) for name in MODELS if not name.endswith("-v1")} == {
+        "resnet18": "resnet18",
+        "resnet34": "resnet34",
+        "resnet50": "resnet50-v1.5",
+        "resnet101": "resnet101-v1.5",
+        "resnet152": "resnet152-v1.5",
+        "resnext101-32x4d": "resnext101-32x4d",
+    }
+    assert all(plain_name(full_name(name)) == name for name in MODELS)
+
+
+@pytest.mark.parametrize("name", ["resnet18-v1.5", "resnet5", "resnet50-v2"])
+def test_a_model_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="there is no model"):
+        grid(("train",), models=[name])
+
+
+@pytest.mark.parametrize(
+    ("axes", "error", "message"),
+    [
+        ({"engines": ["tortch"]}, BackendError, "Did you mean torch"),
+        ({"batches": [0]}, UserError, "at least 1"),
+        ({"ranks": [0]}, UserError, "at least 1"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(axes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        grid(("train",), **axes)
+
+
+@pytest.mark.parametrize("name", ["model", "precision", "global_batch_images"])
+def test_an_axis_of_the_grid_is_not_set_twice(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"{name} is an axis of the grid"):
+        Plan(changes={name: 1})
+
+
+def test_one_iteration_is_refused_since_it_has_no_interval() -> None:
+    with pytest.raises(UserError, match="measure two at least"):
+        Plan(iterations=1, epochs=1)
+    assert Plan(iterations=1, epochs=2)
+
+
+@pytest.mark.parametrize("lengths", [{"iterations": 0}, {"epochs": 0}, {"warmup_epochs": -1}, {"num_examples": 0}])
+def test_a_plan_that_measures_nothing_is_refused(lengths: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="at least"):
+        Plan(**lengths)
+
+
+def test_a_cell_has_the_recipe_that_it_names() -> None:
+    cell = Cell("train", "torch", "resnet50-v1", "bf16", batch=8, ranks=2, compile="off")
+    recipe = Plan(changes={"image_size": 64}).recipe_of(cell)
+    assert (recipe.model, recipe.precision, recipe.global_batch_images, recipe.image_size) == ("resnet50-v1", "bf16", 16, 64)
+    execution = Plan(execution={"accumulation_steps": 2}).execution_of(cell)
+    assert (execution.backend, execution.compile, execution.loader, execution.accumulation_steps) == (
+        "torch",
+        "off",
+        "synthetic",
+        2,
+    )

@@ -1,0 +1,233 @@
+"""Measuring with real engines, each cell in its own process: what a report holds, and what is left of one cut short."""
+
+import json
+import math
+import resource
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import backends
+from lockstep.benchmark import grid as grids
+from lockstep.benchmark.cells import Cell, Plan, grid
+from lockstep.benchmark.grid import benchmark
+from lockstep.benchmark.reading import read_benchmark
+from lockstep.errors import DataError, Interrupted, UserError
+from lockstep.workers import Ended
+from tests.processes import command, running, wait_until
+
+SMALL: dict[str, Any] = {"image_size": 32, "eval_crop": 32, "eval_resize": 36, "logits": 10}
+PLAN = Plan(iterations=3, epochs=2, warmup_epochs=1, changes=SMALL)
+SET = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+
+
+def cells(what: str = "train", **axes: Any) -> list[Cell]:
+    return grid((what,), **{"models": ["resnet18"], "batches": (4,)} | axes)
+
+
+def one(report: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = report["cells"]
+    assert entry["status"] == "ok", entry["reason"]
+    return entry
+
+
+def assert_sound(entry: dict[str, Any]) -> None:
+    """What holds for the figures of every cell, by the rules and not by the code that made them."""
+    times, latency = entry["times_sec"], entry["latency_ms"]
+    assert len(times) == entry["iterations"] * entry["epochs"] == 6
+    assert min(times) > 0
+    assert entry["images_per_sec"] * math.fsum(times) == pytest.approx(entry["batch"] * entry["ranks"] * len(times))
+    assert latency["p100"] == pytest.approx(1000 * max(times))
+    assert latency["p50"] <= latency["p90"] <= latency["p95"] <= latency["p99"] <= latency["p100"]
+    low, high = entry["interval"]
+    assert 0 < low <= high
+    assert 0 <= entry["data_wait_share"] < 1
+    assert entry["roofline"]["gflop_per_image"] > 0
+    assert entry["roofline"]["bytes_per_image"] > 0
+    assert set(entry["other_definitions"]) == {"paddlepaddle", "mxnet-18.12", "mxnet-22.10", "pytorch", "tensorflow"}
+    assert entry["steady"] is False  # six iterations are too few to tell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["train", "inference"])
+@pytest.mark.parametrize("engine", ["reference", "torch"])
+def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> None:
+    report = benchmark(cells(what, engines=[engine]), PLAN, command="a command")
+    entry = one(report)
+    assert_sound(entry)
+    assert (entry["backend"], entry["what"], entry["bound_by"]) == (engine, what, "computing")
+    assert entry["data_wait_share"] < 0.05
+    assert report["machine"]["gemm_gflops"]["fp32"] == entry["roofline"]["gemm_gflops"] > 0
+    assert report["machine"]["copy_gb_per_sec"] > 0
+    assert report["environment"][engine]
+    assert (report["kind"], report["version"], report["command"]) == ("lockstep-benchmark", 1, "a command")
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["train", "inference"])
+def test_images_of_a_folder_have_both_ceilings(what: str, textures: Path) -> None:
+    entry = one(benchmark(cells(what, data=str(textures)), replace(PLAN, num_examples=9)))
+    assert_sound(entry)
+    assert entry["data_wait_share"] > 0
+    ceilings = entry["compute_only_images_per_sec"], entry["loader_only_images_per_sec"]
+    assert min(ceilings) > 0
+    assert entry["bound_by"] == ("computing" if ceilings[0] <= ceilings[1] else "data")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["train", "inference"])
+def test_ranks_are_started_by_the_backends_launcher(what: str, textures: Path) -> None:
+    entry = one(benchmark(cells(what, ranks=(2,), data=str(textures)), PLAN))
+    assert_sound(entry)
+    assert entry["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
+    report = benchmark(cells(data=str(textures)), replace(PLAN, num_examples=3))
+    assert report["cells"][0]["status"] == "failed"
+    assert "has 3 images to go through, fewer than the 4 of a step" in report["cells"][0]["reason"]
+    assert report["cells"][0]["images_per_sec"] is None
+
+
+@pytest.mark.slow
+def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: Path) -> None:
+    # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, as a machine with less memory would.
+    out, limit = tmp_path / "report.json", 3 * 2**30
+    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "100000,1", "-i", 2, *SET]
+    done = subprocess.run(
+        command(*arguments, "-o", out),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    large, small = read_benchmark(out)["cells"]
+    assert large["status"] == "out of memory"
+    assert "MemoryError" in large["reason"]
+    assert large["images_per_sec"] is large["times_sec"] is None
+    assert small["status"] == "ok"
+    assert "batch 100000: out of memory" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of what is killed the folder stays
+    out = tmp_path / "report.json"
+    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 2, *SET]
+    with running(*arguments, "-o", out) as process:
+        wait_until(out.exists)
+        process.kill()
+    kept = read_benchmark(out)["cells"]
+    assert len(kept) == 1
+    done = subprocess.run(
+        command(*arguments, "-o", out), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "batch 1 (kept)" in done.stdout
+    report = read_benchmark(out)
+    assert [entry["batch"] for entry in report["cells"]] == [1, 2]
+    assert report["cells"][:1] == kept
+    assert all(entry["status"] == "ok" for entry in report["cells"])
+
+
+# Without processes
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]], None]:
+    """A function that puts another in place of the processes that measure."""
+
+    def replace_by(work: Callable[[Path], Ended]) -> None:
+        monkeypatch.setattr(grids, "carry_out", lambda command, folder, progress: work(folder))
+
+    return replace_by
+
+
+def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    (entry,) = benchmark(cells(engines=["mxnet"]), PLAN)["cells"]
+    assert entry["status"] == "missing"
+    assert "make mxnet-env" in entry["reason"]
+
+
+def test_a_process_that_says_nothing_has_failed(worker: Callable[..., None]) -> None:
+    worker(lambda folder: Ended(1, ""))
+    (entry,) = benchmark(cells(), PLAN)["cells"]
+    assert (entry["status"], entry["reason"]) == ("failed", "the process ended with exit code 1: it said nothing")
+
+
+def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
+    worker: Callable[..., None], tmp_path: Path
+) -> None:
+    measured: list[int] = []
+
+    def fail(folder: Path) -> Ended:
+        batch = json.loads((folder / "cell.json").read_text())["cell"]["batch"]
+        measured.append(batch)
+        return Ended(1, "std::bad_alloc" if batch == 8 else "no")
+
+    worker(fail)
+    for _ in range(2):
+        report = benchmark(cells(batches=(4, 8)), PLAN, out=tmp_path / "report.json")
+    assert measured == [4, 8, 4]
+    assert [(entry["batch"], entry["status"]) for entry in report["cells"]] == [(4, "failed"), (8, "out of memory")]
+
+
+def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path) -> None:
+    done: list[Path] = []
+
+    def interrupted(folder: Path) -> Ended:
+        if done:
+            raise KeyboardInterrupt
+        done.append(folder)
+        return Ended(1, "no")
+
+    worker(interrupted)
+    out = tmp_path / "report.json"
+    with pytest.raises(Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command goes on") as stopped:
+        benchmark(cells(batches=(4, 8)), PLAN, out=out)
+    assert stopped.value.exit_code == 130
+    assert [entry["batch"] for entry in read_benchmark(out)["cells"]] == [4]
+    assert not done[0].exists()
+
+
+def test_a_report_of_other_settings_is_not_mixed_with(worker: Callable[..., None], tmp_path: Path) -> None:
+    worker(lambda folder: Ended(1, "no"))
+    out = tmp_path / "report.json"
+    benchmark(cells(), PLAN, out=out)
+    with pytest.raises(UserError, match="iterations: 3 there, 4 now"):
+        benchmark(cells(), replace(PLAN, iterations=4), out=out)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "lockstep-benchmark", "version": 2}', "\x00"])
+def test_a_file_that_is_no_report_is_refused_and_kept(text: str, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    out.write_text(text)
+    with pytest.raises(UserError, match="is (no|a) report of `lockstep benchmark`"):
+        benchmark(cells(), PLAN, out=out)
+    assert out.read_text() == text
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no folder"):
+        benchmark(cells(), PLAN, out=tmp_path / "none" / "report.json")
+
+
+def test_a_number_of_examples_needs_images() -> None:
+    with pytest.raises(UserError, match="synthetic data are one batch"):
+        benchmark(cells(), replace(PLAN, num_examples=9))
+
+
+def test_data_that_are_not_there_are_said_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        benchmark(cells(data=str(tmp_path / "none")), PLAN)

@@ -1,0 +1,182 @@
+"""`lockstep benchmark train|inference|all`, with what measures put in place of by cells made up."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.benchmark import grid as grids
+from lockstep.benchmark.statistics import printed
+from lockstep.run import write_json
+from lockstep.workers import Ended
+from tests.benchmark.cases import rank, timeline
+from tests.processes import call, running, wait_until
+
+Answer = Callable[..., tuple[int, str, str]]
+SECONDS = {"fp32": 4.0, "bf16": 1.3}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Has every cell measured at once, a batch of 4 in 4 s in fp32, of twice as many in twice the time; lists the tasks."""
+    tasks: list[dict[str, Any]] = []
+
+    def work(command: list[object], folder: Path, progress: object) -> Ended:
+        task = json.loads((folder / "cell.json").read_text())
+        tasks.append(task)
+        cell, plan = task["cell"], task["plan"]
+        seconds = SECONDS[cell["dtype"]] * cell["batch"] / 4 * cell["ranks"] ** 0.5
+        ends = [seconds * (i + 1) for i in range(plan["iterations"] * plan["epochs"])]
+        for number in range(cell["ranks"]):
+            write_json(folder / f"rank-{number}.json", rank(timeline(*ends)) | {"environment": {"torch": "2"}})
+        return Ended(0, "")
+
+    monkeypatch.setattr(grids, "carry_out", work)
+    return tasks
+
+
+def kinds(tasks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    cells = [task["cell"] for task in tasks]
+    return [tuple(cell[name] for name in ("what", "backend", "model", "dtype", "ranks", "batch")) for cell in cells]
+
+
+def test_the_grid_and_the_seeds_flags_are_understood(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    code, _, errors = answer(
+        *("benchmark", "train", "-n", "1,2", "-b", "4,8", "--dtype", "fp32,bf16", "--model", "resnet50,resnet50-v1"),
+        *("-i", 3, "-e", 2, "-w", 4, "--set", "image_size=64", "--set", "accumulation_steps=2"),
+    )
+    assert (code, errors) == (0, "")
+    assert len(measured) == 16
+    assert kinds(measured)[0] == ("train", "torch", "resnet50-v1.5", "fp32", 1, 4)
+    assert kinds(measured)[-1] == ("train", "torch", "resnet50-v1", "bf16", 2, 8)
+    plan = measured[0]["plan"]
+    assert [plan[name] for name in ("iterations", "epochs", "warmup_epochs", "num_examples")] == [3, 2, 4, None]
+    assert measured[0]["recipe"]["image_size"] == 64
+    assert measured[0]["execution"]["accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whats"),
+    [
+        (("train",), ["train"]),
+        (("inference",), ["inference"]),
+        (("all",), ["train", "inference"]),
+        (("all", "--only-inference"), ["inference"]),
+        (("inference", "--only-inference"), ["inference"]),
+    ],
+)
+def test_the_commands_name_says_what_is_measured(
+    answer: Answer, measured: list[dict[str, Any]], arguments: tuple[str, ...], whats: list[str]
+) -> None:
+    assert answer("benchmark", *arguments, "-b", 4, "-i", 2)[0] == 0
+    assert [kind[0] for kind in kinds(measured)] == whats
+
+
+def cells_of(line: str) -> list[str]:
+    return [part for part in line.split("  ") if part.strip()]
+
+
+def test_what_is_printed_follows_from_what_is_printed(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    _, output, _ = answer("benchmark", "train", "-n", "1,2", "-b", 4, "--dtype", "fp32,bf16", "-i", 9)
+    lines = output[output.index("quotients") :].splitlines()[2:]
+    assert len(lines) == 4
+    for line in lines:
+        parts = [part.strip() for part in cells_of(line)]
+        over, under, quotient = map(float, parts[2:5])
+        assert quotient == pytest.approx(over / under, abs=5e-4)
+        if parts[1] == "1":  # over one rank
+            assert parts[6] == f"{over / under / 2:.0%}"
+    assert f"{printed(1.0)} images/s" in output
+    assert "steady" not in output
+
+
+def test_weak_scaling_is_a_share_of_the_ranks(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    # Two ranks take sqrt(2) times as long for twice the images.
+    _, output, _ = answer("benchmark", "train", "-n", "1,2", "-b", 4, "-i", 9)
+    assert "71%" in output.splitlines()[-1]
+
+
+def test_a_report_is_written_and_held_against_another(
+    answer: Answer, measured: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then, now = tmp_path / "then.json", tmp_path / "now.json"
+    assert answer("benchmark", "train", "-b", "4,8", "-i", 9, "-o", then)[0] == 0
+    monkeypatch.setitem(SECONDS, "fp32", 2.0)
+    code, output, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
+    assert code == 0
+    table = output[output.index("this report (left) beside the other") :]
+    assert "batch 4 2.000 (2.000 to 2.000) 1.000 (1.000 to 1.000) 2.000 apart" in " ".join(table.split())
+    report = json.loads(now.read_text())
+    assert report["command"].startswith("lockstep benchmark train -b 4 -i 9 -o ")
+    assert report["environment"]["torch"] == "2"
+    # Again: measured already, and the two still beside each other.
+    done = len(measured)
+    _, again, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
+    assert len(measured) == done
+    assert "(kept)" in again
+    assert "apart" in again
+
+
+def test_json_is_the_report(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    code, output, _ = answer("benchmark", "inference", "-b", 4, "-i", 9, "--json")
+    report = json.loads(output)
+    assert code == 0
+    assert [entry["images_per_sec"] for entry in report["cells"]] == [1.0]
+
+
+def test_what_is_not_steady_is_said(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 3)
+    assert "n 1, batch 4: not steady: 3 iterations are too few to tell" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "-b", "four"), "-b is 'four', expected numbers parted by commas"),
+        (("train", "-n", ","), "-n is ',', expected numbers"),
+        (("train", "--only-inference"), "leaves nothing of `benchmark train`"),
+        (("train", "--dtype", "fp8"), "precision"),
+        (("train", "--backend", "tortch"), "Did you mean torch"),
+        (("train", "--model", "resnet51"), "there is no model 'resnet51'"),
+        (("train", "--set", "precision=bf16"), "give it as --dtype"),
+        (("train", "--set", "imagesize=3"), "Did you mean image_size"),
+        (("train", "--num-examples", 5), "synthetic data are one batch"),
+        (("train", "--compare", "none.json"), "none.json cannot be read"),
+        (("train", "--data", "none"), "there is no folder none"),
+        (("train", "--compile", "maybe"), "compile"),
+    ],
+)
+def test_wrong_use_is_answered_before_anything_is_measured(
+    answer: Answer, measured: list[dict[str, Any]], arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, errors = answer("benchmark", *arguments)
+    assert code == 2
+    assert message in errors
+    assert measured == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.Signals, expected: int) -> None:
+    out = tmp_path / "report.json"
+    size = ("--set", "eval_crop=32", "--set", "eval_resize=36")
+    many = ("benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-i", 2, "-b", "1,2,4,8", *size)
+    with running(*many, "-o", out) as process:
+        wait_until(out.exists)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == expected, (output, errors)
+    assert f"of 4 cells, kept in {out}; the same command goes on" in errors
+    assert json.loads(out.read_text())["cells"][0]["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_the_installed_command_measures() -> None:
+    small = ("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36")
+    code, output, errors = call("benchmark", "all", "--model", "resnet18", "--dtype", "bf16", "-b", 2, "-i", 2, *small)
+    assert (code, errors) == (0, "")
+    assert "train torch resnet18 bf16, n 1, batch 2: " in output
+    assert "inference torch resnet18 bf16, n 1, batch 2: " in output
