@@ -58,4 +58,4 @@ def test_another_file_is_refused(answer: Callable[..., Answer], tmp_path: Path) 
     (tmp_path / "report.json").write_text("{}")
     code, _, errors = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 2
-    assert "is no benchmark report" in errors
+    assert "is no report of `lockstep benchmark`" in errors
