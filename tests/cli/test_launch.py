@@ -206,4 +206,4 @@ def test_two_ranks_run_the_command_with_what_the_launch_says() -> None:
 def test_ranks_of_wrong_use_end_the_launch_with_2() -> None:
     code, output, errors = call("launch", "-n", 2, "--backend", "tensorflow", "--", "train", "--recip", "demo")
     assert (code, output) == (2, "")
-    assert errors.count("No such option: --recip") == 2
+    assert "No such option: --recip" in errors  # once or twice: when one has ended, the other is asked to
