@@ -16,7 +16,7 @@ from lockstep.recipes import Execution
 from lockstep.training import initial_state
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
-ROUNDS = 3
+ROUNDS = 5
 WARMUP, TIMED = 1, 4
 FP32 = recipe(precision="fp32")
 
