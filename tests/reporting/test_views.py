@@ -84,6 +84,15 @@ def test_a_prediction_beyond_the_classes_has_a_name_too(run: Path) -> None:
     assert len(view.classes) == 10
 
 
+def test_mistakes_are_the_wrong_images_the_model_was_surest_of(run: Path) -> None:
+    view, _ = view_of(run)
+    scores = opened(run).results.scores["trained"]  # type: ignore[union-attr]
+    wrong = [i for i in range(400) if scores.labels[i] != scores.predictions[i]]
+    surest = sorted(wrong, key=lambda i: -scores.confidences[i])[:24]
+    assert [mistake.sample for mistake in view.mistakes] == surest
+    assert sum(each.right for each in view.bins) == 400 - len(wrong)
+
+
 def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None:
     view, images = view_of(run)
     assert view.note == ""

@@ -17,8 +17,6 @@ from lockstep.reporting.views import as_data, image_key, views, with_images
 TEMPLATE = "report.html.j2"
 SCRIPTS = ("drawing.js", "curves.js", "diagrams.js", "report.js")
 """In the order in which they run, as one script."""
-
-
 MISSING = "\N{EN DASH}"
 """In place of a figure that there is not."""
 

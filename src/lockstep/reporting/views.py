@@ -126,9 +126,11 @@ def with_images(runs: Sequence[Run], found: Sequence[View]) -> tuple[list[View],
 
 
 def image_key(run: Run, sample: int) -> str:
-    """Return the name of an image on the page; runs that saw the same images share it."""
+    """Return the name of an image on the page; runs that saw the same images, cut and resized alike, share it."""
     assert run.results is not None
-    return f"{run.results.digest[:12]}.{run.recipe.eval_crop}.{sample}"
+    recipe = run.recipe
+    how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.antialias:d}{recipe.dct_scaling:d}"
+    return f"{run.results.digest[:12]}.{how}.{sample}"
 
 
 def _rows(run: Run, counts: dict[str, list[int]], taken_for: Sequence[str] | None = None) -> list[ClassRow]:
