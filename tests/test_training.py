@@ -243,8 +243,9 @@ def test_weights_of_every_epoch_are_written_for_mxnet(textures: Path, tiny_recip
     execution = Execution(keep_checkpoints=3, save_every_steps=5, model_prefix=str(prefix))
     lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=execution)
     written = sorted(path.name for path in prefix.parent.iterdir())
-    assert written == ["model-0001.params", "model-0002.params", "model-symbol.json"]
-    for step, name in ((7, written[0]), (14, written[1])):
+    first, second = "model-0001.params", "model-0002.params"
+    assert written == ["model-0001.momentum.params", first, "model-0002.momentum.params", second, "model-symbol.json"]
+    for step, name in ((7, first), (14, second)):
         found, expected = mxnet_params.load(prefix.with_name(name)), weights(tmp_path / "run", step)
         assert found["arg:stage2_unit1_conv1sc_weight"].tobytes() == expected["layer2.0.downsample.0.weight"].tobytes()
         assert found["aux:bn0_moving_var"].tobytes() == expected["bn1.running_var"].tobytes()

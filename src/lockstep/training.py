@@ -411,7 +411,7 @@ class Training:
         """Write the weights as MXNet's Module has them, if that is asked for and an epoch ends here."""
         epoch, step = divmod(state.step, self.per_epoch)
         if self.execution.model_prefix and epoch and step == 0:
-            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state.tensors)
+            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state)
 
     def write_checkpoint(self, state: State) -> Path:
         """Write a checkpoint and return its path."""

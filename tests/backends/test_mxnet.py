@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from importlib.util import find_spec
+from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from lockstep.backends import mxnet as mxnet_backend
 # isort: split
 import mxnet as mx
 
-from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.mxnet import hosts as of_hosts
+from lockstep.backends.mxnet.hosts import Hosts, meet
 from lockstep.backends.mxnet.world import MxnetWorld, parameter_server
 from lockstep.errors import BackendError, CheckpointError, LockstepError
 from lockstep.launched import free_ports
@@ -174,7 +176,7 @@ def acquainted(count: int) -> list[Hosts]:
     address, found = f"127.0.0.1:{free_ports(1)[0]}", {}
 
     def come(rank: int) -> None:
-        found[rank] = Hosts(rank, count, address, "a word")
+        found[rank] = meet(rank, count, address, "a word")
 
     threads = [threading.Thread(target=come, args=[rank]) for rank in range(count)]
     for thread in threads:
@@ -229,11 +231,33 @@ def test_an_address_that_others_have_taken_is_named() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BackendError, match=f"do not find each other at .*{address}"):
-            Hosts(0, 2, address, "a word")
+            meet(0, 2, address, "a word")
 
 
 HAS_HOROVOD = find_spec("horovod") is not None
 """Where `make mxnet-horovod` has been."""
+
+
+def test_a_stranger_is_turned_away_and_the_ranks_meet() -> None:
+    with of_hosts.listening(("127.0.0.1", 0), 2, "a word") as listener:
+        port = listener.address[1]
+        met: list[Any] = []
+        waiting = threading.Thread(target=lambda: met.extend(of_hosts.come(listener, 2)))
+        waiting.start()
+        with pytest.raises(AuthenticationError):
+            of_hosts.reach(("127.0.0.1", port), "another word")
+        line = of_hosts.reach(("127.0.0.1", port), "a word")
+        waiting.join()
+    with line, met[0] as other:
+        other.send("hello")
+        assert line.recv() == "hello"
+
+
+def test_ranks_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_hosts, "PATIENCE_SEC", 0.05)
+    with pytest.raises(BackendError, match=r"do not find each other at .*timed out"):
+        meet(0, 2, f"127.0.0.1:{free_ports(1)[0]}", "a word")
+
 
 LAUNCH = """
 import os, sys, time
@@ -302,14 +326,17 @@ from tests.conftest import TINY
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run notes it, and looks at it before the next batch
 backend = backends.load("mxnet")
 world = backend.world(Execution.of({"distributed": sys.argv[1]}))
-recipe = TINY.replace(global_batch_images=16)
+recipe = TINY.replace(global_batch_images=24)
 with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
     engine.write(random_state(recipe))
     engine.fetch(engine.train(random_batches(recipe, 2), 0))
-    if world.rank == 1:
+    if world.rank == world.ranks - 1:
         os._exit(9)
     try:
-        engine.fetch(engine.train(random_batches(recipe, 1), 2))
+        if sys.argv[2] == "training":
+            engine.fetch(engine.train(random_batches(recipe, 1), 2))
+        else:
+            engine.evaluate(random_batches(recipe, 1))
     except LockstepError as error:
         print(error, flush=True)
         raise
@@ -317,13 +344,18 @@ with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distributed", ["native", *(["horovod"] if HAS_HOROVOD else [])])
-def test_steps_that_wait_for_a_rank_that_has_gone_end_with_the_reason(pytestconfig: pytest.Config, distributed: str) -> None:
+@pytest.mark.parametrize("doing", ["training", "evaluating"])
+@pytest.mark.parametrize(
+    ("distributed", "ranks"), [("native", 2), *([("horovod", 2), ("horovod", 3)] if HAS_HOROVOD else [])]
+)
+def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
+    pytestconfig: pytest.Config, distributed: str, ranks: int, doing: str
+) -> None:
     program = "import sys; from lockstep.backends.mxnet.world import launch_python as launch\n"
-    program += f"sys.exit(launch(2, ['-c', {GONE!r}, {distributed!r}], {distributed!r}))"
+    program += f"sys.exit(launch({ranks}, ['-c', {GONE!r}, {distributed!r}, {doing!r}], {distributed!r}))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "another rank has ended; its own message says why\n", done.stderr
+    assert done.stdout == "another rank has ended; its own message says why\n" * (ranks - 1), done.stderr
     assert done.returncode == 1
 
 

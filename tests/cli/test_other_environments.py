@@ -1,8 +1,10 @@
 """Commands for an engine that has an environment of its own, typed in this one."""
 
 import json
+import math
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,8 +120,41 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
         len([loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]) == 280
     )
     assert json.loads((run / "environment.json").read_text())["numpy"].startswith("1.23.")
-    written = sorted(path.name for path in prefix.parent.glob("*.params"))
+    written = sorted(path.name for path in prefix.parent.glob("*[0-9].params"))
     assert written == [f"model-{epoch:04d}.params" for epoch in range(1, 41)]
+
+
+@pytest.mark.slow
+def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(textures: Path, tmp_path: Path) -> None:
+    assert call("data", "pack", textures, tmp_path / "lockstep", "--format", "recordio")[0] == 0
+    im2rec(textures, tmp_path / "im2rec")
+    changes = {"epochs": 2, "global_batch_images": 20, "logits": 10, "model": "resnet18", "lr_scaling": "none", "lr": 0.001}
+    changes |= {"image_size": 32, "eval_crop": 32, "eval_resize": 36, "precision": "fp32", "log_every_steps": 1}
+    settings = [text for name, value in changes.items() for text in ("--set", f"{name}={value}")]
+    losses = []
+    for source in ("lockstep", "im2rec"):
+        command = ["train", "--backend", "mxnet", "--recipe", "resnet50-mxnet-90ep", "--data", tmp_path / source]
+        code, _, errors = call(*command, "--out", tmp_path / f"run {source}", *settings)
+        assert (code, errors) == (0, "")
+        entries = read_log(tmp_path / f"run {source}" / "log.jsonl")
+        losses.append([entry["loss"] for entry in entries if entry["kind"] in ("train", "evaluate")])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 8
+    assert all(map(math.isfinite, losses[0]))
+
+
+def im2rec(images: Path, folder: Path) -> None:
+    """Pack images with MXNet's own tool, in MXNet's environment."""
+    python = backends.interpreter("mxnet")
+    assert python is not None, "make mxnet-env"
+    find = "import importlib.util; print(importlib.util.find_spec('mxnet').submodule_search_locations[0])"
+    package = subprocess.run([python, "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    tool = Path(package) / "tools" / "im2rec.py"
+    folder.mkdir()
+    for split in ("train", "val"):
+        for options in (["--list", "--recursive"], ["--pass-through", "--num-thread", "1"]):
+            command = [python, tool, *options, folder / split, images / split]
+            subprocess.run(command, check=True, capture_output=True)
 
 
 def checkpoints(run: Path) -> list[Path]:

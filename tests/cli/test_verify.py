@@ -26,11 +26,24 @@ def test_a_table_shows_every_quantity_and_the_verdict(answer: Callable[..., Answ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "resnext101-32x4d"])
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize("backend", [*(name for name in BACKENDS if name != "reference"), "mxnet"])
 def test_every_engine_passes_for_both_models(answer: Callable[..., Answer], backend: str, model: str) -> None:
     code, output, _ = answer("verify", "--backends", backend, "--model", model, "--steps", 5)
     assert code == 0, output
     assert output.splitlines()[-1] == "all within bounds"
+
+
+@pytest.mark.slow
+def test_four_frameworks_in_two_environments_agree(answer: Callable[..., Answer]) -> None:
+    code, output, _ = answer("verify", "--backends", "torch,tensorflow,paddle,mxnet", "--steps", 5)
+    assert code == 0, output
+    assert {line.split()[0] for line in output.splitlines() if " logits " in line} == {
+        "any",
+        "mxnet",
+        "paddle",
+        "tensorflow",
+        "torch",
+    }
 
 
 def test_json_is_the_whole_report(answer: Callable[..., Answer]) -> None:

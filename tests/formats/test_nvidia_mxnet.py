@@ -465,7 +465,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
         write(tmp_path / "a", recipe_of(), state_of(recipe_of("basic")))
     with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
-        write_epoch(tmp_path / "a", 1, recipe_of(), state_of(recipe_of("basic")).tensors)
+        write_epoch(tmp_path / "a", 1, recipe_of(), state_of(recipe_of("basic")))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -515,21 +515,24 @@ def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: py
 def test_a_run_writes_every_epoch_and_again_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, prefix = recipe_of(), tmp_path / "new" / "model"
     for epoch in (1, 2, 2):
-        tensors = state_of(recipe, epoch).tensors
-        assert write_epoch(prefix, epoch, recipe, tensors) == tmp_path / "new" / f"model-000{epoch}.params"
+        assert write_epoch(prefix, epoch, recipe, state_of(recipe, epoch)) == tmp_path / "new" / f"model-000{epoch}.params"
     assert sorted(path.name for path in prefix.parent.iterdir()) == [
+        "model-0001.momentum.params",
         "model-0001.params",
+        "model-0002.momentum.params",
         "model-0002.params",
         "model-symbol.json",
     ]
-    assert_canonical(read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors)
+    found = read(prefix.parent / "model-0002.params").state
+    assert_canonical(found.tensors, state_of(recipe, 2).tensors)
+    assert_canonical(found.momentum, state_of(recipe, 2).momentum)
     failing(monkeypatch, "0002.params")
     with pytest.raises(CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"):
-        write_epoch(prefix, 2, recipe, state_of(recipe, 3).tensors)
-    assert len(list(prefix.parent.iterdir())) == 3
+        write_epoch(prefix, 2, recipe, state_of(recipe, 3))
+    assert len(list(prefix.parent.iterdir())) == 5
     assert_canonical(read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors)
     with pytest.raises(CheckpointError, match="and another graph"):
-        write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)).tensors)
+        write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
 
 
 def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:

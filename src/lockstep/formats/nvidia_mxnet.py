@@ -362,7 +362,7 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     prefix, epoch = _target(target)
     spec = model_spec(recipe.model)
     expected, table = fitting(spec, recipe.logits, state), names(spec)
-    velocities = {table[tensor.name]: state.momentum[tensor.name] for tensor in expected if tensor.name in state.momentum}
+    velocities = _velocities(expected, table, state)
     file = _file(prefix, epoch, _PARAMETERS)
     files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(_symbol(recipe))}
     if velocities:
@@ -372,19 +372,25 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     return tuple(files), tuple(_unlike_original(prefix, recipe, state, files))
 
 
-def write_epoch(prefix: Path, epoch: int, recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Path:
-    """Write the weights after an epoch, counted from 1, as the original does; return their file.
+def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
+    """Write weights and velocities after an epoch, counted from 1, as the original does the weights; return their file.
 
-    The graph is written if there is none. The file of the epoch may be there already, and is replaced at once by a whole
-    one: a run that goes on writes it again. `tensors` are in canonical form. Raises `CheckpointError` if they are of another
-    model than the recipe's, or the graph that is there is.
+    The graph is written if there is none. The files of the epoch may be there already, and are replaced by whole ones: a run
+    that goes on writes them again. Raises `CheckpointError` if the state is of another model than the recipe's, or the
+    graph that is there is.
     """
     spec = model_spec(recipe.model)
-    arrays = _stored(fitting(spec, recipe.logits, State(0, dict(tensors), {})), names(spec), tensors)
+    expected, table = fitting(spec, recipe.logits, state), names(spec)
     file = _file(prefix, epoch, _PARAMETERS)
     check_prefix(prefix, recipe)
-    with _saying_what_cannot_be_written(file), replacing(file) as new:
-        mxnet_params.dump(new, arrays)
+    # The weights last: where they are, so are their velocities.
+    files = {
+        _file(prefix, epoch, _MOMENTUM): _velocities(expected, table, state),
+        file: _stored(expected, table, state.tensors),
+    }
+    for path, arrays in files.items():
+        with _saying_what_cannot_be_written(path), replacing(path) as new:
+            mxnet_params.dump(new, arrays)
     return file
 
 
@@ -435,6 +441,11 @@ def _has_graph(prefix: Path, recipe: Recipe) -> bool:
     except OSError as error:
         raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
     raise CheckpointError(f"{graph} is there already, and another graph; name a new prefix, or remove it")
+
+
+def _velocities(expected: list[Tensor], table: Names, state: State) -> dict[str, np.ndarray]:
+    """Return the velocities there are, by the original's names."""
+    return {table[tensor.name]: state.momentum[tensor.name] for tensor in expected if tensor.name in state.momentum}
 
 
 def _stored(expected: list[Tensor], table: Names, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -28,6 +28,7 @@ from lockstep.errors import BackendError
 from lockstep.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
 
+Result = TypeVar("Result")
 Fetched = tuple[np.ndarray, float]
 """A row for every step, and when they were there."""
 
@@ -97,7 +98,7 @@ class MxnetEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._world.lost:
+        if not self._world.lost and error[0] is None:
             mx.nd.waitall()
 
     def _zeros(self, length: int) -> Array:
@@ -225,7 +226,7 @@ class MxnetEngine:
 
     def _normalised(self, images: Array) -> Array:
         """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
-        x = images.astype("float32")  # first: bytes are transposed fifteen times as slowly
+        x = images.astype("float32")  # first: MXNet transposes bytes slowly
         if not self._world.on_gpu:
             return mx.nd.image.normalize(x.transpose((0, 3, 1, 2)), self._recipe.mean, self._recipe.std)
         return mx.nd.broadcast_div(mx.nd.broadcast_sub(x, self._mean), self._std)
@@ -267,13 +268,7 @@ class MxnetEngine:
 
     def fetch(self, handle: MxnetHandle) -> Interval:
         """Wait for the steps and return what they brought over all ranks."""
-        with self._explained():
-            while True:
-                try:
-                    table, finished_at = handle.result.result(timeout=_LOOK_SEC)
-                    break
-                except TimeoutError:  # a sum over ranks is never done once one has gone
-                    self._world.refuse_loss()
+        table, finished_at = self._waited_for(handle.result)
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         return Interval(
             first=handle.first,
@@ -283,13 +278,21 @@ class MxnetEngine:
             finished_at=finished_at,
         )
 
+    def _waited_for(self, result: "Future[Result]") -> Result:
+        with self._explained():
+            while True:
+                try:
+                    return result.result(timeout=_LOOK_SEC)
+                except TimeoutError:  # a sum over ranks is never done once one has gone
+                    self._world.refuse_loss()
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Say that a rank has gone, which Horovod fails by, or what to do where memory is short."""
         try:
             yield
         except mx.MXNetError as error:
-            self._world.refuse_loss()
+            self._world.refuse_loss(str(error))
             reason = str(error).strip().splitlines()[-1]
             if not any(word in reason.lower() for word in ("memory", "bad_alloc")):
                 raise
@@ -309,9 +312,11 @@ class MxnetEngine:
         for batch in batches:
             logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
             rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
-        with self._explained():
-            table = self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5)))
-        return Scores.of_table(table)
+
+        def gathered() -> np.ndarray:
+            return self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5)))
+
+        return Scores.of_table(self._waited_for(_beside(gathered)))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -359,9 +364,9 @@ class MxnetEngine:
                 kept[:] = mx.nd.where(self._removed, mx.nd.zeros_like(kept), kept)
 
 
-def _beside(work: Callable[[], Fetched]) -> "Future[Fetched]":
+def _beside(work: Callable[[], Result]) -> "Future[Result]":
     """Do what waits in a thread beside this one, which does not keep the process from ending."""
-    future: Future[Fetched] = Future()
+    future: Future[Result] = Future()
 
     def do() -> None:
         try:

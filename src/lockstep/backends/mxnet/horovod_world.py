@@ -2,13 +2,15 @@
 
 import os
 import secrets
+import socket
 
 import mxnet as mx
+import numpy as np
 
+from lockstep.backends.mxnet import hosts
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.mxnet.world import Array, Ranks
 from lockstep.errors import BackendError
-from lockstep.launched import free_ports
 from lockstep.recipes import Execution
 
 try:
@@ -17,6 +19,10 @@ except ImportError as error:
     raise BackendError(
         f"distributed is horovod, which this environment has not: {error}. `make mxnet-horovod` builds it in .venv-mxnet"
     ) from None
+
+_FAILS_WITH = ("Horovod has been shut down", "gloo")
+"""Words in what Horovod says on every rank when one of them has gone."""
+_LETTER_BYTES = 512
 
 
 class HorovodWorld(Ranks):
@@ -27,10 +33,16 @@ class HorovodWorld(Ranks):
         # Under MPI Horovod alone knows them.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})
-        # Questions do not go through Horovod: it answers behind all that MXNet has enqueued.
-        host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
-        address, key = hvd.broadcast_object((f"{host}:{free_ports(1)[0]}", secrets.token_hex()))
-        super().__init__(execution, Hosts(hvd.rank(), hvd.size(), address, key))
+        super().__init__(execution, _meet())
+
+    def refuse_loss(self, reason: str = "") -> None:
+        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with.
+
+        Horovod fails on all ranks at once, and those other than 0 hear of rank 0 alone otherwise.
+        """
+        super().refuse_loss()
+        if any(words in reason for words in _FAILS_WITH):
+            raise self._hosts.give_up()
 
     def _exchange(self, key: str, array: Array) -> None:
         hvd.allreduce_(array, op=hvd.Sum, name=key)
@@ -41,3 +53,37 @@ class HorovodWorld(Ranks):
         if not self.lost:
             mx.nd.waitall()
             hvd.shutdown()
+
+
+def _meet() -> Hosts:
+    """Return the ranks, for questions from host to host: Horovod answers behind all that MXNet has enqueued.
+
+    Rank 0 listens, and tells the others through Horovod where, and a word that strangers do not know.
+    """
+    if hvd.rank() > 0:
+        host, port, key = _told(b"").decode().split()
+        try:
+            return Hosts(hvd.rank(), hvd.size(), [hosts.reach((host, int(port)), key)])
+        except (OSError, EOFError) as error:
+            raise BackendError(f"rank {hvd.rank()} does not find rank 0 at {host}:{port}: {error}") from None
+    host, key = _own_host(), secrets.token_hex()
+    try:
+        with hosts.listening((host, 0), hvd.size(), key) as listener:
+            _told(f"{host} {listener.address[1]} {key}".encode())
+            return Hosts(0, hvd.size(), hosts.come(listener, hvd.size()))
+    except OSError as error:
+        raise BackendError(f"the other ranks do not find rank 0 at {host}: {error}") from None
+
+
+def _own_host() -> str:
+    """Return a name of this machine that all ranks know."""
+    if hvd.size() == hvd.local_size():
+        return "localhost"
+    named = os.environ.get("HOROVOD_HOSTNAME", "localhost")
+    return socket.getfqdn() if named == "localhost" else named
+
+
+def _told(letter: bytes) -> bytes:
+    """Return the letter of rank 0. Bytes, and no object of Python's: those carry out what they say when they are opened."""
+    padded = np.frombuffer(letter.ljust(_LETTER_BYTES, b" "), np.uint8)
+    return bytes(hvd.broadcast(mx.nd.array(padded, mx.cpu(), np.uint8), root_rank=0, name="hosts").asnumpy()).strip()

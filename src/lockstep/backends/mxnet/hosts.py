@@ -2,6 +2,9 @@
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 
 from lockstep.errors import BackendError, LockstepError
@@ -9,22 +12,16 @@ from lockstep.errors import BackendError, LockstepError
 ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
 """Environment variables: where rank 0 listens, as host:port, and a word that strangers do not know."""
 PATIENCE_SEC = 120.0
-"""For rank 0 to listen."""
+"""For rank 0 to listen, and for the others to come."""
 
 
 class Hosts:
     """This rank and the others; rank 0 hears all and answers all."""
 
-    def __init__(self, rank: int, ranks: int, address: str, key: str) -> None:
+    def __init__(self, rank: int, ranks: int, others: "list[Connection]") -> None:
         self.rank, self.ranks = rank, ranks
-        host, _, port = address.rpartition(":")
-        try:
-            where = (host, int(port))
-            self._others = _come(where, key.encode(), ranks) if rank == 0 else [_reach(where, key.encode())]
-        except (OSError, EOFError, ValueError) as error:
-            raise BackendError(
-                f"the ranks do not find each other at {ADDRESS}={address}: {error or 'one has ended'}"
-            ) from None
+        self._others = others
+        """All others, or rank 0 alone."""
         self.lost = False
         """Whether a rank is known to have gone."""
 
@@ -38,7 +35,7 @@ class Hosts:
                 other.send(values)
             return values if self.rank == 0 else self._others[0].recv()
         except (EOFError, OSError) as error:
-            raise self._has_gone() from error
+            raise self.give_up() from error
 
     def refuse_loss(self) -> None:
         """Raise `LockstepError` if a rank has gone; takes nothing of what it may have said before."""
@@ -51,9 +48,10 @@ class Hosts:
                 except OSError:
                     ended = True
             if ended:
-                raise self._has_gone()
+                raise self.give_up()
 
-    def _has_gone(self) -> LockstepError:
+    def give_up(self) -> LockstepError:
+        """Note that a rank has gone; return what to raise."""
         self.lost = True
         return LockstepError("another rank has ended; its own message says why")
 
@@ -63,16 +61,54 @@ class Hosts:
             other.close()
 
 
-def _come(where: tuple[str, int], word: bytes, ranks: int) -> "list[Connection]":
-    with Listener(where, backlog=ranks, authkey=word) as listener:
-        return [listener.accept() for _ in range(1, ranks)]
+def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
+    """Return the ranks, once all have come to `address`, host:port. Raises `BackendError` if they do not."""
+    try:
+        host, _, port = address.rpartition(":")
+        if rank == 0:
+            with listening((host, int(port)), ranks, key) as listener:
+                return Hosts(rank, ranks, come(listener, ranks))
+        return Hosts(rank, ranks, [reach((host, int(port)), key)])
+    except (OSError, EOFError, ValueError, AuthenticationError) as error:
+        raise BackendError(f"the ranks do not find each other at {ADDRESS}={address}: {error or 'one has ended'}") from None
 
 
-def _reach(where: tuple[str, int], word: bytes) -> "Connection":
+def listening(where: tuple[str, int], ranks: int, key: str) -> Listener:
+    """Return what rank 0 listens with; port 0 stands for any."""
+    return Listener(where, family="AF_INET", backlog=ranks, authkey=key.encode())
+
+
+def come(listener: Listener, ranks: int) -> "list[Connection]":
+    """Return the connections of all other ranks; strangers are turned away. Raises `TimeoutError`."""
+    others: list[Connection] = []
+    deadline = time.monotonic() + PATIENCE_SEC
+    with _limited(listener, deadline):
+        while len(others) < ranks - 1:
+            try:
+                others.append(listener.accept())
+            except (AuthenticationError, EOFError, ConnectionError):
+                if time.monotonic() > deadline:
+                    raise TimeoutError("not all ranks have come") from None
+    return others
+
+
+@contextmanager
+def _limited(listener: Listener, deadline: float) -> Iterator[None]:
+    """Have a listener wait no longer than that; it has no words for it but its socket's."""
+    waiting = listener._listener._socket  # type: ignore[attr-defined]
+    waiting.settimeout(max(deadline - time.monotonic(), 0.0))
+    try:
+        yield
+    finally:
+        waiting.settimeout(None)
+
+
+def reach(where: tuple[str, int], key: str) -> "Connection":
+    """Return the connection to rank 0, once it listens."""
     deadline = time.monotonic() + PATIENCE_SEC
     while True:
         try:
-            return Client(where, authkey=word)
+            return Client(where, authkey=key.encode())
         except ConnectionRefusedError:  # it has not come so far
             if time.monotonic() > deadline:
                 raise

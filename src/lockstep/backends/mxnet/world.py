@@ -43,8 +43,8 @@ class MxnetWorld(HostQuestions):
         """Whether a rank is known to have gone: what is enqueued may never be done."""
         return False
 
-    def refuse_loss(self) -> None:
-        """Raise `LockstepError` if a rank has gone."""
+    def refuse_loss(self, reason: str = "") -> None:
+        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with."""
 
     def prepare(self, array: Array, name: str) -> None:
         """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
@@ -91,8 +91,8 @@ class Ranks(MxnetWorld):
         """Whether a rank is known to have gone: what is enqueued may never be done."""
         return self._hosts.lost
 
-    def refuse_loss(self) -> None:
-        """Raise `LockstepError` if a rank has gone."""
+    def refuse_loss(self, reason: str = "") -> None:
+        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with."""
         self._hosts.refuse_loss()
 
     def _leave_at_once(self) -> None:
@@ -104,7 +104,8 @@ class Ranks(MxnetWorld):
 
     def prepare(self, array: Array, name: str) -> None:
         """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
-        self._place(array, name)
+        if self.ranks > 1:
+            self._place(array, name)
 
     def _place(self, array: Array, name: str) -> str:
         key = f"{name} {array.shape} {array.dtype}"
@@ -115,6 +116,8 @@ class Ranks(MxnetWorld):
 
     def sum(self, array: Array, name: str) -> None:
         """Add up an array over all ranks, in place; every rank must ask."""
+        if self.ranks == 1:  # of Horovod
+            return
         # Through one array for each key: neither parameter server nor Horovod keeps the order of what is sent and received
         # under a key, but MXNet does of what happens to an array.
         key = self._place(array, name)
@@ -148,7 +151,7 @@ class Workers(Ranks):
                 "are; start them with `lockstep launch`"
             )
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        super().__init__(execution, Hosts(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
+        super().__init__(execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
         self._store = mx.kv.create("dist_sync")
         # Or a rank that fails would wait for the others before it ends.
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
