@@ -305,13 +305,18 @@ class MxnetEngine:
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
-        for vector in (self._values, self._ema):
-            if vector is not None:  # statistics are rank 0's
-                self._world.share(vector[self._layout.trained :])
+
+        def shared() -> None:
+            for vector in (self._values, self._ema):
+                if vector is not None:  # statistics are rank 0's
+                    self._world.share(vector[self._layout.trained :])
+
+        self._waited_for(_beside(shared))
         rows = []
         for batch in batches:
-            logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
-            rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
+            with self._explained():
+                logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
+                rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
 
         def gathered() -> np.ndarray:
             return self._world.gathered(mx.nd.concat(*rows, dim=0).asnumpy() if rows else np.zeros((0, 5)))
@@ -333,8 +338,9 @@ class MxnetEngine:
 
     def read(self) -> State:
         """Return a copy of the state."""
-        average = {} if self._ema is None else self._layout.arrays(self._ema.asnumpy())
-        values, velocity = (self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity))
+        with self._explained():
+            average = {} if self._ema is None else self._layout.arrays(self._ema.asnumpy())
+            values, velocity = (self._layout.arrays(vector.asnumpy()) for vector in (self._values, self._velocity))
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
