@@ -1,5 +1,6 @@
 """What is MXNet's own: modules, static graphs and others, several processes, and how a command finds its environment."""
 
+import json
 import os
 import signal
 import socket
@@ -357,6 +358,30 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "another rank has ended; its own message says why\n" * (ranks - 1), done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_HOROVOD, reason="`make mxnet-horovod` has not been here")
+def test_horovods_own_launcher_starts_ranks(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(tiny_recipe.replace(epochs=1).to_yaml())
+    launcher = [Path(sys.executable).with_name("horovodrun"), "-np", "2", "--gloo", sys.executable, "-m", "lockstep"]
+    command = [
+        "train",
+        "--backend",
+        "mxnet",
+        "--distributed",
+        "horovod",
+        "--recipe",
+        recipe,
+        "--data",
+        textures,
+        "--out",
+        run,
+    ]
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "report.json").read_text())["ranks"] == 2
 
 
 @pytest.mark.parametrize("reason", ["Failed to allocate CPU Memory", "cudaMalloc failed: out of memory"])
