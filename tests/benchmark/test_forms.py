@@ -111,6 +111,17 @@ def test_an_unfinished_epoch_counts_as_far_as_it_went(run: Path) -> None:
     assert json.loads(converted(run, "nvidia-report"))["metrics"]["train.total_ips"] == [16.0]
 
 
+def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
+    write_log(run, [train(0, 4, 2.0), train(4, 5, 50.0, loss=7.0, traced=True), train(5, 6, 50.0, traced=True)])
+    metrics = json.loads(converted(run, "nvidia-report"))["metrics"]
+    assert metrics["train.loss"] == [(2 * 32 + 7 * 8) / 40, 2.0]
+    assert metrics["train.time"] == [2.0 / 4]  # of the second epoch there is none
+    assert metrics["train.total_ips"] == [32 / 2.0]
+    logged = [line["data"] for line in dlll(converted(run, "dlll")) if line["type"] == "LOG"]
+    assert "train.total_ips" in logged[1]
+    assert logged[2] == {"train.loss": 7.0, "train.lr": 0.5, "train.grad_scale": 128.0}
+
+
 def test_lines_of_dllogger_of_a_run(run: Path) -> None:
     lines = dlll(converted(run, "dlll"))
     metadata = {line["metric"]: line["metadata"] for line in lines if line["type"] == "METADATA"}

@@ -1,5 +1,6 @@
 """Runs side by side."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs
+from lockstep.reporting.curves import charts
 from lockstep.reporting.statistics import wilson
 from lockstep.results import read_results
 from lockstep.run import read_log
@@ -46,6 +48,25 @@ def test_speed_leaves_out_the_first_steps_of_every_process(recipe: Recipe, tmp_p
     assert speed.step_ms[100] == pytest.approx(1000 * max(seconds) / 5)
     assert list(speed.step_ms.values()) == sorted(speed.step_ms.values())
     assert speed.evaluated_images_per_sec == 300.0
+
+
+def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=60)
+    entries = read_log(folder / "log.jsonl")
+    slow = {"images_per_sec": 0.01, "data_wait_share": 0.9, "traced": True}
+    traced = [entry | slow if entry.get("first_step") == 30 else entry for entry in entries]
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in traced))
+    [run] = open_runs([folder])
+    [speed] = summary.speeds([run])
+    assert speed.intervals == 9
+    assert speed.images_per_sec is not None
+    assert speed.images_per_sec > 99  # log_of draws 100 to 110
+    assert max(speed.step_ms.values()) < 1000 * 32 / 99
+    drawn = {chart.name: chart.curves[0].steps for chart in charts([run])}
+    assert 35 in drawn["loss"]
+    assert 35 in drawn["lr"]
+    assert 35 not in drawn["throughput"]
+    assert 35 not in drawn["wait"]
 
 
 def test_a_run_that_is_all_warm_up_has_no_speed(recipe: Recipe, tmp_path: Path) -> None:

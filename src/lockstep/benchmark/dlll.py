@@ -129,13 +129,14 @@ _TENSORFLOW = Keys(
         *_latencies("eval_latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
     ),
 )
+_OF_SPEED = {"images_per_sec", "compute_images_per_sec", "batch_sec", "data_sec", "compute_sec"}
 KEYS = {"paddle": _PADDLE, "torch": _PYTORCH, "mxnet": _MXNET, "tensorflow": _TENSORFLOW, "reference": _PYTORCH}
 """By backend. The reference engine has no original; it takes PyTorch's."""
 
 
 def of_run(run: LoggedRun) -> str:
     """Return a run's log: a line of the parameters, one of every interval ([epoch, step]) and evaluation ([epoch]), and the
-    last evaluation again ([]).
+    last evaluation again ([]). Intervals of steps under a profiler are without figures of speed.
     """
     keys = KEYS[run.environment["execution"]["backend"]]
     began = run.ended_at - run.seconds
@@ -147,7 +148,8 @@ def of_run(run: LoggedRun) -> str:
         for entry in epoch.intervals:
             elapsed += seconds_of(entry)
             step = [epoch.number, entry["step"] - first]
-            lines.append(_line(began, elapsed, step, _named(keys.interval, _of_interval(entry))))
+            chosen = [key for key in keys.interval if "traced" not in entry or key.figure not in _OF_SPEED]
+            lines.append(_line(began, elapsed, step, _named(chosen, _of_interval(entry))))
         for entry in epoch.evaluations.values():
             elapsed += seconds_of(entry)
             if entry["weights"] == "trained":

@@ -1,6 +1,7 @@
 """The log of a run by epochs, which is how other programs report theirs."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,19 +28,9 @@ class Epoch:
     """Entries of the evaluation at its end, by weights ("trained", "ema"); empty without one."""
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps."""
-        return sum(entry["step"] - entry["first_step"] for entry in self.intervals)
-
-    @property
-    def images(self) -> int:
-        """Training images."""
-        return sum(entry["images"] for entry in self.intervals)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of training, waiting for data included."""
-        return sum(seconds_of(entry) for entry in self.intervals)
+    def timed(self) -> tuple[Entry, ...]:
+        """The intervals whose speed counts: all but those of steps under a profiler."""
+        return tuple(entry for entry in self.intervals if "traced" not in entry)
 
     @property
     def lr(self) -> float:
@@ -48,7 +39,7 @@ class Epoch:
 
     def mean(self, name: str) -> float:
         """Return the mean over the epoch's images of a figure that every interval has the mean of."""
-        return sum(entry[name] * entry["images"] for entry in self.intervals) / self.images
+        return sum(entry[name] * entry["images"] for entry in self.intervals) / images_of(self.intervals)
 
 
 @dataclass(frozen=True)
@@ -68,6 +59,11 @@ class LoggedRun:
 def seconds_of(entry: Entry) -> float:
     """Return the wall time of an interval of training, or of an evaluation."""
     return float(entry["images"] / entry["images_per_sec"])
+
+
+def images_of(entries: Iterable[Entry]) -> int:
+    """Return the images of some intervals of training."""
+    return sum(entry["images"] for entry in entries)
 
 
 def read_run(folder: Path) -> LoggedRun:

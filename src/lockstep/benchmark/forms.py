@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.benchmark import dlll
-from lockstep.benchmark.epochs import Epoch, LoggedRun, read_run, seconds_of
+from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run, seconds_of
 from lockstep.benchmark.reading import read_benchmark
 from lockstep.errors import DataError, UserError, nearest
 
@@ -39,7 +39,7 @@ def nvidia_report(run: LoggedRun) -> str:
     """Return the JSON of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py).
 
     Metrics are lists by epoch, accuracies in percent. `time` is the mean of an iteration in seconds. What was not
-    measured in every epoch has fewer values.
+    measured in every epoch has fewer values; steps under a profiler have no speed.
     """
     metrics: dict[str, list[float]] = {}
     for epoch in run.epochs:
@@ -60,9 +60,15 @@ def _trained(epoch: Epoch) -> dict[str, float]:
         "train.top1": epoch.mean("top1_percent"),
         "train.top5": epoch.mean("top5_percent"),
         "train.loss": epoch.mean("loss"),
-        "train.time": epoch.seconds / epoch.steps,
-        "train.total_ips": epoch.images / epoch.seconds,
-    }
+    } | _timed(epoch.timed)
+
+
+def _timed(intervals: tuple[Entry, ...]) -> dict[str, float]:
+    if not intervals:
+        return {}
+    seconds = sum(seconds_of(entry) for entry in intervals)
+    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
+    return {"train.time": seconds / steps, "train.total_ips": images_of(intervals) / seconds}
 
 
 def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:

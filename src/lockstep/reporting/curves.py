@@ -59,8 +59,8 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
         ),
         Chart("difference", _DIFFERENCE, "", _differences(runs), logarithmic=True, note=_EQUAL),
         Chart("lr", "Learning rate", "", _each(runs, _logged("lr"))),
-        Chart("throughput", "Training throughput", " images/s", _each(runs, _logged("images_per_sec"))),
-        Chart("wait", "Waiting for data", " %", _each(runs, _logged("data_wait_share", 100))),
+        Chart("throughput", "Training throughput", " images/s", _each(runs, _timed("images_per_sec"))),
+        Chart("wait", "Waiting for data", " %", _each(runs, _timed("data_wait_share", 100))),
         Chart("scale", "Loss scale", "", _each(runs, _scales), logarithmic=True),
     ]
     return [chart for chart in found if chart.curves]
@@ -99,9 +99,16 @@ def _losses(number: int, run: Run) -> list[Curve]:
     return [Curve(number, "training", *thinned(steps, losses))] if len(steps) else []
 
 
-def _logged(field: str, factor: float = 1) -> Of:
+def _logged(field: str) -> Of:
     return lambda number, run: _curve(
-        number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if field in entry]
+        number, "training", [(entry["step"], entry[field]) for entry in run.training if field in entry]
+    )
+
+
+def _timed(field: str, factor: float = 1) -> Of:
+    """Return the curves of a figure of speed; what a profiler costs is none."""
+    return lambda number, run: _curve(
+        number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry]
     )
 
 

@@ -89,7 +89,7 @@ def _agreement(a: Run, b: Run) -> float | None:
 
 
 def speeds(runs: Sequence[Run]) -> list[Speed]:
-    """Return the speed of every run that has begun to train; the first steps of a process are left out."""
+    """Return the speed of every run that has begun to train; the first steps of a process and traced ones are left out."""
     return [_speed(number, run) for number, run in enumerate(runs) if run.training]
 
 
@@ -118,7 +118,7 @@ def _after_warmup(run: Run) -> list[dict[str, Any]]:
     for entry in run.log:
         if entry["kind"] == "start":
             warm_from = entry["step"] + WARMUP_STEPS
-        elif entry["kind"] == "train" and entry["first_step"] >= warm_from:
+        elif entry["kind"] == "train" and entry["first_step"] >= warm_from and "traced" not in entry:
             found.append(entry)
     return found
 
