@@ -1,6 +1,7 @@
 """The page as text: what stands in it, and that nothing of a user's ends up as a tag."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import lockstep
 from lockstep.errors import CheckpointError, UserError
 from lockstep.recipes import Recipe
+from lockstep.reporting.page import MISSING
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import NASTY
 
@@ -98,6 +100,21 @@ def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> No
 def test_a_run_of_an_older_lockstep_has_a_page_with_a_note(recipe: Recipe, tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
     assert "no results of single images" in page_of(old, tmp_path / "page.html").text
+
+
+@pytest.mark.parametrize("log", [None, ""])
+def test_a_run_without_a_log_has_dashes_for_speed_beside_one_that_has(
+    run: Path, recipe: Recipe, tmp_path: Path, log: str | None
+) -> None:
+    lost = write_run(tmp_path / "lost", recipe=recipe, classes=["a", "b"])
+    (lost / "log.jsonl").unlink()
+    if log is not None:
+        (lost / "log.jsonl").write_text(log)
+    html = lockstep.report([lost, run], tmp_path / "page.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr><th scope.*?</tr>", html[html.index('id="results"') :], re.DOTALL)
+    cells = [re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]]  # the first has the headers
+    assert cells[0] == [MISSING, MISSING]
+    assert MISSING not in cells[1]
 
 
 def test_names_are_texts_and_never_tags(recipe: Recipe, tmp_path: Path) -> None:
