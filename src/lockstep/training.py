@@ -468,10 +468,19 @@ class Training:
         scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
         write_results(self.out, Results(self.total, self.validation.digest, scores))
         write_json(self.out / "report.json", report)  # last: it says that the run is finished
-        if self.execution.loggers:
-            self.recorder.show("mistakes", pictures_of_mistakes(self.validation, self.recipe, scores["trained"]), self.total)
+        if self.execution.loggers and self.execution.loader != "synthetic":  # noise is nothing to show
+            self.show_mistakes(scores["trained"])
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
+
+    def show_mistakes(self, scores: Scores) -> None:
+        """Hand the worst mistakes to the loggers. The run is finished: images that cannot be read any more do not end it."""
+        try:
+            pictures = pictures_of_mistakes(self.validation, self.recipe, scores)
+        except Exception as error:  # whatever a decoder or a storage raises
+            self.recorder.warn(f"the worst mistakes are not shown: {type(error).__name__}: {error}")
+        else:
+            self.recorder.show("mistakes", pictures, self.total)
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:

@@ -1,6 +1,7 @@
 """Whole runs of a tiny model with a logger that notes what it is told, in the place of Weights & Biases."""
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import lockstep
 from lockstep.errors import Interrupted, UserError
 from lockstep.loggers import LOGGERS, Kind
 from lockstep.recipes import Execution, Recipe
-from lockstep.run import read_log
+from lockstep.run import read_log, read_report
 from tests.backends.conftest import BACKENDS
 from tests.loggers.conftest import Notebook
 from tests.test_recorder import events
@@ -65,6 +66,36 @@ def test_the_worst_mistakes_are_shown_at_the_end(noted: Notebook, recipe: Recipe
     assert [value.tag[:11] for value in values] == [f"mistakes/{number:02d}" for number in range(1, wrong + 1)]
     assert all("_taken_for_" in value.tag for value in values)
     assert {(value.image.height, value.image.width) for value in values} == {(32, 32)}
+
+
+def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
+    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(textures, data)
+    told: list[dict[str, Any]] = []
+
+    def lose_images(event: dict[str, Any]) -> None:
+        told.append(event)
+        if event["kind"] == "evaluate":
+            shutil.rmtree(data / "val")
+
+    report = lockstep.train(recipe, data, tmp_path / "run", execution=EXECUTION, listener=lose_images)
+    assert read_report(tmp_path / "run") is not None
+    assert report["steps"] == 7
+    assert told[-1]["kind"] == "finish"
+    (warning,) = [event["message"] for event in told if event["kind"] == "warning"]
+    assert warning.startswith("the worst mistakes are not shown: ")
+    assert noted.of("images") == []
+    assert noted.of("close") == [["finished"]]
+
+
+def test_predictions_on_noise_are_not_shown_over_images(
+    noted: Notebook, recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    report = lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION.replace(loader="synthetic"))
+    assert sum(report["per_class"]["trained"]["images"]) > sum(report["per_class"]["trained"]["top1"])
+    assert noted.of("images") == []
 
 
 @pytest.mark.parametrize("call", ["open", "figures", "images", "close"])
