@@ -94,7 +94,20 @@ def test_a_folder_without_results_has_none(tmp_path: Path) -> None:
     assert read_results(tmp_path) is None
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"no file of NumPy's", lambda data: data[: len(data) // 2]])
+def overwritten(data: bytes, at: int, by: bytes) -> bytes:
+    return data[:at] + by + data[at + len(by) :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"no file of NumPy's",
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: overwritten(data, data.index(b"labels.npy") + 40, b"\xff" * 10),  # within a stream
+        lambda data: overwritten(data, data.index(b"PK\x01\x02") + 10, b"c"),  # a method of compression that there is not
+    ],
+)
 def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> None:
     write_results(tmp_path, Results(7, "a digest", {"trained": random_scores()}))
     (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))

@@ -5,6 +5,7 @@
 """
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from lockstep.metrics import Scores
 
 FILE = "validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What NumPy and zipfile raise for files that are cut off or overwritten."""
 
 
 @dataclass(frozen=True)
@@ -57,5 +60,7 @@ def read_results(folder: Path) -> Results | None:
             return Results(int(arrays["step"]), str(arrays["digest"]), scores)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; remove it to do without it") from None
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); remove it to do without it"
+        ) from None
