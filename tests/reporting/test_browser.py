@@ -278,6 +278,37 @@ def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, 
     assert shown.count() == 24
 
 
+def test_a_run_without_results_of_single_images_says_so_until_another_is_picked(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
+    old = write_run(tmp_path / "old", recipe=recipe, classes=["a", "b"], keeps_results=False)
+    new = write_run(tmp_path / "new", recipe=recipe, classes=["a", "b"])
+    page = show(lockstep.report([old, new], tmp_path / "page.html"))
+    for name, expected in (("old", 1), ("new", 0), ("old", 1)):
+        page.locator(".picker button", has_text=name).click()
+        for diagram in ("#matrix", "#reliability", "#confidences"):
+            page.mouse.move(*middle(page.locator(diagram)))
+            assert page.locator(diagram, has_text="There are no results").count() == expected
+            assert page.locator(f"{diagram} svg").count() == 1 - expected
+    assert page.locator("#tip").is_hidden()
+
+
+def test_the_epoch_is_told_where_all_runs_shown_are_in_the_same(show: Show, recipe: Recipe, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, recipe=recipe, classes=["a", "b"]) for name in ("one", "other")]
+    log = folders[1] / "log.jsonl"
+    log.write_text(log.read_text().replace('"total": 120', '"total": 60'))
+    page = show(lockstep.report(folders, tmp_path / "page.html"))
+    page.mouse.move(*middle(plot(page, 0)))
+    assert "epoch" not in page.locator("#tip b").inner_text()
+    for hidden, steps in (("other", 120), ("one", 60)):
+        page.locator("#legend button", has_text=hidden).click()
+        page.mouse.move(*middle(plot(page, 0)))
+        found = re.fullmatch(r"step (\d+) · epoch ([\d.]+)", page.locator("#tip b").inner_text())
+        assert found is not None
+        assert float(found[2]) == pytest.approx(int(found[1]) * 4 / steps, abs=0.006)
+        page.locator("#legend button", has_text=hidden).click()
+
+
 def test_a_thousand_classes_are_a_heat_map_of_groups(show: Show, recipe: Recipe, tmp_path: Path) -> None:
     classes = [f"n{i:08d}" for i in range(1000)]
     folder = write_run(tmp_path / "run", recipe=recipe, classes=classes, images=20_000)

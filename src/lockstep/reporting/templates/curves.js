@@ -158,8 +158,10 @@ class Chart {
       rows.push({ run: curve.run, text: name, value: `${short(curve.values[at])}${this.spec.unit}` });
     }
     if (!speaks) return;
-    const { steps, epochs } = DATA.runs.find((run) => run.steps) ?? {};
-    const epoch = steps ? ` · epoch ${((cursor * epochs) / steps).toFixed(2)}` : "";
+    // Runs of other steps per epoch are in other epochs at one step; then none is told.
+    const drawn = DATA.runs.filter((run, i) => run.steps && shown.has(i));
+    const epochs = new Set(drawn.map((run) => ((cursor * run.epochs) / run.steps).toFixed(2)));
+    const epoch = epochs.size === 1 ? ` · epoch ${[...epochs][0]}` : "";
     const box = this.svg.getBoundingClientRect();
     showTip(`step ${cursor.toLocaleString("en")}${epoch}`, rows, box.left + x, box.top + box.height / 2);
   }

@@ -18,6 +18,7 @@ class Cells {
   }
 
   hover(event) {
+    if (!this.svg) return;  // this view has no results of single images
     const { left, top } = this.svg.getBoundingClientRect();
     const [x, y] = [event.clientX - left, event.clientY - top];
     const found = this.boxes.findIndex((b) => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + b.height);
@@ -91,7 +92,6 @@ function paintMatrix(plot) {
 }
 
 function noResults(plot) {
-  $("svg", plot)?.remove();
   plot.textContent = "There are no results of single images.";
 }
 

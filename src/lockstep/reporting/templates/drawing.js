@@ -20,11 +20,10 @@ function draw(parent, name, attributes, text) {
   return made;
 }
 
-function canvas(plot, height, label) {
+function canvas(plot, height) {
   const width = Math.max(plot.clientWidth, 200);
-  $("svg", plot)?.remove();
+  plot.replaceChildren();
   const svg = draw(plot, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  if (label) plot.setAttribute("aria-label", label);
   return { svg, width };
 }
 
