@@ -21,6 +21,11 @@ def over_steps(every: "Iterable[Axes]") -> None:
         axes.spines[["top", "right"]].set_visible(False)
 
 
+def plain(text: str) -> str:
+    """Return a text so that matplotlib writes it as it is and takes nothing between dollars for a formula."""
+    return text.replace("$", r"\$")
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure; the suffix says the format (png, svg, pdf). Raises `UserError` if it cannot be written."""
     try:

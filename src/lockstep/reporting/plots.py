@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lockstep.drawing import over_steps, save
+from lockstep.drawing import over_steps, plain, save
 from lockstep.errors import UserError
 from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import Chart, charts
@@ -47,8 +47,9 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for curve in chart.curves:
-        label = runs[curve.run].name + ("" if curve.kind == "training" else f", {curve.kind}")
+    names = []
+    for number, curve in enumerate(chart.curves):
+        names.append(plain(runs[curve.run].name) + ("" if curve.kind == "training" else f", {curve.kind}"))
         values = np.array(curve.values, np.float64)  # None becomes NaN, a gap
         alone = curve.kind == "training"
         axes.plot(
@@ -56,13 +57,17 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
             values,
             _STYLES[curve.kind],
             color=f"C{curve.run}",
-            label=label,
+            label=str(number),
             linewidth=1 if alone else 1.6,
             alpha=0.6 if alone else 1,
             markersize=4,
         )
     axes.set(title=chart.title, xlabel="step", ylabel=chart.unit.strip(), yscale="log" if chart.logarithmic else "linear")
     over_steps([axes])
+    legend = axes.get_legend()
+    assert legend is not None
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)  # not the label: matplotlib shows none that begins with "_"
     return figure
 
 
@@ -76,10 +81,11 @@ def _of_matrix(matrix: Matrix, name: str) -> "Figure":
     shares = cells / np.maximum(np.array(matrix.images), 1)[:, None]
     shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(shown, label="share of the class")
-    axes.set(title=f"Confusion, {name}", xlabel="taken for", ylabel="class")
+    axes.set(title=f"Confusion, {plain(name)}", xlabel="taken for", ylabel="class")
     if count <= _MOST_NUMBERS and matrix.group_classes == 1:
-        axes.set_xticks(range(count), matrix.names, rotation=60, ha="right")
-        axes.set_yticks(range(count), matrix.names)
+        names = [plain(each) for each in matrix.names]
+        axes.set_xticks(range(count), names, rotation=60, ha="right")
+        axes.set_yticks(range(count), names)
         for row, column in zip(*np.nonzero(cells), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(cells[row, column]), ha="center", va="center", color=colour, fontsize=7)
@@ -99,7 +105,7 @@ def _of_bins(view: View, name: str) -> "Figure":
     axes.plot([0, 1], [0, 1], "--", color="0.5")
     error = view.calibration_error
     axes.set(
-        title=f"Reliability, {name}" + ("" if error is None else f" (ECE {100 * error:.2f} %)"),
+        title=f"Reliability, {plain(name)}" + ("" if error is None else f" (ECE {100 * error:.2f} %)"),
         xlabel="confidence",
         ylabel="accuracy",
         xlim=(0, 1),
