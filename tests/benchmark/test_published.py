@@ -206,5 +206,26 @@ def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
     assert found.hardware == "AMD EPYC 9R14"
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "hardware"),
+    [
+        (V100, [A100, V100], V100),
+        ("GPU 1", [A100, A100], A100),
+        ("/physical_device:GPU:0", [V100], V100),
+        ("GPU 1", [V100, A100], f"GPU 1 of {A100}, {V100}"),
+        ("GPU 0", [], "GPU 0 of unknown ones"),
+        (None, [V100, A100], f"a GPU of {A100}, {V100}"),
+        (None, [], "AMD EPYC 9R14"),
+    ],
+)
+def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(device: str | None, gpus: list[str], hardware: str) -> None:
+    told = report({"device": device} if device else {})
+    told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
+    (found,) = compare(told, published_rows())
+    assert found.hardware == hardware
+    divided = any(beside.ratio is not None for beside in found.published)
+    assert divided == (hardware == V100)
+
+
 def test_cells_that_failed_are_left_out() -> None:
     assert compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []

@@ -3,6 +3,7 @@
 Nothing is claimed across hardware: speeds are divided where both ran on as many accelerators of one name, and only there.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -172,6 +173,14 @@ def _plain(name: str) -> str:
 
 
 def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
-    """Return what a cell was measured on: the GPU as its driver names it, else the processor."""
-    gpus = [] if cell.get("device", "").startswith("CPU") else environment.get("gpus", [])
-    return str(gpus[0]["gpu"] if gpus else environment.get("processor", "unknown hardware"))
+    """Return what a cell was measured on: the GPU as its driver names it, else the processor.
+
+    A GPU that an engine numbers, as MXNet does, has the name that all GPUs of the machine have. Where they have several it
+    stays a number: CUDA counts by speed and by what is visible, the driver does not.
+    """
+    device, names = cell.get("device") or "", sorted({gpu["gpu"] for gpu in environment.get("gpus", [])})
+    if device.startswith("CPU") or not (device or names):
+        return str(environment.get("processor", "unknown hardware"))
+    if device and not re.search(r"GPU[ :]\d+$", device):
+        return str(device)
+    return names[0] if len(names) == 1 else f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"
