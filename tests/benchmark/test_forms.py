@@ -195,7 +195,15 @@ def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
     assert form["metric_keys"] == ["val.total_ips"]
 
 
-@pytest.mark.parametrize(("name", "values"), [("backend", ("paddle", "torch")), ("dtype", ("bf16", "fp32"))])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("backend", ("paddle", "torch")),
+        ("dtype", ("bf16", "fp32")),
+        ("compile", ("off", "on")),
+        ("layout", ("nchw", "nhwc")),
+    ],
+)
 def test_a_report_of_more_than_the_grid_has_place_for_is_refused(name: str, values: tuple, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"the form has one {name}, the report has {', '.join(values)}"):
         converted(written(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")

@@ -87,9 +87,10 @@ def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
 def nvidia_benchmark(report: Report) -> str:
     """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s by GPUs and batch.
 
-    The form has one engine, model, precision and kind of data; a report of more is refused. A cell that failed has no value.
+    The form has one engine, model, precision, layout and kind of data; a report of more is refused. A cell that failed has
+    no value.
     """
-    for name in ("backend", "model", "dtype", "data", "compile"):
+    for name in ("backend", "model", "dtype", "data", "compile", "layout"):
         found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
         if len(found) > 1:
             raise DataError(
