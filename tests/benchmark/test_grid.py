@@ -15,9 +15,11 @@ from lockstep import backends
 from lockstep.benchmark import grid as grids
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.benchmark.grid import benchmark
-from lockstep.benchmark.reading import read_benchmark
+from lockstep.benchmark.reading import environment_of, read_benchmark
 from lockstep.errors import DataError, Interrupted, UserError
+from lockstep.run import write_json
 from lockstep.workers import Ended
+from tests.benchmark.cases import rank, timeline
 from tests.processes import command, running, wait_until
 
 SMALL: dict[str, Any] = {"image_size": 32, "eval_crop": 32, "eval_resize": 36, "logits": 10}
@@ -63,7 +65,7 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
     assert entry["data_wait_share"] < 0.05
     assert report["machine"]["gemm_gflops"]["fp32"] == entry["roofline"]["gemm_gflops"] > 0
     assert report["machine"]["copy_gb_per_sec"] > 0
-    assert report["environment"][engine]
+    assert report["environment"][engine][engine] == backends.FRAMEWORKS[engine].version()
     assert (report["kind"], report["version"], report["command"]) == ("lockstep-benchmark", 1, "a command")
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
@@ -183,6 +185,28 @@ def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
     assert [(entry["batch"], entry["status"]) for entry in report["cells"]] == [(4, "failed"), (8, "out of memory")]
 
 
+def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(worker: Callable[..., None], tmp_path: Path) -> None:
+    versions = {"torch": "2.0", "reference": "1.26"}
+
+    def measure(folder: Path) -> Ended:
+        backend = json.loads((folder / "cell.json").read_text())["cell"]["backend"]
+        left = rank(timeline(*map(float, range(1, 7)))) | {"environment": {backend: versions[backend], "python": backend}}
+        write_json(folder / "rank-0.json", left)
+        return Ended(0, "")
+
+    worker(measure)
+    out = tmp_path / "report.json"
+    report = benchmark(cells(engines=["torch", "reference"]), PLAN, out=out)
+    assert report["environment"] == {
+        "torch": {"torch": "2.0", "python": "torch"},
+        "reference": {"reference": "1.26", "python": "reference"},
+    }
+    assert environment_of(report, "reference")["python"] == "reference"
+    versions["torch"] = "2.1"
+    first, _, again = benchmark(cells(engines=["torch"], batches=(8,)), PLAN, out=out)["cells"]
+    assert (first["remarks"], again["remarks"]) == ([], ["measured with torch 2.1, cells before with 2.0"])
+
+
 def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path) -> None:
     done: list[Path] = []
 
@@ -207,6 +231,36 @@ def test_a_report_of_other_settings_is_not_mixed_with(worker: Callable[..., None
     benchmark(cells(), PLAN, out=out)
     with pytest.raises(UserError, match="iterations: 3 there, 4 now"):
         benchmark(cells(), replace(PLAN, iterations=4), out=out)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        ({"gpu": "H200", "driver": "570"}, r"gpus: \['H100'\] there, \['H200'\] now"),
+        ({"gpu": "H100", "driver": "571"}, "driver: 570 there, 571 now"),
+    ],
+)
+def test_a_report_of_another_gpu_or_driver_is_not_mixed_with(
+    gpu: dict[str, str], message: str, worker: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker(lambda folder: Ended(1, "no"))
+    out = tmp_path / "report.json"
+    monkeypatch.setattr(grids, "gpus", lambda: [{"gpu": "H100", "driver": "570"}])
+    benchmark(cells(), PLAN, out=out)
+    monkeypatch.setattr(grids, "gpus", lambda: [gpu])
+    with pytest.raises(UserError, match=message):
+        benchmark(cells(), PLAN, out=out)
+
+
+def test_a_report_of_another_lockstep_is_not_mixed_with(
+    worker: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker(lambda folder: Ended(1, "no"))
+    out = tmp_path / "report.json"
+    benchmark(cells(), PLAN, out=out)
+    monkeypatch.setattr(grids, "version", lambda name: "9.9")
+    with pytest.raises(UserError, match=r"lockstep: \S+ there, 9.9 now"):
+        benchmark(cells(), PLAN, out=out)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "lockstep-benchmark", "version": 2}', "\x00"])

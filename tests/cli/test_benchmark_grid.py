@@ -111,7 +111,7 @@ def test_a_report_is_written_and_held_against_another(
     assert "batch 4 2.000 (2.000 to 2.000) 1.000 (1.000 to 1.000) 2.000 apart" in " ".join(table.split())
     report = json.loads(now.read_text())
     assert report["command"].startswith("lockstep benchmark train -b 4 -i 9 -o ")
-    assert report["environment"]["torch"] == "2"
+    assert report["environment"]["torch"] == {"torch": "2"}
     # Again: measured already, and the two still beside each other.
     done = len(measured)
     _, again, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from lockstep import backends
 from lockstep.benchmark.cells import SYNTHETIC, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
+from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.reading import KIND, VERSION, read_benchmark
 from lockstep.benchmark.worker import save_task
 from lockstep.data.sources import find_sources
@@ -38,7 +40,7 @@ def benchmark(
     or when the handler of a signal raises it.
     """
     plan = plan or Plan()
-    settings = plan.fields() | {"processor": processor(), "cores": cores()}
+    settings = plan.fields() | _machine()
     if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
         raise UserError("num_examples says how many images of --data DIR to go through; synthetic data are one batch")
     recipes = [plan.recipe_of(cell) for cell in cells]  # all that is wrong with them is said before anything is measured
@@ -67,6 +69,18 @@ def benchmark(
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
         raise Interrupted(f"stopped after {done} of {len(cells)} cells, {kept}", code) from None
     return report
+
+
+def _machine() -> dict[str, Any]:
+    """Return what cells of one report must have in common besides the plan."""
+    found = gpus()
+    return {
+        "lockstep": version("lockstep-vision"),
+        "processor": processor(),
+        "cores": cores(),
+        "gpus": [gpu["gpu"] for gpu in found],
+        "driver": found[0]["driver"] if found else None,
+    }
 
 
 def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +119,12 @@ def _place(report: dict[str, Any], cell: Cell) -> int | None:
 
 def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: Cell) -> None:
     """Put a cell into the report, and what it says of the machine: the fastest that any cell found."""
-    report["environment"] = found.pop("environment", {}) | report["environment"]
+    environment = found.pop("environment", None)
+    if environment is not None:
+        kept = report["environment"].setdefault(cell.backend, environment)
+        now, before = environment.get(cell.backend), kept.get(cell.backend)
+        if now != before:
+            found["remarks"].append(f"measured with {cell.backend} {now}, cells before with {before}")
     roofline, machine = found["roofline"], report["machine"]
     if roofline is not None:
         machine["copy_gb_per_sec"] = max(machine["copy_gb_per_sec"] or 0.0, roofline["copy_gb_per_sec"])

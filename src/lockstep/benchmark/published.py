@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lockstep.benchmark.reading import environment_of
 from lockstep.errors import DataError, RecipeError
 from lockstep.recipes import load_recipe
 
@@ -142,7 +143,7 @@ def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool =
         shown = [row for row in alike if everything or row.accelerators == cell["ranks"]]
         if not everything and any(row.batch_images == cell["batch"] for row in shown):
             shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
-        hardware, size = hardware_of(report["environment"], cell), _image_size(report, cell)
+        hardware, size = hardware_of(environment_of(report, cell["backend"]), cell), _image_size(report, cell)
         beside = tuple(Beside(row, _ratio(cell, hardware, row) if size == PUBLISHED_SIZE else None) for row in shown)
         found.append(Comparison(cell, hardware, size, beside, len(alike) - len(shown)))
     return found

@@ -9,6 +9,16 @@ from lockstep.errors import DataError
 KIND, VERSION = "lockstep-benchmark", 1
 
 
+def environment_of(report: dict[str, Any], backend: str) -> dict[str, Any]:
+    """Return the environment that a backend's cells were measured in; empty if none of them has figures.
+
+    It may be one of its own (MXNet's), with another Python and NumPy. In older reports there is one for all backends.
+    """
+    environment: dict[str, Any] = report["environment"]
+    own: dict[str, Any] = environment if "processor" in environment else environment.get(backend, {})
+    return own
+
+
 def read_benchmark(path: Path) -> dict[str, Any]:
     """Return a benchmark report. Raises `DataError` if the file is none, or one of another version."""
     try:
