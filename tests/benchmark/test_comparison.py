@@ -1,6 +1,6 @@
 """Cells held against cells."""
 
-from lockstep.benchmark.comparison import between, claims
+from lockstep.benchmark.comparison import between, claims, differences
 from tests.benchmark.cases import entry
 
 
@@ -53,3 +53,28 @@ def test_two_reports_are_held_against_each_other_where_both_have_figures() -> No
     then = {"cells": [entry(30.0, batch=16), entry(10.0), entry(batch=32), entry(dtype="bf16")]}
     pairs = between(now, then)
     assert [(pair.over["batch"], pair.quotient, pair.overlap) for pair in pairs] == [(4, 1.2, False), (16, 1.0, True)]
+
+
+def settings(**changes: object) -> dict[str, object]:
+    return {"recipe": "demo", "changes": {}, "iterations": 9, "processor": "a", "gpus": [], "lockstep": "1"} | changes
+
+
+def test_what_was_measured_and_where_forbids_a_quotient_and_versions_and_lengths_do_not() -> None:
+    about = {"processor": "a", "torch": "2.0", "processor_mhz": [1.0]}
+    now = {"settings": settings(), "environment": {"torch": about}, "cells": [entry()]}
+    newer = {"torch": about | {"torch": "2.1", "processor_mhz": [2.0]}}
+    changed = settings(changes={"image_size": 64}, iterations=3, gpus=["H100"], lockstep="2")
+    then = {"settings": changed, "environment": newer, "cells": [entry()]}
+    assert [(found.name, found.ours, found.theirs, found.divides) for found in differences(now, then)] == [
+        ("changes", {}, {"image_size": 64}, False),
+        ("iterations", 9, 3, True),
+        ("gpus", [], ["H100"], False),
+        ("lockstep", "1", "2", True),
+        ("torch: torch", "2.0", "2.1", True),
+    ]
+    assert differences(now, now) == []
+
+
+def test_an_environment_of_one_report_alone_is_no_difference() -> None:
+    now = {"settings": settings(), "environment": {"torch": {"processor": "a"}}, "cells": [entry()]}
+    assert differences(now, now | {"environment": {}}) == []

@@ -112,12 +112,29 @@ def test_a_report_is_written_and_held_against_another(
     report = json.loads(now.read_text())
     assert report["command"].startswith("lockstep benchmark train -b 4 -i 9 -o ")
     assert report["environment"]["torch"] == {"torch": "2"}
+    assert "measured in one report alone: 0 cells here, 1 there" in table
+    assert "nothing is divided" not in table
     # Again: measured already, and the two still beside each other.
     done = len(measured)
     _, again, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
     assert len(measured) == done
     assert "(kept)" in again
     assert "apart" in again
+
+
+def test_nothing_is_divided_by_a_report_of_other_settings(
+    answer: Answer, measured: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    then = tmp_path / "then.json"
+    assert answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0] == 0
+    _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 12, "--compare", then)
+    table = output[output.index("this report (left) beside the other") :]
+    assert "iterations: 12 here, 9 there" in table
+    assert "changes: {} here, {'image_size': 64} there" in table
+    assert "these are not the same measurement (changes), so nothing is divided" in table
+    assert "batch 4 1.000 (1.000 to 1.000) 1.000 (1.000 to 1.000)" in " ".join(table.split())
+    assert "quotient" not in table
+    assert "apart" not in table
 
 
 def test_json_is_the_report(answer: Answer, measured: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.benchmark.cells import Cell
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.grid import key
+from lockstep.benchmark.reading import environment_of
 from lockstep.benchmark.statistics import overlap, quotient
 
 Entry = dict[str, Any]
@@ -68,6 +69,39 @@ def _base(entry: Entry, axis: str) -> Any:
 
 
 _SWITCHES = {"compile": {"on": "off"}, "layout": {"nhwc": "nchw"}}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two reports say differently of how they were measured."""
+
+    name: str
+    ours: Any
+    theirs: Any
+    divides: bool
+    """Whether their rates may be divided all the same: they measured the same thing on the same machine."""
+
+
+_SAME = ("recipe", "changes", "execution", "num_examples", "processor", "cores", "gpus")
+"""Settings without which two cells are not the same measurement."""
+_PASSING = ("processor_mhz", "gpus")
+"""Of an environment: clocks of the moment, and what settings have."""
+
+
+def differences(report: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """Return how settings differ, and environments of backends that both have measured. None stands for what is not told."""
+    found = _differences(report.get("settings", {}), other.get("settings", {}), "")
+    for backend in dict.fromkeys(cell["backend"] for cell in report["cells"]):
+        ours, theirs = environment_of(report, backend), environment_of(other, backend)
+        if ours and theirs:
+            of_backend = _differences(ours, theirs, f"{backend}: ")
+            found += [each for each in of_backend if each.name.removeprefix(f"{backend}: ") not in _PASSING]
+    return found
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> list[Difference]:
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
+    return [Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME) for name in names]
 
 
 def between(report: dict[str, Any], other: dict[str, Any]) -> list[Pair]:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.benchmark.comparison import Pair, between, claims
+from lockstep.benchmark.comparison import Pair, between, claims, differences
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.statistics import printed
 
@@ -39,7 +39,7 @@ def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
         console.print(_quotients(pairs))
     if other is not None:
         console.print("\nthis report (left) beside the other", markup=False)
-        console.print(_side_by_side(between(report, other)))
+        _beside(console, report, other)
     _remarks(console, report["cells"])
 
 
@@ -98,13 +98,26 @@ def _name_of(pair: Pair) -> str:
     return " ".join(value for name, value in parts.items() if name != pair.axis)
 
 
-def _side_by_side(pairs: list[Pair]) -> Table:
-    table = _table("", "images/s", "images/s", "quotient", "intervals")
+def _beside(console: Console, report: dict[str, Any], other: dict[str, Any]) -> None:
+    """Print how two reports were measured differently, and the cells of both, divided if they are the same measurement."""
+    found, pairs = differences(report, other), between(report, other)
+    for each in found:
+        console.print(f"{each.name}: {each.ours} here, {each.theirs} there", markup=False)
+    hinder = [each.name for each in found if not each.divides]
+    if hinder:
+        console.print(f"these are not the same measurement ({', '.join(hinder)}), so nothing is divided", markup=False)
+    console.print(_side_by_side(pairs, divided=not hinder))
+    alone = [sum(entry["status"] == OK for entry in each["cells"]) - len(pairs) for each in (report, other)]
+    if any(alone):
+        console.print(f"measured in one report alone: {alone[0]} cells here, {alone[1]} there", markup=False)
+
+
+def _side_by_side(pairs: list[Pair], *, divided: bool) -> Table:
+    table = _table("", "images/s", "images/s", *(("quotient", "intervals") if divided else ()))
     for pair in pairs:
-        rate, other, ratio, apart = _values(pair)
-        table.add_row(
-            _name(pair.over), f"{rate} ({_interval(pair.over)})", f"{other} ({_interval(pair.under)})", ratio, apart
-        )
+        rate, other, *compared = _values(pair)
+        rates = (f"{rate} ({_interval(pair.over)})", f"{other} ({_interval(pair.under)})")
+        table.add_row(_name(pair.over), *rates, *(compared if divided else ()))
     return table
 
 
