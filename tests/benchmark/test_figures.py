@@ -76,8 +76,10 @@ def test_other_programs_have_what_no_rank_has() -> None:
     assert found(rank(timeline(1.0, 2.0), processors=untold))["other_programs_share"] is None
 
 
-def test_without_a_matrix_product_no_limit_is_claimed() -> None:
-    result = found(rank(timeline(1.0, 2.0), gemm_gflops=None))
+@pytest.mark.parametrize("name", ["gemm_gflops", "copy_gb_per_sec"])
+def test_without_products_or_copies_no_limit_is_claimed(name: str) -> None:
+    result = found(rank(timeline(1.0, 2.0)), rank(timeline(1.0, 2.0), **{name: None}))
+    assert result["roofline"][name] is None
     assert result["roofline"]["limit_images_per_sec"] is None
     assert result["roofline"]["share_of_limit"] is None
     assert result["roofline"]["gflop_per_image"] > 24

@@ -83,8 +83,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device(clock)
     monkeypatch.setattr(measuring, "time", clock)
     monkeypatch.setattr(backends, "load", lambda name: made)
-    monkeypatch.setattr(rates, "gemm_gflops", lambda name, dtype, on_gpu: 7.0)
-    monkeypatch.setattr(rates, "copy_gb_per_sec", lambda name, on_gpu: 5.0)
+    monkeypatch.setattr(rates, "gemm_gflops", lambda name, dtype, on_gpu, ranks: 7.0)
+    monkeypatch.setattr(rates, "copy_gb_per_sec", lambda name, on_gpu, ranks: 5.0)
     return made
 
 
@@ -183,13 +183,33 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
 
 
 def test_a_product_that_a_framework_lacks_is_a_remark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(name: str, dtype: str, on_gpu: bool) -> float:
+    def lacking(name: str, dtype: str, on_gpu: bool, ranks: int) -> float:
         raise RuntimeError("no kernel for this type\nand much more")
 
     monkeypatch.setattr(rates, "gemm_gflops", lacking)
     found = measure("train")
     assert found.gemm_gflops is None
     assert found.remarks == ["torch has no matrix product in fp32 here, so no limit is known: no kernel for this type"]
+
+
+def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(name: str, on_gpu: bool, ranks: int) -> float:
+        raise MemoryError("Unable to allocate 256. MiB")
+
+    monkeypatch.setattr(rates, "copy_gb_per_sec", failing)
+    found = measure("train")
+    assert (found.copy_gb_per_sec, found.gemm_gflops) == (None, 7.0)
+    assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]
+    assert found.remarks == ["torch has no copy here, so no limit is known: Unable to allocate 256. MiB"]
+
+
+def test_ranks_begin_products_and_copies_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(device, "any", lambda flag: bool(calls.append("together")))
+    monkeypatch.setattr(rates, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0)
+    monkeypatch.setattr(rates, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0)
+    measure("train")
+    assert calls[-4:] == ["together", "products", "together", "copies"]
 
 
 def test_progress_is_told_seldom_and_at_the_end(device: Device) -> None:

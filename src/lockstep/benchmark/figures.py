@@ -82,13 +82,11 @@ def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | Non
 def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float) -> dict[str, Any]:
     """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set and the share of it.
 
-    Limit and share are None where the framework has no matrix product to measure.
+    A rate is None where some rank could not measure it, and with it limit and share.
     """
     of_image = image_work(cell, recipe)
-    copy = math.fsum(rank["copy_gb_per_sec"] for rank in ranks)
-    products = [rank["gemm_gflops"] for rank in ranks]
-    gemm = None if None in products else math.fsum(products)
-    limit = None if gemm is None else limit_images_per_sec(of_image, gemm, copy)
+    gemm, copy = (_added([rank[name] for rank in ranks]) for name in ("gemm_gflops", "copy_gb_per_sec"))
+    limit = None if gemm is None or copy is None else limit_images_per_sec(of_image, gemm, copy)
     return {
         "gflop_per_image": of_image.flops / 1e9,
         "bytes_per_image": of_image.bytes,
@@ -97,6 +95,11 @@ def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: flo
         "limit_images_per_sec": limit,
         "share_of_limit": None if limit is None else rate / limit,
     }
+
+
+def _added(rates: list[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return math.fsum(known) if len(known) == len(rates) else None
 
 
 def image_work(cell: Cell, recipe: Recipe) -> Work:

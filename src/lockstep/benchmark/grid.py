@@ -127,14 +127,17 @@ def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: 
             found["remarks"].append(f"measured with {cell.backend} {now}, cells before with {before}")
     roofline, machine = found["roofline"], report["machine"]
     if roofline is not None:
-        machine["copy_gb_per_sec"] = max(machine["copy_gb_per_sec"] or 0.0, roofline["copy_gb_per_sec"])
-        fastest = machine["gemm_gflops"].get(cell.dtype)
-        gemm = roofline["gemm_gflops"]
-        machine["gemm_gflops"][cell.dtype] = gemm if fastest is None else max(fastest, gemm or 0.0)
+        machine["copy_gb_per_sec"] = _faster(machine["copy_gb_per_sec"], roofline["copy_gb_per_sec"])
+        products = machine["gemm_gflops"]
+        products[cell.dtype] = _faster(products.get(cell.dtype), roofline["gemm_gflops"])
     if at is None:
         report["cells"].append(found)
     else:
         report["cells"][at] = found
+
+
+def _faster(*rates: float | None) -> float | None:
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Measured:
     loader_only: Timeline | None
     """Batches taken from the loader and nothing done with them; None without one."""
     gemm_gflops: float | None
-    copy_gb_per_sec: float
+    copy_gb_per_sec: float | None
     processors: ProcessorTime
     """That passed while iterations counted."""
     machine_cores: int
@@ -109,8 +109,10 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
                 world.any(False)
                 loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
         world.any(False)
-        gemm, remarks = _gemm(cell, world)
-        copy = rates.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu)
+        gemm, no_product = _rate(lambda: rates.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks))
+        world.any(False)  # ranks share a memory, so that all copy or none
+        copy, no_copy = _rate(lambda: rates.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
+        what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
         return Measured(
             device=world.device,
             on_gpu=world.on_gpu,
@@ -122,7 +124,9 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             copy_gb_per_sec=copy,
             processors=passed,
             machine_cores=os.cpu_count() or 1,
-            remarks=remarks,
+            remarks=[
+                f"{cell.backend} has no {name} here, so no limit is known: {said}" for name, said in what.items() if said
+            ],
         )
     finally:
         world.close()
@@ -180,12 +184,13 @@ def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timel
     return Timeline(began, ends, [0.0] * steps)
 
 
-def _gemm(cell: Cell, world: World) -> tuple[float | None, list[str]]:
+def _rate(measured: Callable[[], float]) -> tuple[float | None, str]:
+    """Return a rate, or why there is none: the cell's own figures are there by then and need none."""
     try:
-        return rates.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu), []
-    except Exception as error:  # each framework has its own way to say that it has no such product
+        return measured(), ""
+    except Exception as error:  # each framework has its own way to say that it has no such product, or too little memory
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return None, [f"{cell.backend} has no matrix product in {cell.dtype} here, so no limit is known: {said:.200}"]
+        return None, f"{said:.200}"
 
 
 class _Source:

@@ -1,10 +1,12 @@
 """The rates a machine reaches: matrix products by the framework that is measured, and copies of memory."""
 
 import operator
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
 COPY_BYTES = {"cpu": 2**28, "gpu": 2**30}
 """More than any cache holds."""
 SECONDS = 0.5
-"""Products and copies are repeated for so long; the fastest counts, since nothing runs faster than a machine can."""
+"""Products and copies are repeated for so long. The fastest counts, since nothing runs faster than a machine can; of several
+ranks, whose rates are added up, the median: one rank is fastest when others pause, and each would count so."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def _mxnet(on_gpu: bool) -> Arithmetic:
     from lockstep.backends.mxnet.loading import mx
 
     names = {"bf16": "bfloat16", "fp16": "float16"}
-    context = mx.gpu(0) if on_gpu else mx.cpu()
+    context = mx.gpu(int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else mx.cpu()
     return Arithmetic(
         lambda array, dtype: mx.nd.array(array, context).astype(names.get(dtype, "float32")),
         lambda result: result.wait_to_read(),
@@ -87,8 +90,8 @@ ARITHMETIC: dict[str, Callable[[bool], Arithmetic]] = {
 }
 
 
-def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool) -> float:
-    """Return the rate of a large matrix product, in GFLOP/s, on all that this process may use.
+def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool, ranks: int) -> float:
+    """Return the rate of a large matrix product, in GFLOP/s, on all that this process may use, one of so many that measure.
 
     Raises whatever the framework does where it has no such product.
     """
@@ -96,26 +99,26 @@ def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool) -> float:
     arithmetic = ARITHMETIC[backend](on_gpu)
     drawn = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
     a, b = (arithmetic.tensor(drawn / np.sqrt(size), dtype) for _ in range(2))
-    return 2 * size**3 / _fastest(lambda: arithmetic.wait(arithmetic.product(a, b))) / 1e9
+    return 2 * size**3 / _seconds(lambda: arithmetic.wait(arithmetic.product(a, b)), ranks) / 1e9
 
 
-def copy_gb_per_sec(backend: str, *, on_gpu: bool) -> float:
-    """Return the rate of a copy, in 1e9 bytes a second, read and written bytes counted each.
+def copy_gb_per_sec(backend: str, *, on_gpu: bool, ranks: int) -> float:
+    """Return the rate of a copy by one of so many ranks, in 1e9 bytes a second, read and written bytes counted each.
 
     On a CPU by NumPy in a thread for each core, whatever the framework: few of them copy with more than one.
     """
     if on_gpu:
         size, arithmetic = COPY_BYTES["gpu"], ARITHMETIC[backend](True)
         values = arithmetic.tensor(np.zeros((1024, size // 4096), np.float32), "fp32")
-        return 2 * size / _fastest(lambda: arithmetic.wait(-values)) / 1e9
+        return 2 * size / _seconds(lambda: arithmetic.wait(-values), ranks) / 1e9
     size, threads = COPY_BYTES["cpu"], share_of_cores()
     sources, targets = (np.array_split(np.ones(size // 8), threads) for _ in range(2))
     with ThreadPoolExecutor(threads) as pool:
-        return 2 * size / _fastest(lambda: list(pool.map(np.copyto, targets, sources))) / 1e9
+        return 2 * size / _seconds(lambda: list(pool.map(np.copyto, targets, sources)), ranks) / 1e9
 
 
-def _fastest(work: Callable[[], object]) -> float:
-    """Return the shortest time of several, in seconds; the first is left out."""
+def _seconds(work: Callable[[], object], ranks: int) -> float:
+    """Return the shortest time of several, in seconds, or of several ranks the median; the first is left out."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -123,4 +126,4 @@ def _fastest(work: Callable[[], object]) -> float:
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
-    return min(times)
+    return min(times) if ranks == 1 else median(times)
