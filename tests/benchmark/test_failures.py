@@ -26,6 +26,12 @@ def test_numpys_own_error_is_want_of_memory() -> None:
         "could not create a memory object",
         "the GPU has too little memory for 512 images in 1 parts: ...",
         "[Errno 12] Cannot allocate memory",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "Out-of-memory while compiling",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "Fail to alloc memory of 1073741824 size, error code is 2.",
+        "Failed to alloc 4294967296 bytes",
+        "[12:00:00] src/storage/./cpu_device_storage.h: Cannot malloc 9 bytes",
     ],
 )
 def test_the_frameworks_words_are_known(words: str) -> None:

@@ -8,8 +8,9 @@ from lockstep.workers import Ended
 
 OK, OUT_OF_MEMORY, FAILED, MISSING = "ok", "out of memory", "failed", "missing"
 _WORDS = re.compile(
-    r"out of memory|too little memory|not enough memory|can't allocate memory|cannot allocate memory|unable to allocate"
-    r"|could not allocate|failed to allocate|\boom when allocating|bad_alloc|could not create a memory|ResourceExhausted",
+    r"out.of.memory|too little memory|not enough memory|can't allocate memory|cannot allocate memory|unable to allocate"
+    r"|could not allocate|fail(ed)? to alloc|alloc_failed|cannot malloc|\boom when allocating|bad_alloc"
+    r"|could not create a memory|ResourceExhausted",
     re.IGNORECASE,
 )
 """How the frameworks, NumPy, oneDNN, C++ and the system say it."""
