@@ -29,6 +29,13 @@ def test_what_a_worker_tells_is_heard_and_what_else_it_prints_is_not(tmp_path: P
     assert told == [(1, 2), (2, 2)]
 
 
+def test_bytes_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    code = "import os\nfrom lockstep.workers import tell\nos.write(1, bytes([0xff, 0xfe, 10]))\ntell(1, 2)"
+    assert carry_out(python(code), tmp_path, lambda *now: told.append(now)).code == 0
+    assert told == [(1, 2)]
+
+
 def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(100): print(i, file=sys.stderr)\nsys.exit(7)"
     ended = carry_out(python(code), tmp_path, silent)

@@ -36,7 +36,13 @@ def carry_out(command: Sequence[str | Path], folder: Path, progress: Callable[[i
     environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS} | {"TMPDIR": str(folder)}
     with (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors:
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            errors="replace",  # a framework may print what it likes
+            env=environment,
         ) as process:
             try:
                 assert process.stdout is not None
