@@ -127,7 +127,7 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
     out = tmp_path / "report.json"
     arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 2, *SET]
     with running(*arguments, "-o", out) as process:
-        wait_until(out.exists)
+        wait_until(lambda: bool(out.exists() and read_benchmark(out)["cells"]))
         process.kill()
     kept = read_benchmark(out)["cells"]
     assert len(kept) == 1
@@ -270,6 +270,20 @@ def test_a_file_that_is_no_report_is_refused_and_kept(text: str, tmp_path: Path)
     with pytest.raises(UserError, match=r"is (no|a) report of `lockstep benchmark`"):
         benchmark(cells(), PLAN, out=out)
     assert out.read_text() == text
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(
+    worker: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    measured: list[Path] = []
+    worker(lambda folder: (measured.append(folder), Ended(1, "no"))[1])
+    monkeypatch.setattr(grids, "write_json", full)
+    with pytest.raises(UserError, match=r"report.json cannot be written: No space left on device"):
+        benchmark(cells(), PLAN, out=tmp_path / "report.json")
+    assert measured == []
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:

@@ -144,6 +144,19 @@ def test_json_is_the_report(answer: Answer, measured: list[dict[str, Any]]) -> N
     assert [entry["images_per_sec"] for entry in report["cells"]] == [1.0]
 
 
+def test_the_exit_code_is_1_if_no_cell_has_figures(
+    answer: Answer, measured: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, work = tmp_path / "report.json", grids.carry_out
+    monkeypatch.setattr(grids, "carry_out", lambda command, folder, progress: Ended(1, "no"))
+    assert answer("benchmark", "train", "-b", 4, "-i", 9, "-o", out)[0] == 1
+    monkeypatch.setattr(grids, "carry_out", work)
+    assert answer("benchmark", "train", "-b", "4,8", "-i", 9, "-o", out)[0] == 0
+    monkeypatch.setattr(grids, "carry_out", lambda command, folder, progress: Ended(1, "no"))
+    assert answer("benchmark", "train", "-b", "16", "-i", 9, "-o", out, "--json")[0] == 1
+    assert answer("benchmark", "train", "-b", "16,8", "-i", 9, "-o", out)[0] == 0
+
+
 def test_what_is_not_steady_is_said(answer: Answer, measured: list[dict[str, Any]]) -> None:
     _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 3)
     assert "n 1, batch 4: not steady: 3 iterations are too few to tell" in output
@@ -182,7 +195,7 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
     size = ("--set", "eval_crop=32", "--set", "eval_resize=36")
     many = ("benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-i", 2, "-b", "1,2,4,8", *size)
     with running(*many, "-o", out) as process:
-        wait_until(out.exists)
+        wait_until(lambda: out.exists() and json.loads(out.read_text())["cells"])
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == expected, (output, errors)

@@ -31,7 +31,7 @@ def benchmark(
     command: str = "",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Measure cells and return the report; `out` holds it from the first cell on, and is whole at every moment.
+    """Measure cells and return the report; `out` holds it from the beginning, and is whole at every moment.
 
     Started again with the same `out`, cells that have figures, or had too little memory, are not measured again; those that
     failed are. `command` is noted in the report. A cell that cannot be measured has a `status` other than "ok" and a reason.
@@ -50,6 +50,11 @@ def benchmark(
             find_sources(Path(cell.data))
     path = None if out is None else Path(out)
     report = _opened(path, settings) | {"command": command}
+    if path is not None:
+        try:
+            write_json(path, report)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}; give another -o") from None
     recorder = Recorder(listener)
     progress, done = recorder.progress("measuring"), 0
     try:
@@ -115,6 +120,12 @@ def key(entry: dict[str, Any]) -> tuple[Any, ...]:
 def _place(report: dict[str, Any], cell: Cell) -> int | None:
     own = key(cell.fields())
     return next((i for i, entry in enumerate(report["cells"]) if key(entry) == own), None)
+
+
+def entries_of(report: dict[str, Any], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the report's entries of these cells, all of which it must have."""
+    places = {key(entry): entry for entry in report["cells"]}
+    return [places[key(cell.fields())] for cell in cells]
 
 
 def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: Cell) -> None:

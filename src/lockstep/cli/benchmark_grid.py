@@ -63,7 +63,8 @@ def measure(
 ) -> None:
     """Measure a grid of cells; which, is said by the command's name."""
     from lockstep.benchmark.cells import Plan, grid
-    from lockstep.benchmark.grid import benchmark
+    from lockstep.benchmark.failures import OK
+    from lockstep.benchmark.grid import benchmark, entries_of
     from lockstep.benchmark.reading import read_benchmark
     from lockstep.cli.benchmark_tables import line, show
     from lockstep.cli.console import Reporter
@@ -99,6 +100,8 @@ def measure(
         print(json.dumps(report, indent=1))
     else:
         show(report, other)
+    if not any(entry["status"] == OK for entry in entries_of(report, cells)):
+        raise typer.Exit(1)
 
 
 def cell(folder: Path) -> None:
