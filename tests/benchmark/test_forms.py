@@ -254,6 +254,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
         converted(run, "timm")
 
 
+@pytest.mark.parametrize("left", [b"", b'{"ranks": 2, "tra', b"\xff\xfe"])
+def test_a_damaged_environment_is_refused(left: bytes, run: Path) -> None:
+    (run / "environment.json").write_bytes(left)
+    with pytest.raises(DataError, match=r"environment.json is not JSON .*; restore the file"):
+        converted(run, "timm")
+
+
 def test_a_run_that_trained_nothing_is_refused(run: Path) -> None:
     write_log(run, LOG[:1])
     with pytest.raises(DataError, match="nothing was trained yet"):

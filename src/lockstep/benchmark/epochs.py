@@ -67,10 +67,10 @@ def images_of(entries: Iterable[Entry]) -> int:
 
 
 def read_run(folder: Path) -> LoggedRun:
-    """Read a run's folder. Raises `DataError` if it holds no run, or one that has trained nothing yet."""
+    """Read a run's folder. Raises `DataError` if it holds no run, a damaged one, or one that has trained nothing yet."""
     try:
         recipe = load_recipe(folder)
-        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        environment = _environment(folder / "environment.json")
         ended_at = (folder / "log.jsonl").stat().st_mtime
     except OSError as error:
         raise DataError(f"{folder} holds no run that has begun ({error.strerror}: {error.filename})") from None
@@ -79,6 +79,14 @@ def read_run(folder: Path) -> LoggedRun:
     if not epochs:
         raise DataError(f"{folder}: nothing was trained yet")
     return LoggedRun(recipe, environment, epochs, _seconds(entries), ended_at)
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); restore the file") from None
+    return found
 
 
 def _epochs(entries: list[Entry], per_epoch: int) -> tuple[Epoch, ...]:
