@@ -62,7 +62,6 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
     entry = one(report)
     assert_sound(entry)
     assert (entry["backend"], entry["what"], entry["bound_by"]) == (engine, what, "computing")
-    assert entry["data_wait_share"] < 0.05
     assert report["machine"]["gemm_gflops"]["fp32"] == entry["roofline"]["gemm_gflops"] > 0
     assert report["machine"]["copy_gb_per_sec"] > 0
     assert report["environment"][engine][engine] == backends.FRAMEWORKS[engine].version()

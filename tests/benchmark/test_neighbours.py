@@ -14,8 +14,7 @@ def test_what_this_process_works_is_its_own_and_the_machines() -> None:
     while time.process_time() < start.own_sec + 0.3:
         pass
     passed = ProcessorTime.now().since(start)
-    assert passed.own_sec >= 0.3
-    assert passed.wall_sec >= 0.3
+    assert passed.own_sec >= 0.3  # as long as it was worked above, by the same clock
     assert passed.busy_sec is not None
     assert passed.busy_sec >= 0.25  # it is counted in hundredths
 
