@@ -26,9 +26,9 @@ test-engines:
 test-others:
 	$(RUN)/python -m pytest --ignore tests/backends
 
-# In MXNet's own environment: the conformance suite, and runs at the command line.
+# In MXNet's own environment: the conformance suite, runs at the command line, and what a benchmark holds cells against.
 test-mxnet: $(MXNET)/.made
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/backends tests/cli/test_train.py
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/backends tests/benchmark/test_rates.py tests/cli/test_train.py
 
 # The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
 browser:
