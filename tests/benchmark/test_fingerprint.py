@@ -1,12 +1,16 @@
 """What is noted of the machine."""
 
+import json
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 
+from lockstep import backends
 from lockstep.benchmark.fingerprint import fingerprint, gpus
+from lockstep.recipes import Execution
 
 
 def test_cores_clocks_threads_and_versions_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,6 +19,35 @@ def test_cores_clocks_threads_and_versions_are_noted(monkeypatch: pytest.MonkeyP
     assert found["cores"] == len(os.sched_getaffinity(0))
     assert found["threads"]["OMP_NUM_THREADS"] == "3"
     assert {"lockstep", "numpy", "processor", "processor_mhz", "processor_mhz_max", "governor", "gpus"} <= set(found)
+
+
+HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.version() is not None]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_threads_and_libraries_are_those_that_the_framework_tells(name: str) -> None:
+    found = fingerprint(name)
+    world = backends.load(name).world(Execution.of({"backend": name, "device": "cpu"}))
+    try:
+        assert world.device.startswith("CPU")
+        assert re.findall(r"(\d+) threads", world.device) in ([str(found["threads"]["used"])], [])
+    finally:
+        world.close()
+    assert {"cuda", "cudnn", "onednn"} <= set(found)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(("chosen", "used"), [("3", 3), ("4,2", 4), ("many", None)])
+def test_threads_are_the_first_number_that_was_chosen(
+    chosen: str, used: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", chosen)
+    assert fingerprint("reference")["threads"]["used"] == used
+
+
+def test_pytorchs_own_onednn_is_noted() -> None:
+    torch = pytest.importorskip("torch")
+    assert f"v{fingerprint('torch')['onednn']} " in torch.__config__.show()
 
 
 def test_nvidias_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
