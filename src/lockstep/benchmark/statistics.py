@@ -127,10 +127,11 @@ def check(times_sec: Sequence[float], images: int, rate: float, latency: dict[st
 def printed(rate: float) -> str:
     """Return a rate with four digits that count.
 
-    >>> printed(9.87654), printed(98.7654), printed(98765.4)
-    ('9.877', '98.77', '98765')
+    >>> printed(9.87654), printed(98.7654), printed(98765.4), printed(0.0123456)
+    ('9.877', '98.77', '98765', '0.01235')
     """
-    return f"{rate:.{max(3 - int(math.log10(max(rate, 1))), 0)}f}"
+    exponent = int(f"{rate:.3e}".partition("e")[2])  # after it was rounded: 9.9996 is 10.00
+    return f"{rate:.{max(3 - exponent, 0)}f}"
 
 
 def quotient(over: float, under: float) -> float:
