@@ -122,4 +122,4 @@ def gpus() -> list[dict[str, str]]:
     command = ["nvidia-smi", f"--query-gpu={','.join(_OF_GPU.values())}", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [dict(zip(_OF_GPU, row, strict=False)) for row in rows]
+    return [dict(zip(_OF_GPU, row, strict=True)) for row in rows if len(row) == len(_OF_GPU)]
