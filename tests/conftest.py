@@ -1,6 +1,7 @@
 """A model, a recipe and images small enough to train in a second."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from lockstep import backends
 from lockstep.data.textures import draw_data_set
 from lockstep.models import ModelSpec
 from lockstep.recipes import Recipe
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and with them all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if backends.FRAMEWORKS["paddle"].version() is not None:
     backends.load("paddle")  # before any test imports TensorFlow, after which it cannot be imported
