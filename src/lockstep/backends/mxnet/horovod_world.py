@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+from multiprocessing import AuthenticationError
 
 import mxnet as mx
 import numpy as np
@@ -64,7 +65,7 @@ def _meet() -> Hosts:
         host, port, key = _told(b"").decode().split()
         try:
             return Hosts(hvd.rank(), hvd.size(), [hosts.reach((host, int(port)), key)])
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, AuthenticationError) as error:
             raise BackendError(f"rank {hvd.rank()} does not find rank 0 at {host}:{port}: {error}") from None
     host, key = _own_host(), secrets.token_hex()
     try:
