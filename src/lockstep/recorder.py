@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.errors import Interrupted
 from lockstep.loggers import Loggers, Opening, Picture
-from lockstep.run import read_log, write_text
+from lockstep.run import read_log, seconds_of, write_text
 
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
@@ -74,7 +74,7 @@ class Recorder:
         if entry["kind"] == "evaluate":
             self.evaluations.append(entry)
         if entry["kind"] == "train":
-            self.train_sec += entry["images"] / entry["images_per_sec"]
+            self.train_sec += seconds_of(entry)
 
     def tell(self, event: dict[str, Any]) -> None:
         """Tell the listener of something that is not logged."""

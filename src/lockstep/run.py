@@ -120,6 +120,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def seconds_of(entry: dict[str, Any]) -> float:
+    """Return the wall time of a log's interval of training, or of an evaluation, in seconds."""
+    return float(entry["images"] / entry["images_per_sec"])
+
+
 def environment(backend: str) -> dict[str, Any]:
     """Return what numbers and speed depend on outside the recipe: versions, processor, cores."""
     framework = FRAMEWORKS[backend]

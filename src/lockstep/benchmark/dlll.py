@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from lockstep.benchmark.epochs import Entry, LoggedRun, seconds_of
+from lockstep.benchmark.epochs import Entry, LoggedRun
+from lockstep.run import seconds_of
 
 PER_SEC, SEC, MS = "images/s", "s", "ms"
 

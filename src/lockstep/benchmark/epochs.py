@@ -56,11 +56,6 @@ class LoggedRun:
     """When the last entry was written: seconds since 1970."""
 
 
-def seconds_of(entry: Entry) -> float:
-    """Return the wall time of an interval of training, or of an evaluation."""
-    return float(entry["images"] / entry["images_per_sec"])
-
-
 def images_of(entries: Iterable[Entry]) -> int:
     """Return the images of some intervals of training."""
     return sum(entry["images"] for entry in entries)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.benchmark import dlll
-from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run, seconds_of
+from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run
 from lockstep.benchmark.reading import read_benchmark
 from lockstep.errors import DataError, UserError, nearest
+from lockstep.run import seconds_of
 
 Report = dict[str, Any]
 """A benchmark report."""

@@ -10,6 +10,7 @@ from lockstep.data.listing import printable
 from lockstep.recipes import Recipe
 from lockstep.reporting import statistics
 from lockstep.reporting.collect import Run
+from lockstep.run import seconds_of
 from lockstep.training import WARMUP_STEPS
 
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -95,22 +96,18 @@ def speeds(runs: Sequence[Run]) -> list[Speed]:
 
 def _speed(number: int, run: Run) -> Speed:
     entries = _after_warmup(run)
-    images, seconds = sum(e["images"] for e in entries), sum(_seconds(e) for e in entries)
-    times = [1000 * _seconds(entry) / (entry["step"] - entry["first_step"]) for entry in entries]
+    images, seconds = sum(e["images"] for e in entries), sum(seconds_of(e) for e in entries)
+    times = [1000 * seconds_of(entry) / (entry["step"] - entry["first_step"]) for entry in entries]
     evaluated = [entry["images_per_sec"] for entry in run.evaluations]
     return Speed(
         run=number,
         images_per_sec=images / seconds if entries else None,
-        data_wait_share=sum(e["data_wait_share"] * _seconds(e) for e in entries) / seconds if entries else None,
-        train_sec=sum(_seconds(entry) for entry in run.training),
+        data_wait_share=sum(e["data_wait_share"] * seconds_of(e) for e in entries) / seconds if entries else None,
+        train_sec=sum(seconds_of(entry) for entry in run.training),
         step_ms={p: float(np.percentile(times, p)) for p in PERCENTILES} if times else {},
         intervals=len(entries),
         evaluated_images_per_sec=float(np.median(evaluated)) if evaluated else None,
     )
-
-
-def _seconds(entry: dict[str, Any]) -> float:
-    return float(entry["images"] / entry["images_per_sec"])
 
 
 def _after_warmup(run: Run) -> list[dict[str, Any]]:
