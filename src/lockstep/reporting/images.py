@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.host import HostLoader
 from lockstep.data.index import Index, stored_index
 from lockstep.data.listing import printable
 from lockstep.data.sources import find_split
 from lockstep.errors import DataError
-from lockstep.order import centre_plan
+from lockstep.mistakes import as_evaluated
 from lockstep.reporting.collect import Run
 
 LARGEST_PIXELS = 160
@@ -45,15 +44,11 @@ def open_images(run: Run) -> Index:
 
 def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
     """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was written over."""
-    recipe, numbers = run.recipe, np.array(samples, np.int64)
-    plan = centre_plan(recipe, numbers, index.sizes[numbers])
-    how = {"antialias": recipe.antialias, "dct_scaling": recipe.dct_scaling}
     try:
-        with HostLoader(index, size=recipe.eval_crop, **how) as loader:
-            [batch] = loader.batches([plan])
+        images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
-    return {sample: _as_address(pixels) for sample, pixels in zip(samples, batch.images, strict=True)}
+    return {sample: _as_address(pixels) for sample, pixels in zip(samples, images, strict=True)}
 
 
 def _as_address(pixels: np.ndarray) -> str:
