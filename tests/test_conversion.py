@@ -179,7 +179,7 @@ def of_mxnet(tmp_path: Path) -> Path:
     """A folder as NVIDIA's MXNet code leaves it."""
     recipe = Recipe(model="resnet18", logits=10)
     for epoch in (3, 4):
-        nvidia_mxnet.write_epoch(tmp_path / "theirs" / "model", epoch, recipe, initial_tensors(recipe))
+        nvidia_mxnet.write(tmp_path / "theirs" / f"model-{epoch:04d}.params", recipe, State(0, initial_tensors(recipe), {}))
     return tmp_path / "theirs"
 
 
