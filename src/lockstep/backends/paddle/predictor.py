@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 from paddle import inference, static
 
+from lockstep.backends.host_memory import keep_freed_memory
 from lockstep.backends.paddle import loading
 from lockstep.errors import BackendError, CheckpointError
 
@@ -47,7 +48,7 @@ class Options:
 
 
 def open_predictor(folder: str | Path, options: Options | None = None) -> "Predictor":
-    """Open what `lockstep export --to paddle-inference` wrote.
+    """Open what `lockstep export --to paddle-inference` wrote. On a CPU the process keeps freed memory from then on.
 
     Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle cannot run it as asked.
     """
@@ -117,6 +118,7 @@ def _side(path: Path) -> int:
 
 
 def _on_cpu(config: inference.Config, options: Options) -> None:
+    keep_freed_memory()
     config.disable_gpu()
     config.set_cpu_math_library_num_threads(loading.threads)
     if not options.onednn:
