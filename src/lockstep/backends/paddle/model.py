@@ -49,9 +49,7 @@ class Pass:
         x = self._pooled(self._plain(x))
         for block in blocks(spec):
             x = self._block(x, block)
-        x = self._plain(x).cast("float32")
-        # A sum: choosing a kernel for a mean, Paddle prints a line of its own.
-        x = x.sum(self._plane) / (x.shape[self._plane[0]] * x.shape[self._plane[1]])
+        x = self._averaged(self._plain(x).cast("float32"))
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
         # With two axes: oneDNN's kernel fails on the gradient of one that is added to a single image.
         y = paddle.matmul(self._rounded(x), weight, transpose_y=True) + bias.reshape([1, -1])
@@ -117,6 +115,13 @@ class Pass:
             return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout)
         # With indices, which it then goes back by: the gradient of oneDNN's own pool fails.
         return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
+
+    def _averaged(self, x: Tensor) -> Tensor:
+        """Return the means of planes, [N, C]."""
+        if not self._on_gpu and not self._training:
+            return F.adaptive_avg_pool2d(x, 1).flatten(1)
+        # A sum: choosing a kernel for a mean, Paddle prints a line of its own, and the gradient of oneDNN's pool fails.
+        return x.sum(self._plane) / (x.shape[self._plane[0]] * x.shape[self._plane[1]])
 
     def _batch_norm(self, x: Tensor, name: str) -> Tensor:
         scale, bias, mean, variance = (
