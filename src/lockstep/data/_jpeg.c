@@ -1,0 +1,868 @@
+/* Decoding a window of a baseline JPEG, to the bits of libjpeg-turbo's accurate decoder.
+ *
+ * Reading the Huffman codes is most of an input pipeline's work, and those above a window must be read to find it. Here one
+ * look at a table reads a code together with the value behind it, blocks outside the window are passed over without being
+ * stored, and only what the window's pixels depend on is transformed, interpolated and converted.
+ *
+ * Whatever is rare (progressive or arithmetic coding, 12 bits, CMYK, several scans, other ratios of sampling) or unsound (a
+ * code that does not exist, an early end, coefficients no image has) is left to libjpeg-turbo: the answer is False then.
+ *
+ * Names and procedures are those of ITU-T T.81. Arithmetic that T.81 leaves open is that of the independent JPEG group's
+ * library: the inverse DCT of Loeffler, Ligtenberg and Moschytz in 13 bits (jidctint), "fancy" triangle interpolation of
+ * chroma (jdsample) and conversion to RGB in 16 bits (jdcolor).
+ */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__linux__)
+#define FOR_THIS_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_THIS_PROCESSOR
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LOOK_BITS = 11, MOST_SYMBOLS = 256, COMPONENTS = 3 };
+
+/* How far the code that ends a block moves the place in it: further than any values do, so that the sum tells. */
+enum { END_OF_BLOCK = 192 };
+
+/* A Huffman table, as tables of what the next bits of a scan begin with.
+ *
+ * `look`: a code and the value behind it, as `value << 16 | advance << 8 | bits`: how far the place in the block moves on, and
+ * how many bits are read. With PARTLY set in `bits` only the code is within LOOK_BITS: the rest of `bits` is its length, and
+ * `value` the number of bits that follow. PARTLY alone: a longer code, or none. */
+typedef struct {
+    int32_t look[1 << LOOK_BITS];
+    int32_t last_code[18];    /* by length: the largest code of that length, left-aligned in 16 bits, plus one */
+    int32_t first_symbol[18]; /* by length: what to add to a code to get its place in `symbols` */
+    uint8_t counts[17];       /* codes by length, as the file defines them */
+    uint8_t symbols[MOST_SYMBOLS];
+    uint8_t is_dc, is_made;
+} Huffman;
+enum { PARTLY = 64 };
+
+/* For coefficients other than the first, two more; those bits of a scan that they do not answer have PARTLY set.
+ *
+ * `pairs`: as `look`, for two values where both are within LOOK_BITS: the second's advance is in bits 40 to 47, its value in
+ * bits 48 to 63, both 0 if there is none. `passed`: as many values as are within LOOK_BITS, where none is wanted, as
+ * `advance << 7 | bits`. */
+typedef struct {
+    Huffman codes;
+    uint64_t pairs[1 << LOOK_BITS];
+    uint16_t passed[1 << LOOK_BITS];
+} HuffmanAC;
+
+typedef struct {
+    int id, horizontal, vertical, quantizer, dc, ac;
+    int width, height; /* in samples */
+    uint8_t *plane;    /* the samples of the MCUs that are decoded */
+    int stride, first_row, first_column; /* of the plane */
+} Component;
+
+typedef struct {
+    Huffman dc[4]; /* kept from one image to the next: files of one source often share them */
+    HuffmanAC ac[4];
+} Tables;
+
+typedef struct {
+    Tables *tables;
+    uint16_t quantizers[4][64]; /* in the order of rows */
+    Component components[COMPONENTS];
+    int count; /* of components */
+    int height, width, restart_interval;
+    int has_quantizer, has_dc, has_ac; /* a bit for each of four */
+    const uint8_t *scan, *end;
+} Image;
+
+/* Where the values of a block stand, by their order in the file. Those of a block's end, and of values behind the 64th, which
+ * two runs of zeros may lead to, are one that nobody reads. */
+enum { MOST_BLOCKS = 6, BLOCK = 64, BEHIND_BLOCK = 2 * 16 + END_OF_BLOCK };
+static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... BLOCK + BEHIND_BLOCK - 1] = BLOCK,
+};
+
+/* ---- the headers ---- */
+
+/* The value that is written in `size` bits. */
+INLINE int32_t signed_value(int32_t bits, int size)
+{
+    return bits < 1 << (size - 1) ? bits - (1 << size) + 1 : bits;
+}
+
+/* Tell the bits of the value behind a code, and how far it moves the place in its block. False if no baseline file has it. */
+static int meaning(int symbol, int is_dc, int *size, int *advance)
+{
+    int run = is_dc ? 0 : symbol >> 4;
+    *size = is_dc ? symbol : symbol & 15;
+    *advance = run + 1;
+    if (!is_dc && *size == 0 && run != 15) {
+        *advance = END_OF_BLOCK;
+        return run == 0;
+    }
+    return *size <= (is_dc ? 11 : 10);
+}
+
+static int is_made(const Huffman *table, const uint8_t *counts, const uint8_t *symbols, int total)
+{
+    return table->is_made && memcmp(table->counts, counts, 17) == 0 && memcmp(table->symbols, symbols, total) == 0;
+}
+
+/* False if what a table defines is no prefix code, or not for its kind of values. */
+static int make_huffman(Huffman *table, const uint8_t *counts, const uint8_t *symbols, int total, int is_dc)
+{
+    table->is_made = 0;
+    table->is_dc = is_dc;
+    memcpy(table->counts, counts, 17);
+    memset(table->symbols, 0, MOST_SYMBOLS);
+    memcpy(table->symbols, symbols, total);
+    for (int i = 0; i < 1 << LOOK_BITS; i++)
+        table->look[i] = PARTLY;
+    int code = 0, place = 0;
+    for (int length = 1; length <= 16; length++) {
+        table->first_symbol[length] = place - code;
+        for (int i = 0; i < counts[length]; i++, code++, place++) {
+            if (code >= 1 << length || (is_dc && symbols[place] > 15))
+                return 0;
+            if (length > LOOK_BITS)
+                continue;
+            int size, advance, left = LOOK_BITS - length;
+            if (!meaning(symbols[place], is_dc, &size, &advance))
+                continue; /* `read_slowly` refuses it, should it come */
+            int32_t *entry = table->look + (code << left);
+            if (size > left) {
+                for (int rest = 0; rest < 1 << left; rest++)
+                    entry[rest] = size << 16 | advance << 8 | PARTLY | length;
+                continue;
+            }
+            for (int rest = 0; rest < 1 << left; rest++) {
+                int value = size ? signed_value(rest >> (left - size), size) : 0;
+                entry[rest] = (int32_t)((uint32_t)value << 16) | advance << 8 | (length + size);
+            }
+        }
+        table->last_code[length] = code << (16 - length);
+        code <<= 1;
+    }
+    table->last_code[17] = INT32_MAX;
+    table->is_made = 1;
+    return 1;
+}
+
+static void make_pairs(HuffmanAC *table)
+{
+    const int32_t *look = table->codes.look;
+    for (int i = 0; i < 1 << LOOK_BITS; i++) {
+        int32_t first = look[i], second = 0;
+        int bits = first & 0xFF;
+        if (!(bits & PARTLY) && (first >> 8 & 0xFF) != END_OF_BLOCK) {
+            second = look[i << bits & ((1 << LOOK_BITS) - 1)];
+            if ((second & 0xFF) > LOOK_BITS - bits)
+                second = 0;
+        }
+        table->pairs[i] = (uint32_t)(first + (second & 0xFF)) | (uint64_t)(uint32_t)(second & ~0xFF) << 32;
+    }
+    for (int i = 0; i < 1 << LOOK_BITS; i++) {
+        int bits = 0, advance = 0;
+        while (advance < 64) {
+            int32_t entry = look[i << bits & ((1 << LOOK_BITS) - 1)];
+            int more = entry & PARTLY ? (entry & (PARTLY - 1)) + (entry >> 16) : entry & 0xFF;
+            if (!more || more > LOOK_BITS - bits)
+                break;
+            bits += more;
+            advance += entry >> 8 & 0xFF;
+        }
+        table->passed[i] = bits ? advance << 7 | bits : PARTLY;
+    }
+}
+
+static int read_huffman(Image *image, const uint8_t *at, const uint8_t *end)
+{
+    while (at < end) {
+        if (end - at < 17)
+            return 0;
+        int kind = at[0] >> 4, number = at[0] & 15, total = 0;
+        uint8_t counts[17] = {0};
+        for (int length = 1; length <= 16; length++)
+            total += counts[length] = at[length];
+        if (kind > 1 || number > 3 || total > MOST_SYMBOLS || end - at - 17 < total)
+            return 0;
+        Tables *tables = image->tables;
+        Huffman *table = kind ? &tables->ac[number].codes : tables->dc + number;
+        if (!is_made(table, counts, at + 17, total)) {
+            if (!make_huffman(table, counts, at + 17, total, !kind))
+                return 0;
+            if (kind)
+                make_pairs(tables->ac + number);
+        }
+        *(kind ? &image->has_ac : &image->has_dc) |= 1 << number;
+        at += 17 + total;
+    }
+    return 1;
+}
+
+static int read_quantizers(Image *image, const uint8_t *at, const uint8_t *end)
+{
+    for (; at < end; at += 65) {
+        if (at[0] > 3 || end - at < 65) /* 16 bits have other numbers */
+            return 0;
+        for (int i = 0; i < 64; i++)
+            image->quantizers[at[0]][PLACES[i]] = at[1 + i];
+        image->has_quantizer |= 1 << at[0];
+    }
+    return 1;
+}
+
+static int read_frame(Image *image, const uint8_t *at, const uint8_t *end)
+{
+    if (image->count || end - at < 6 || at[0] != 8)
+        return 0;
+    image->height = at[1] << 8 | at[2];
+    image->width = at[3] << 8 | at[4];
+    image->count = at[5];
+    if ((image->count != 1 && image->count != 3) || end - at != 6 + 3 * image->count)
+        return 0;
+    for (int i = 0; i < image->count; i++) {
+        const uint8_t *one = at + 6 + 3 * i;
+        Component *component = image->components + i;
+        component->id = one[0];
+        component->horizontal = one[1] >> 4;
+        component->vertical = one[1] & 15;
+        component->quantizer = one[2];
+        if (one[2] > 3)
+            return 0;
+    }
+    Component *first = image->components;
+    if (image->count == 1) {
+        if (!first->horizontal || !first->vertical)
+            return 0;
+        first->horizontal = first->vertical = 1; /* a scan of one component has one block in an MCU */
+        return 1;
+    }
+    int horizontal = first->horizontal, vertical = first->vertical;
+    if (!(horizontal == 1 && vertical == 1) && !(horizontal == 2 && (vertical == 1 || vertical == 2)))
+        return 0;
+    for (int i = 1; i < 3; i++)
+        if (image->components[i].horizontal != 1 || image->components[i].vertical != 1)
+            return 0;
+    return 1;
+}
+
+static int read_scan_header(Image *image, const uint8_t *at, const uint8_t *end)
+{
+    if (!image->count || end - at != 4 + 2 * image->count || at[0] != image->count)
+        return 0;
+    for (int i = 0; i < image->count; i++) {
+        Component *component = image->components + i;
+        const uint8_t *one = at + 1 + 2 * i;
+        component->dc = one[1] >> 4;
+        component->ac = one[1] & 15;
+        if (one[0] != component->id || component->dc > 3 || component->ac > 3 || !(image->has_dc >> component->dc & 1) ||
+            !(image->has_ac >> component->ac & 1) || !(image->has_quantizer >> component->quantizer & 1))
+            return 0;
+    }
+    const uint8_t *spectral = end - 3;
+    return spectral[0] == 0 && spectral[1] == 63 && spectral[2] == 0;
+}
+
+/* Read up to the scan. False if the file is none that is decoded here. */
+static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
+{
+    const uint8_t *at = data, *end = data + length;
+    int is_jfif = 0, transform = -1;
+    if (length < 4 || at[0] != 0xFF || at[1] != 0xD8)
+        return 0;
+    at += 2;
+    for (;;) {
+        if (end - at < 4 || at[0] != 0xFF)
+            return 0;
+        int marker = at[1], size = at[2] << 8 | at[3];
+        if (marker == 0xFF) { /* fill */
+            at++;
+            continue;
+        }
+        const uint8_t *body = at + 4, *next = at + 2 + size;
+        if (size < 2 || end - at < 2 + size)
+            return 0;
+        int sound = 1;
+        switch (marker) {
+        case 0xC0:
+        case 0xC1:
+            sound = read_frame(image, body, next);
+            break;
+        case 0xC4:
+            sound = read_huffman(image, body, next);
+            break;
+        case 0xDB:
+            sound = read_quantizers(image, body, next);
+            break;
+        case 0xDD:
+            sound = size == 4;
+            if (sound)
+                image->restart_interval = body[0] << 8 | body[1];
+            break;
+        case 0xE0:
+            is_jfif |= size >= 16 && memcmp(body, "JFIF", 5) == 0;
+            break;
+        case 0xEE:
+            if (size >= 14 && memcmp(body, "Adobe", 5) == 0)
+                transform = body[11];
+            break;
+        case 0xDA: {
+            if (!read_scan_header(image, body, next))
+                return 0;
+            const Component *c = image->components;
+            /* Which colours these are, as libjpeg guesses. */
+            int are_numbered = c[0].id == 1 && c[1].id == 2 && c[2].id == 3;
+            if (image->count == 3 && !(is_jfif || (transform < 0 ? are_numbered : transform == 1)))
+                return 0;
+            image->scan = next;
+            image->end = end;
+            return 1;
+        }
+        default: /* other applications' data and comments; all else is rare */
+            sound = (marker >= 0xE1 && marker <= 0xEF) || marker == 0xFE;
+        }
+        if (!sound)
+            return 0;
+        at = next;
+    }
+}
+
+/* ---- the scan ---- */
+
+/* Bits of a scan, in which the zeros behind every 0xFF are left out. */
+typedef struct {
+    uint64_t bits;  /* the next ones, from the top */
+    uint64_t count; /* its lowest six bits: how many are there */
+    const uint8_t *at;
+} Bits;
+
+/* Have 56 bits at least. */
+INLINE void refill(Bits *bits)
+{
+    uint64_t next;
+    memcpy(&next, bits->at, 8);
+    bits->bits |= __builtin_bswap64(next) >> (bits->count & 63);
+    bits->at += ~bits->count >> 3 & 7;
+    bits->count |= 56;
+}
+
+/* Leave behind as many bits as the lowest six bits of `entry` say. */
+INLINE void drop(Bits *bits, uint64_t entry)
+{
+    bits->bits <<= entry & 63;
+    bits->count -= entry;
+}
+
+/* Bits left in an interval that ends here; fewer than 0 if more were read than there are. */
+INLINE ptrdiff_t bits_left(const Bits *bits, const uint8_t *end)
+{
+    return (end - bits->at) * 8 + (bits->count & 63);
+}
+
+/* Copy an interval of the scan up to the next marker, without the zeros that are stuffed in; return where it ends. */
+static const uint8_t *unstuff(const uint8_t *at, const uint8_t *end, uint8_t **to)
+{
+    for (;;) {
+        const uint8_t *found = memchr(at, 0xFF, end - at);
+        if (found == NULL)
+            found = end;
+        memcpy(*to, at, found - at);
+        *to += found - at;
+        if (end - found < 2)
+            return end;
+        if (found[1] != 0)
+            return found;
+        *(*to)++ = 0xFF;
+        at = found + 2;
+    }
+}
+
+/* Read a code longer than LOOK_BITS, or one that is refused: as `look` has it, but for its `bits` of up to 27; or 0. */
+static int32_t read_slowly(const Huffman *table, uint64_t bits)
+{
+    int32_t next = bits >> 48;
+    int length = 1;
+    while (next >= table->last_code[length])
+        length++;
+    if (length > 16)
+        return 0;
+    int symbol = table->symbols[((next >> (16 - length)) + table->first_symbol[length]) & 0xFF];
+    int size, advance;
+    if (!meaning(symbol, table->is_dc, &size, &advance))
+        return 0;
+    int value = size ? signed_value(bits << length >> (64 - size), size) : 0;
+    return (int32_t)((uint32_t)value << 16) | advance << 8 | (length + size);
+}
+
+/* Read a code and its value; the result is as in `look` but for `bits`, or 0 if there is no such code. */
+INLINE int32_t read_value(const Huffman *table, Bits *bits)
+{
+    int32_t entry = table->look[bits->bits >> (64 - LOOK_BITS)];
+    if (entry & PARTLY) {
+        int size = entry >> 16, length = entry & (PARTLY - 1);
+        if (!length) {
+            entry = read_slowly(table, bits->bits);
+        } else {
+            int32_t value = signed_value(bits->bits << length >> (64 - size), size);
+            entry = (int32_t)((uint32_t)value << 16) | (entry & 0xFF00) | (length + size);
+        }
+    }
+    drop(bits, entry & 63);
+    return entry;
+}
+
+INLINE int advance_of(uint64_t entry)
+{
+    return entry >> 8 & 0xFF;
+}
+
+/* What can be read behind a refill without another, a code of up to 16 bits and its value last. */
+enum { AT_ONCE = 3 };
+_Static_assert((AT_ONCE - 1) * LOOK_BITS + 27 <= 56, "a refill must do");
+
+INLINE int is_end(int k)
+{
+    return k == 64 || k > END_OF_BLOCK;
+}
+
+/* Read a block's first value. False if it is unsound. */
+INLINE int read_first(const Huffman *dc, Bits *bits, int *predicted)
+{
+    refill(bits);
+    int32_t entry = read_value(dc, bits);
+    *predicted += entry >> 16;
+    return entry && *predicted >= INT16_MIN && *predicted <= INT16_MAX;
+}
+
+/* Read the other values of a block; return the place behind the last one, or 0 if they are unsound. */
+INLINE int read_others(const HuffmanAC *ac, Bits *bits, int16_t *block)
+{
+    int k = 1;
+    for (;;) {
+        refill(bits);
+        for (int i = 0; i < AT_ONCE; i++) {
+            uint64_t pair = ac->pairs[bits->bits >> (64 - LOOK_BITS)];
+            if (__builtin_expect(pair & PARTLY, 0)) {
+                int32_t entry = read_value(&ac->codes, bits);
+                if (!entry)
+                    return 0;
+                k += advance_of(entry);
+                block[PLACES[k - 1]] = (int16_t)(entry >> 16);
+                if (k >= 64)
+                    return is_end(k) ? k : 0;
+                break;
+            }
+            Bits before = *bits;
+            int place = k + advance_of(pair);
+            k = place + advance_of(pair >> 32);
+            drop(bits, pair);
+            block[PLACES[k - 1]] = (int16_t)(pair >> 48);
+            block[PLACES[place - 1]] = (int16_t)(pair >> 16);
+            if (k >= 64) {
+                if (__builtin_expect(place >= 64 && k != place, 0)) { /* the second is another block's */
+                    *bits = before;
+                    drop(bits, ac->codes.look[bits->bits >> (64 - LOOK_BITS)] & 63);
+                    k = place;
+                }
+                return is_end(k) ? k : 0;
+            }
+        }
+    }
+}
+
+/* Pass over the other values of a block. False if they are unsound. */
+INLINE int pass_others(const HuffmanAC *ac, Bits *bits)
+{
+    int k = 1;
+    for (;;) {
+        refill(bits);
+        for (int i = 0; i < AT_ONCE; i++) {
+            uint32_t passed = ac->passed[bits->bits >> (64 - LOOK_BITS)];
+            int behind = k + (passed >> 7);
+            if (__builtin_expect(passed & PARTLY || behind >= 64, 0)) {
+                if (!(passed & PARTLY) && (behind == 64 || (behind > END_OF_BLOCK && behind < END_OF_BLOCK + 64))) {
+                    drop(bits, passed);
+                    return 1;
+                }
+                /* A long code; or values of another block are among these. */
+                int32_t entry = read_value(&ac->codes, bits);
+                if (!entry)
+                    return 0;
+                k += advance_of(entry);
+                if (k >= 64)
+                    return is_end(k);
+                break;
+            }
+            drop(bits, passed);
+            k = behind;
+        }
+    }
+}
+
+/* ---- the inverse DCT ---- */
+
+typedef int32_t Vector __attribute__((vector_size(32)));
+
+/* Bits of the constants, and of the fraction kept between the passes. */
+enum { CONSTANT_BITS = 13, KEPT_BITS = 2 };
+#define CONSTANT(x) ((int32_t)((x) * (1 << CONSTANT_BITS) + 0.5))
+
+/* Transform eight columns, each a lane, and round off `shift` bits. */
+INLINE void transform(Vector *v, int shift)
+{
+    /* Even part: a rotation by 3/8 pi and sums. */
+    Vector z = (v[2] + v[6]) * CONSTANT(0.541196100);
+    Vector even2 = z - v[6] * CONSTANT(1.847759065), even3 = z + v[2] * CONSTANT(0.765366865);
+    Vector half = {0};
+    half += 1 << (shift - 1);
+    Vector even0 = ((v[0] + v[4]) << CONSTANT_BITS) + half, even1 = ((v[0] - v[4]) << CONSTANT_BITS) + half;
+    Vector sum0 = even0 + even3, sum3 = even0 - even3, sum1 = even1 + even2, sum2 = even1 - even2;
+    /* Odd part. */
+    Vector z1 = v[7] + v[1], z2 = v[5] + v[3], z3 = v[7] + v[3], z4 = v[5] + v[1];
+    Vector z5 = (z3 + z4) * CONSTANT(1.175875602);
+    z1 = -z1 * CONSTANT(0.899976223);
+    z2 = -z2 * CONSTANT(2.562915447);
+    z3 = z5 - z3 * CONSTANT(1.961570560);
+    z4 = z5 - z4 * CONSTANT(0.390180644);
+    Vector odd0 = v[7] * CONSTANT(0.298631336) + z1 + z3, odd1 = v[5] * CONSTANT(2.053119869) + z2 + z4;
+    Vector odd2 = v[3] * CONSTANT(3.072711026) + z2 + z3, odd3 = v[1] * CONSTANT(1.501321110) + z1 + z4;
+    v[0] = (sum0 + odd3) >> shift;
+    v[7] = (sum0 - odd3) >> shift;
+    v[1] = (sum1 + odd2) >> shift;
+    v[6] = (sum1 - odd2) >> shift;
+    v[2] = (sum2 + odd1) >> shift;
+    v[5] = (sum2 - odd1) >> shift;
+    v[3] = (sum3 + odd0) >> shift;
+    v[4] = (sum3 - odd0) >> shift;
+}
+
+INLINE void transpose(Vector *v)
+{
+    Vector a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        a[2 * i + 1] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + j] = __builtin_shufflevector(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[i + j + 2] = __builtin_shufflevector(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; i++) {
+        v[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        v[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+/* The largest sum of magnitudes of a column for which libjpeg-turbo's 16 bits hold all that comes up in between. */
+enum { LARGEST_COLUMN = 2900 };
+
+typedef int16_t Short8 __attribute__((vector_size(16)));
+typedef int64_t Halves __attribute__((vector_size(32)));
+
+/* Write the 8 x 8 samples of a block. False if its values are larger than an image's. */
+INLINE int write_block(const int16_t *block, const uint16_t *quantizer, uint8_t *to, int stride)
+{
+    Vector v[8], sums = {0};
+    for (int i = 0; i < 8; i++) {
+        Short8 values, steps;
+        memcpy(&values, block + 8 * i, 16);
+        memcpy(&steps, quantizer + 8 * i, 16);
+        v[i] = __builtin_convertvector(values, Vector) * __builtin_convertvector(steps, Vector);
+        Vector sign = v[i] >> 31;
+        sums += (v[i] ^ sign) - sign;
+    }
+    Halves large = (Halves)(sums > LARGEST_COLUMN);
+    if (large[0] | large[1] | large[2] | large[3])
+        return 0;
+    transform(v, CONSTANT_BITS - KEPT_BITS);
+    transpose(v);
+    transform(v, CONSTANT_BITS + KEPT_BITS + 3);
+    /* Now a vector is a column of samples. Four columns are put into each lane, and the lanes of both halves beside each other. */
+    for (int i = 0; i < 8; i++) {
+        v[i] += 128;
+        v[i] &= ~(v[i] >> 31);
+        v[i] = (v[i] | (255 - v[i]) >> 31) & 255;
+    }
+    Vector left = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24, right = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
+    Halves even = (Halves)__builtin_shufflevector(left, right, 0, 8, 1, 9, 2, 10, 3, 11);
+    Halves odd = (Halves)__builtin_shufflevector(left, right, 4, 12, 5, 13, 6, 14, 7, 15);
+    for (int i = 0; i < 4; i++) {
+        memcpy(to + i * stride, (int64_t[]){even[i]}, 8);
+        memcpy(to + (i + 4) * stride, (int64_t[]){odd[i]}, 8);
+    }
+    return 1;
+}
+
+INLINE int write_flat_block(int dc, int step, uint8_t *to, int stride)
+{
+    int value = dc * step;
+    if (value > LARGEST_COLUMN || value < -LARGEST_COLUMN)
+        return 0;
+    value = ((value + 4) >> 3) + 128;
+    value = value < 0 ? 0 : value > 255 ? 255 : value;
+    for (int i = 0; i < 8; i++)
+        memset(to + i * stride, value, 8);
+    return 1;
+}
+
+/* ---- a window ---- */
+
+typedef struct {
+    int top, left, bottom, right;
+} Area;
+
+/* Decode the samples of the MCUs in an area, which is in MCUs. False if the scan is unsound. */
+FOR_THIS_PROCESSOR
+static int read_scan(Image *image, Area area, uint8_t *room)
+{
+    const Component *c = image->components;
+    int mcu_width = 8 * c->horizontal, per_row = (image->width + mcu_width - 1) / mcu_width;
+    int predicted[COMPONENTS] = {0}, until_restart = image->restart_interval ? image->restart_interval : -1, restarts = 0;
+    _Alignas(32) int16_t blocks[MOST_BLOCKS][BLOCK + 16];
+    int ends[MOST_BLOCKS];
+    uint8_t *end = room;
+    const uint8_t *at = unstuff(image->scan, image->end, &end);
+    memset(end, 0, 16);
+    Bits bits = {0, 0, room};
+    for (int row = 0; row < area.bottom; row++)
+        for (int column = 0; column < per_row; column++) {
+            if (until_restart == 0) {
+                if (image->end - at < 2 || at[0] != 0xFF || at[1] != 0xD0 + restarts % 8)
+                    return 0;
+                if (bits_left(&bits, end) < 0 || bits_left(&bits, end) > 7) /* a part of a byte may be */
+                    return 0;
+                restarts++;
+                until_restart = image->restart_interval;
+                memset(predicted, 0, sizeof predicted);
+                end = room;
+                at = unstuff(at + 2, image->end, &end);
+                memset(end, 0, 16);
+                bits = (Bits){0, 0, room};
+            }
+            until_restart--;
+            int is_wanted = row >= area.top && column >= area.left && column < area.right, read = 0;
+            for (int i = 0; i < image->count; i++) {
+                const Huffman *dc = image->tables->dc + c[i].dc;
+                const HuffmanAC *ac = image->tables->ac + c[i].ac;
+                for (int b = 0; b < c[i].horizontal * c[i].vertical; b++) {
+                    if (!read_first(dc, &bits, predicted + i))
+                        return 0;
+                    if (!is_wanted) {
+                        if (!pass_others(ac, &bits))
+                            return 0;
+                        continue;
+                    }
+                    int16_t *block = blocks[read];
+                    memset(block, 0, 128);
+                    block[0] = (int16_t)predicted[i];
+                    if (!(ends[read++] = read_others(ac, &bits, block)))
+                        return 0;
+                }
+            }
+            if (bits_left(&bits, end) < 0)
+                return 0;
+            if (!is_wanted)
+                continue;
+            read = 0;
+            for (int i = 0; i < image->count; i++)
+                for (int y = 0; y < c[i].vertical; y++)
+                    for (int x = 0; x < c[i].horizontal; x++, read++) {
+                        const uint16_t *steps = image->quantizers[c[i].quantizer];
+                        uint8_t *to = c[i].plane + 8 * (x + (column - area.left) * c[i].horizontal +
+                                                        ((row - area.top) * c[i].vertical + y) * (ptrdiff_t)c[i].stride);
+                        if (!(ends[read] == END_OF_BLOCK + 1 ? write_flat_block(blocks[read][0], steps[0], to, c[i].stride)
+                                                             : write_block(blocks[read], steps, to, c[i].stride)))
+                            return 0;
+                    }
+        }
+    return 1;
+}
+
+/* Bytes for a row of a component's samples and some beside it. Four are needed: two of chroma, and one of two-byte sums. */
+static size_t line_size(size_t width)
+{
+    return (width + 64 + 63) / 64 * 64;
+}
+
+INLINE int clamped(int value, int below)
+{
+    return value < 0 ? 0 : value >= below ? below - 1 : value;
+}
+
+/* Return the samples of a component for the pixels of a row from `left` to `right`, interpolated in `to` where there are fewer.
+ * `sums` has room for one sample more than these need on each side. */
+INLINE const uint8_t *samples(
+    const Component *c, int horizontal, int vertical, int row, int left, int right, uint16_t *sums, uint8_t *to)
+{
+    const uint8_t *near = c->plane + (ptrdiff_t)(row / vertical - c->first_row) * c->stride - c->first_column;
+    if (horizontal == 1)
+        return near + left;
+    int from = left / 2, count = (right + 1) / 2 - from;
+    int ends[] = {clamped(from - 1, c->width), clamped(from + count, c->width)};
+    if (vertical == 2) {
+        int beside = clamped(row / 2 + (row & 1 ? 1 : -1), c->height);
+        const uint8_t *far = c->plane + (ptrdiff_t)(beside - c->first_row) * c->stride - c->first_column;
+        for (int i = 0; i < count; i++)
+            sums[1 + i] = 3 * near[from + i] + far[from + i];
+        sums[0] = 3 * near[ends[0]] + far[ends[0]];
+        sums[1 + count] = 3 * near[ends[1]] + far[ends[1]];
+        for (int i = 0; i < count; i++) {
+            to[2 * i] = (3 * sums[1 + i] + sums[i] + 8) >> 4;
+            to[2 * i + 1] = (3 * sums[1 + i] + sums[2 + i] + 7) >> 4;
+        }
+    } else {
+        for (int i = 0; i < count; i++)
+            sums[1 + i] = near[from + i];
+        sums[0] = near[ends[0]];
+        sums[1 + count] = near[ends[1]];
+        for (int i = 0; i < count; i++) {
+            to[2 * i] = (3 * sums[1 + i] + sums[i] + 1) >> 2;
+            to[2 * i + 1] = (3 * sums[1 + i] + sums[2 + i] + 2) >> 2;
+        }
+    }
+    return to + (left & 1);
+}
+
+INLINE uint8_t limited(int value)
+{
+    return value < 0 ? 0 : value > 255 ? 255 : value;
+}
+
+/* Write the window's pixels as RGB from the samples. */
+FOR_THIS_PROCESSOR
+static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_t *out)
+{
+    const Component *c = image->components;
+    int width = window.right - window.left;
+    size_t line = line_size(width);
+    for (int row = window.top; row < window.bottom; row++, out += 3 * (ptrdiff_t)width) {
+        const uint8_t *y = samples(c, 1, 1, row, window.left, window.right, NULL, NULL);
+        if (image->count == 1) {
+            for (int i = 0; i < width; i++)
+                out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = y[i];
+            continue;
+        }
+        const uint8_t *chroma[2];
+        for (int i = 0; i < 2; i++)
+            chroma[i] = samples(
+                c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines, lines + (2 + i) * line);
+        for (int i = 0; i < width; i++) {
+            int blue = chroma[0][i] - 128, red = chroma[1][i] - 128;
+            out[3 * i] = limited(y[i] + ((91881 * red + 32768) >> 16));
+            out[3 * i + 1] = limited(y[i] + ((-22554 * blue - 46802 * red + 32768) >> 16));
+            out[3 * i + 2] = limited(y[i] + ((116130 * blue + 32768) >> 16));
+        }
+    }
+}
+
+/* ---- the module ---- */
+
+/* What a scan of an MCU may read behind its end: six blocks of 64 values with 27 bits each, and the bytes of a refill. */
+enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16 };
+
+static size_t planes_size(size_t height, size_t width)
+{
+    /* The window's MCUs and one more on each side. */
+    return 3 * (height + 4 * LARGEST_MCU) * (width + 4 * LARGEST_MCU);
+}
+
+static size_t room_size(size_t length, size_t height, size_t width)
+{
+    return sizeof(Tables) + 4 * line_size(width) + planes_size(height, width) + length + BEHIND_SCAN;
+}
+
+static int decode(const uint8_t *data, Py_ssize_t length, int height, int width, Area window, uint8_t *room, uint8_t *out)
+{
+    Image image = {.tables = (Tables *)room};
+    if (!read_headers(&image, data, length) || image.height != height || image.width != width)
+        return 0;
+    Component *c = image.components;
+    int horizontal = c->horizontal, vertical = c->vertical;
+    /* Of narrower images libjpeg repeats the chroma's columns; nothing narrow is worth the trouble. */
+    if (width < 2 * LARGEST_MCU)
+        return 0;
+    int mcu_width = 8 * horizontal, mcu_height = 8 * vertical;
+    /* Chroma one sample beside the window's has a say in its edge. */
+    Area area = {
+        window.top > vertical ? (window.top - vertical) / mcu_height : 0,
+        window.left > horizontal ? (window.left - horizontal) / mcu_width : 0,
+        (window.bottom + vertical < height ? window.bottom + vertical : height) + mcu_height - 1,
+        (window.right + horizontal < width ? window.right + horizontal : width) + mcu_width - 1,
+    };
+    area.bottom /= mcu_height;
+    area.right /= mcu_width;
+    uint8_t *lines = room + sizeof(Tables), *plane = lines + 4 * line_size(window.right - window.left);
+    for (int i = 0; i < image.count; i++) {
+        c[i].height = (height * c[i].vertical + vertical - 1) / vertical;
+        c[i].width = (width * c[i].horizontal + horizontal - 1) / horizontal;
+        c[i].stride = (area.right - area.left) * c[i].horizontal * 8;
+        c[i].first_row = area.top * c[i].vertical * 8;
+        c[i].first_column = area.left * c[i].horizontal * 8;
+        c[i].plane = plane;
+        plane += (size_t)c[i].stride * (area.bottom - area.top) * c[i].vertical * 8;
+    }
+    if (!read_scan(&image, area, plane))
+        return 0;
+    write_pixels(&image, window, lines, out);
+    return 1;
+}
+
+static PyObject *py_room(PyObject *self, PyObject *args)
+{
+    Py_ssize_t length;
+    int height, width;
+    if (!PyArg_ParseTuple(args, "nii", &length, &height, &width))
+        return NULL;
+    if (length < 0 || height < 0 || width < 0)
+        return PyErr_Format(PyExc_ValueError, "no window has %d x %d pixels", width, height);
+    return PyLong_FromSize_t(room_size(length, height, width));
+}
+
+static PyObject *py_decode_window(PyObject *self, PyObject *args)
+{
+    Py_buffer data, room, out;
+    int height, width, top, left, rows, columns;
+    if (!PyArg_ParseTuple(
+            args, "y*(ii)(iiii)w*w*", &data, &height, &width, &top, &left, &rows, &columns, &room, &out))
+        return NULL;
+    int is_decoded = -1;
+    if (top < 0 || left < 0 || rows < 1 || columns < 1 || rows > height - top || columns > width - left) {
+        PyErr_Format(
+            PyExc_ValueError, "the window of %d x %d pixels from row %d and column %d is not within an image of %d x %d pixels",
+            columns, rows, top, left, width, height);
+    } else if (out.len < 3 * (Py_ssize_t)rows * columns || room.len < (Py_ssize_t)room_size(data.len, rows, columns)) {
+        PyErr_Format(
+            PyExc_ValueError, "a buffer is too small: `out` has %zd bytes of %zd, `room` %zd of %zd", out.len,
+            3 * (Py_ssize_t)rows * columns, room.len, (Py_ssize_t)room_size(data.len, rows, columns));
+    } else {
+        Area window = {top, left, top + rows, left + columns};
+        Py_BEGIN_ALLOW_THREADS;
+        is_decoded = decode(data.buf, data.len, height, width, window, room.buf, out.buf);
+        Py_END_ALLOW_THREADS;
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&room);
+    PyBuffer_Release(&out);
+    return is_decoded < 0 ? NULL : PyBool_FromLong(is_decoded);
+}
+
+static PyMethodDef METHODS[] = {
+    {"room", py_room, METH_VARARGS, "room(length, height, width): bytes `decode_window` works in."},
+    {"decode_window", py_decode_window, METH_VARARGS,
+     "decode_window(data, size, window, room, out): write a window's RGB to `out`; False leaves it to libjpeg-turbo."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_jpeg", NULL, 0, METHODS, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__jpeg(void)
+{
+    return PyModule_Create(&MODULE);
+}
