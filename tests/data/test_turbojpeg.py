@@ -5,31 +5,14 @@ import threading
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
-from lockstep.data import turbojpeg
+from lockstep.data import jpeg, turbojpeg
 from lockstep.data.decode import decode, decode_into
 from lockstep.data.turbojpeg import Window, decode_window
+from tests.data.pictures import any_window, encoded, picture
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
-
-
-def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Patches and noise: sharp borders of colour, where upsampling shows."""
-    patches = rng.integers(0, 256, (-(-height // 7), -(-width // 7), 3)).repeat(7, 0).repeat(7, 1)[:height, :width]
-    return np.clip(patches + rng.integers(-20, 21, (height, width, 3)), 0, 255).astype(np.uint8)
-
-
-def encoded(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
-    if sampling == "Gray":
-        return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, colorspace="Gray")
-    return simplejpeg.encode_jpeg(pixels, quality, colorsubsampling=sampling)
-
-
-def any_window(rng: np.random.Generator, height: int, width: int) -> Window:
-    rows, columns = int(rng.integers(1, height + 1)), int(rng.integers(1, width + 1))
-    return int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
 
 
 def assert_same(data: bytes, window: Window, case: str, reduction: int = 1) -> None:
@@ -152,6 +135,7 @@ def test_an_image_of_another_size_is_left_to_a_full_decode() -> None:
 def test_without_the_library_the_pixels_are_the_same(antialias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     data = encoded(picture(rng, 130, 170), "420")
+    monkeypatch.setattr(jpeg, "_jpeg", None)
     outs = []
     for _ in range(2):
         out = np.zeros((32, 32, 3), np.uint8)

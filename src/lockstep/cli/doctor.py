@@ -7,7 +7,7 @@ from pathlib import Path
 def command() -> None:
     """Show the frameworks and devices found here, and how to install what is missing."""
     from lockstep import backends
-    from lockstep.data import turbojpeg
+    from lockstep.data import jpeg, turbojpeg
     from lockstep.data.dali import DISTRIBUTIONS, INSTALL
     from lockstep.errors import BackendError
     from lockstep.run import environment
@@ -27,6 +27,7 @@ def command() -> None:
             print(f"{name:<10} {_found_by(python, name) if python else f'missing; {framework.install}'}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
+    print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_built() else f'missing; {jpeg.INSTALL}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
     print(f"{'turbojpeg':<10} {found}")
 

@@ -18,7 +18,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "samples are put together for little-endian processors"
+#endif
+
+/* With vectors as wide as the processor has them, as glibc finds out when the module is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_THIS_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FOR_THIS_PROCESSOR
@@ -32,9 +37,9 @@ enum { END_OF_BLOCK = 192 };
 
 /* A Huffman table, as tables of what the next bits of a scan begin with.
  *
- * `look`: a code and the value behind it, as `value << 16 | advance << 8 | bits`: how far the place in the block moves on, and
- * how many bits are read. With PARTLY set in `bits` only the code is within LOOK_BITS: the rest of `bits` is its length, and
- * `value` the number of bits that follow. PARTLY alone: a longer code, or none. */
+ * `look`: a code and the value behind it, as `value << 16 | advance << 8 | bits`: how far the place in the block moves on,
+ * and how many bits are read. With PARTLY set in `bits` only the code is within LOOK_BITS: the rest of `bits` is its length,
+ * and `value` the number of bits that follow. PARTLY alone: a longer code, or none. */
 typedef struct {
     int32_t look[1 << LOOK_BITS];
     int32_t last_code[18];    /* by length: the largest code of that length, left-aligned in 16 bits, plus one */
@@ -78,13 +83,14 @@ typedef struct {
     const uint8_t *scan, *end;
 } Image;
 
-/* Where the values of a block stand, by their order in the file. Those of a block's end, and of values behind the 64th, which
- * two runs of zeros may lead to, are one that nobody reads. */
+/* Where the values of a block stand, by their order in the file. Those of a block's end, and of values behind the 64th,
+ * which two runs of zeros may lead to, are one that nobody reads. */
 enum { MOST_BLOCKS = 6, BLOCK = 64, BEHIND_BLOCK = 2 * 16 + END_OF_BLOCK };
 static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [64 ... BLOCK + BEHIND_BLOCK - 1] = BLOCK,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+    [64 ... BLOCK + BEHIND_BLOCK - 1] = BLOCK,
 };
 
 /* ---- the headers ---- */
@@ -95,7 +101,7 @@ INLINE int32_t signed_value(int32_t bits, int size)
     return bits < 1 << (size - 1) ? bits - (1 << size) + 1 : bits;
 }
 
-/* Tell the bits of the value behind a code, and how far it moves the place in its block. False if no baseline file has it. */
+/* Tell the bits of the value behind a code, and how far it moves the place in a block. False if no baseline file has it. */
 static int meaning(int symbol, int is_dc, int *size, int *advance)
 {
     int run = is_dc ? 0 : symbol >> 4;
@@ -584,18 +590,18 @@ INLINE int write_block(const int16_t *block, const uint16_t *quantizer, uint8_t 
     transform(v, CONSTANT_BITS - KEPT_BITS);
     transpose(v);
     transform(v, CONSTANT_BITS + KEPT_BITS + 3);
-    /* Now a vector is a column of samples. Four columns are put into each lane, and the lanes of both halves beside each other. */
+    /* A vector is a column of samples now. Four columns go into the lanes of one; then both halves of a row together. */
     for (int i = 0; i < 8; i++) {
         v[i] += 128;
         v[i] &= ~(v[i] >> 31);
         v[i] = (v[i] | (255 - v[i]) >> 31) & 255;
     }
     Vector left = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24, right = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
-    Halves even = (Halves)__builtin_shufflevector(left, right, 0, 8, 1, 9, 2, 10, 3, 11);
-    Halves odd = (Halves)__builtin_shufflevector(left, right, 4, 12, 5, 13, 6, 14, 7, 15);
+    Halves upper = (Halves)__builtin_shufflevector(left, right, 0, 8, 1, 9, 2, 10, 3, 11);
+    Halves lower = (Halves)__builtin_shufflevector(left, right, 4, 12, 5, 13, 6, 14, 7, 15);
     for (int i = 0; i < 4; i++) {
-        memcpy(to + i * stride, (int64_t[]){even[i]}, 8);
-        memcpy(to + (i + 4) * stride, (int64_t[]){odd[i]}, 8);
+        memcpy(to + i * stride, (int64_t[]){upper[i]}, 8);
+        memcpy(to + (i + 4) * stride, (int64_t[]){lower[i]}, 8);
     }
     return 1;
 }
@@ -696,7 +702,7 @@ INLINE int clamped(int value, int below)
     return value < 0 ? 0 : value >= below ? below - 1 : value;
 }
 
-/* Return the samples of a component for the pixels of a row from `left` to `right`, interpolated in `to` where there are fewer.
+/* Return the samples of a component for the pixels of a row from `left` to `right`, interpolated in `to` if there are fewer.
  * `sums` has room for one sample more than these need on each side. */
 INLINE const uint8_t *samples(
     const Component *c, int horizontal, int vertical, int row, int left, int right, uint16_t *sums, uint8_t *to)
@@ -752,7 +758,8 @@ static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_
         const uint8_t *chroma[2];
         for (int i = 0; i < 2; i++)
             chroma[i] = samples(
-                c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines, lines + (2 + i) * line);
+                c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines,
+                lines + (2 + i) * line);
         for (int i = 0; i < width; i++) {
             int blue = chroma[0][i] - 128, red = chroma[1][i] - 128;
             out[3 * i] = limited(y[i] + ((91881 * red + 32768) >> 16));
@@ -835,7 +842,8 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
     int is_decoded = -1;
     if (top < 0 || left < 0 || rows < 1 || columns < 1 || rows > height - top || columns > width - left) {
         PyErr_Format(
-            PyExc_ValueError, "the window of %d x %d pixels from row %d and column %d is not within an image of %d x %d pixels",
+            PyExc_ValueError,
+            "the window of %d x %d pixels from row %d and column %d is not within an image of %d x %d pixels",
             columns, rows, top, left, width, height);
     } else if (out.len < 3 * (Py_ssize_t)rows * columns || room.len < (Py_ssize_t)room_size(data.len, rows, columns)) {
         PyErr_Format(

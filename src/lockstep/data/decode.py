@@ -11,7 +11,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from lockstep.data.turbojpeg import Window, decode_window
+from lockstep.data import jpeg, turbojpeg
+from lockstep.data.turbojpeg import Window
 
 # One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
 cv2.setNumThreads(1)
@@ -129,7 +130,7 @@ def decode_into(
     no image or one of another size.
     """
     reduction = _reduction(window, resized) if dct_scaling else 1
-    part = decode_window(data, size, _reduced(window, reduction), reduction) if data.startswith(_JPEG) else None
+    part = _window(data, size, window, reduction) if data.startswith(_JPEG) else None
     if part is None:
         reduction = reduction if is_plain_jpeg(data) else 1
         image = decode(data, reduction)
@@ -146,6 +147,11 @@ def decode_into(
         cv2.flip(pixels, 1, dst=out)  # NumPy copies pixels backwards many times slower
     else:
         out[:] = pixels
+
+
+def _window(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray | None:
+    part = jpeg.decode_window(data, size, window) if reduction == 1 else None
+    return part if part is not None else turbojpeg.decode_window(data, size, _reduced(window, reduction), reduction)
 
 
 def _reduced(window: Window, reduction: int) -> Window:
