@@ -151,7 +151,7 @@ def test_a_window_that_is_not_within_the_image_is_refused(window: Window) -> Non
 @pytest.mark.parametrize("short", ["room", "out"])
 def test_a_buffer_that_is_too_small_is_refused(short: str) -> None:
     data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
-    sizes = {"room": _jpeg.room(len(data), 40, 40), "out": 40 * 40 * 3}
+    sizes = dict(zip(("room", "out"), _jpeg.sizes(len(data), 40, 40), strict=True))
     sizes[short] -= 1
     room, out = (np.zeros(size, np.uint8) for size in sizes.values())
     with pytest.raises(ValueError, match="a buffer is too small"):

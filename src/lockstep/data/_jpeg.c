@@ -14,20 +14,14 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "samples are put together for little-endian processors"
-#endif
-
-/* With vectors as wide as the processor has them, as glibc finds out when the module is loaded. */
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define FOR_THIS_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_THIS_PROCESSOR
-#endif
+/* Everything but the module's functions at the end is for processors with AVX2; see `PyInit__jpeg`. */
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
 #define INLINE static inline __attribute__((always_inline))
 
 enum { LOOK_BITS = 11, MOST_SYMBOLS = 256, COMPONENTS = 3 };
@@ -75,7 +69,7 @@ typedef struct {
 
 typedef struct {
     Tables *tables;
-    uint16_t quantizers[4][64]; /* in the order of rows */
+    int16_t quantizers[4][64]; /* in PLACES */
     Component components[COMPONENTS];
     int count; /* of components */
     int height, width, restart_interval;
@@ -83,13 +77,15 @@ typedef struct {
     const uint8_t *scan, *end;
 } Image;
 
-/* Where the values of a block stand, by their order in the file. Those of a block's end, and of values behind the 64th,
- * which two runs of zeros may lead to, are one that nobody reads. */
+/* Where the values of a block are kept, by their order in the file: rows 0 and 4 column by column, then 1 and 5, 2 and 6, 3
+ * and 7, as they are multiplied. Those of a block's end, and of values behind the 64th, which two runs of zeros may lead to, go
+ * to a place that nobody reads. */
 enum { MOST_BLOCKS = 6, BLOCK = 64, BEHIND_BLOCK = 2 * 16 + END_OF_BLOCK };
 static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
-    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+    0, 2, 16, 32, 18, 4, 6, 20, 34, 48, 1, 50, 36, 22, 8, 10,
+    24, 38, 52, 3, 17, 33, 19, 5, 54, 40, 26, 12, 14, 28, 42, 56,
+    7, 21, 35, 49, 51, 37, 23, 9, 58, 44, 30, 46, 60, 11, 25, 39,
+    53, 55, 41, 27, 13, 62, 15, 29, 43, 57, 59, 45, 31, 47, 61, 63,
     [64 ... BLOCK + BEHIND_BLOCK - 1] = BLOCK,
 };
 
@@ -443,7 +439,7 @@ INLINE int read_first(const Huffman *dc, Bits *bits, int *predicted)
     refill(bits);
     int32_t entry = read_value(dc, bits);
     *predicted += entry >> 16;
-    return entry && *predicted >= INT16_MIN && *predicted <= INT16_MAX;
+    return entry && *predicted >= -INT16_MAX && *predicted <= INT16_MAX;
 }
 
 /* Read the other values of a block; return the place behind the last one, or 0 if they are unsound. */
@@ -513,95 +509,104 @@ INLINE int pass_others(const HuffmanAC *ac, Bits *bits)
 
 /* ---- the inverse DCT ---- */
 
-typedef int32_t Vector __attribute__((vector_size(32)));
-
 /* Bits of the constants, and of the fraction kept between the passes. */
 enum { CONSTANT_BITS = 13, KEPT_BITS = 2 };
-#define CONSTANT(x) ((int32_t)((x) * (1 << CONSTANT_BITS) + 0.5))
 
-/* Transform eight columns, each a lane, and round off `shift` bits. */
-INLINE void transform(Vector *v, int shift)
-{
-    /* Even part: a rotation by 3/8 pi and sums. */
-    Vector z = (v[2] + v[6]) * CONSTANT(0.541196100);
-    Vector even2 = z - v[6] * CONSTANT(1.847759065), even3 = z + v[2] * CONSTANT(0.765366865);
-    Vector half = {0};
-    half += 1 << (shift - 1);
-    Vector even0 = ((v[0] + v[4]) << CONSTANT_BITS) + half, even1 = ((v[0] - v[4]) << CONSTANT_BITS) + half;
-    Vector sum0 = even0 + even3, sum3 = even0 - even3, sum1 = even1 + even2, sum2 = even1 - even2;
-    /* Odd part. */
-    Vector z1 = v[7] + v[1], z2 = v[5] + v[3], z3 = v[7] + v[3], z4 = v[5] + v[1];
-    Vector z5 = (z3 + z4) * CONSTANT(1.175875602);
-    z1 = -z1 * CONSTANT(0.899976223);
-    z2 = -z2 * CONSTANT(2.562915447);
-    z3 = z5 - z3 * CONSTANT(1.961570560);
-    z4 = z5 - z4 * CONSTANT(0.390180644);
-    Vector odd0 = v[7] * CONSTANT(0.298631336) + z1 + z3, odd1 = v[5] * CONSTANT(2.053119869) + z2 + z4;
-    Vector odd2 = v[3] * CONSTANT(3.072711026) + z2 + z3, odd3 = v[1] * CONSTANT(1.501321110) + z1 + z4;
-    v[0] = (sum0 + odd3) >> shift;
-    v[7] = (sum0 - odd3) >> shift;
-    v[1] = (sum1 + odd2) >> shift;
-    v[6] = (sum1 - odd2) >> shift;
-    v[2] = (sum2 + odd1) >> shift;
-    v[5] = (sum2 - odd1) >> shift;
-    v[3] = (sum3 + odd0) >> shift;
-    v[4] = (sum3 - odd0) >> shift;
-}
+/* Two constants for `_mm256_madd_epi16`, which adds up the products of two neighbours each. */
+#define BOTH(a, b) _mm256_set1_epi32((int32_t)((uint32_t)(b) << 16 | ((a) & 0xFFFF)))
 
-INLINE void transpose(Vector *v)
+/* Transform eight columns, or rows, whose values are in pairs: 0 and 4, 1 and 5, 2 and 6, 3 and 7; round off `shift` bits.
+ *
+ * The products of jidctint are collected by what they multiply: sums of the constants 0.298631336, 0.390180644, 0.541196100,
+ * 0.765366865, 0.899976223, 1.175875602, 1.501321110, 1.847759065, 1.961570560, 2.053119869, 2.562915447 and 3.072711026,
+ * each rounded to 13 bits before. No sum is rounded, so it is the same number. */
+INLINE void transform(const __m256i *pairs, int shift, __m256i *to)
 {
-    Vector a[8], b[8];
+    __m256i half = _mm256_set1_epi32(1 << (shift - 1));
+    __m256i even0 = _mm256_add_epi32(_mm256_madd_epi16(pairs[0], BOTH(1 << CONSTANT_BITS, 1 << CONSTANT_BITS)), half);
+    __m256i even1 = _mm256_add_epi32(_mm256_madd_epi16(pairs[0], BOTH(1 << CONSTANT_BITS, -(1 << CONSTANT_BITS))), half);
+    __m256i even2 = _mm256_madd_epi16(pairs[2], BOTH(4433, 4433 - 15137));
+    __m256i even3 = _mm256_madd_epi16(pairs[2], BOTH(4433 + 6270, 4433));
+    __m256i sums[4] = {
+        _mm256_add_epi32(even0, even3),
+        _mm256_add_epi32(even1, even2),
+        _mm256_sub_epi32(even1, even2),
+        _mm256_sub_epi32(even0, even3),
+    };
+    __m256i odd[4] = {
+        _mm256_add_epi32(
+            _mm256_madd_epi16(pairs[1], BOTH(12299 - 7373 + 9633 - 3196, 9633 - 3196)),
+            _mm256_madd_epi16(pairs[3], BOTH(9633, 9633 - 7373))),
+        _mm256_add_epi32(
+            _mm256_madd_epi16(pairs[1], BOTH(9633, 9633 - 20995)),
+            _mm256_madd_epi16(pairs[3], BOTH(25172 - 20995 + 9633 - 16069, 9633 - 16069))),
+        _mm256_add_epi32(
+            _mm256_madd_epi16(pairs[1], BOTH(9633 - 3196, 16819 - 20995 + 9633 - 3196)),
+            _mm256_madd_epi16(pairs[3], BOTH(9633 - 20995, 9633))),
+        _mm256_add_epi32(
+            _mm256_madd_epi16(pairs[1], BOTH(9633 - 7373, 9633)),
+            _mm256_madd_epi16(pairs[3], BOTH(9633 - 16069, 2446 - 7373 + 9633 - 16069))),
+    };
     for (int i = 0; i < 4; i++) {
-        a[2 * i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-        a[2 * i + 1] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            b[i + j] = __builtin_shufflevector(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            b[i + j + 2] = __builtin_shufflevector(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-    for (int i = 0; i < 4; i++) {
-        v[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        v[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        to[i] = _mm256_srai_epi32(_mm256_add_epi32(sums[i], odd[i]), shift);
+        to[7 - i] = _mm256_srai_epi32(_mm256_sub_epi32(sums[i], odd[i]), shift);
     }
 }
 
-/* The largest sum of magnitudes of a column for which libjpeg-turbo's 16 bits hold all that comes up in between. */
+/* Make pairs of columns of eight rows; a lane of `pairs` is a row then. */
+INLINE void transpose(const __m256i *rows, __m256i *pairs)
+{
+    __m256i a = _mm256_packs_epi32(rows[0], rows[4]), b = _mm256_packs_epi32(rows[1], rows[5]);
+    __m256i c = _mm256_packs_epi32(rows[2], rows[6]), d = _mm256_packs_epi32(rows[3], rows[7]);
+    __m256i upper[2] = {_mm256_unpacklo_epi16(a, b), _mm256_unpacklo_epi16(c, d)}; /* rows 0 to 3 */
+    __m256i lower[2] = {_mm256_unpackhi_epi16(a, b), _mm256_unpackhi_epi16(c, d)};
+    /* Columns 0 and 1, behind them 4 and 5; then 2 and 3, 6 and 7. */
+    __m256i upper01 = _mm256_unpacklo_epi32(upper[0], upper[1]), upper23 = _mm256_unpackhi_epi32(upper[0], upper[1]);
+    __m256i lower01 = _mm256_unpacklo_epi32(lower[0], lower[1]), lower23 = _mm256_unpackhi_epi32(lower[0], lower[1]);
+    __m256i columns01 = _mm256_permute2x128_si256(upper01, lower01, 0x20);
+    __m256i columns45 = _mm256_permute2x128_si256(upper01, lower01, 0x31);
+    __m256i columns23 = _mm256_permute2x128_si256(upper23, lower23, 0x20);
+    __m256i columns67 = _mm256_permute2x128_si256(upper23, lower23, 0x31);
+    pairs[0] = _mm256_unpacklo_epi16(columns01, columns45);
+    pairs[1] = _mm256_unpackhi_epi16(columns01, columns45);
+    pairs[2] = _mm256_unpacklo_epi16(columns23, columns67);
+    pairs[3] = _mm256_unpackhi_epi16(columns23, columns67);
+}
+
+/* The largest sum of magnitudes of a column for which libjpeg-turbo's 16 bits, and these, hold all that comes up in between. */
 enum { LARGEST_COLUMN = 2900 };
 
-typedef int16_t Short8 __attribute__((vector_size(16)));
-typedef int64_t Halves __attribute__((vector_size(32)));
-
 /* Write the 8 x 8 samples of a block. False if its values are larger than an image's. */
-INLINE int write_block(const int16_t *block, const uint16_t *quantizer, uint8_t *to, int stride)
+INLINE int write_block(const int16_t *block, const int16_t *quantizer, uint8_t *to, int stride)
 {
-    Vector v[8], sums = {0};
-    for (int i = 0; i < 8; i++) {
-        Short8 values, steps;
-        memcpy(&values, block + 8 * i, 16);
-        memcpy(&steps, quantizer + 8 * i, 16);
-        v[i] = __builtin_convertvector(values, Vector) * __builtin_convertvector(steps, Vector);
-        Vector sign = v[i] >> 31;
-        sums += (v[i] ^ sign) - sign;
-    }
-    Halves large = (Halves)(sums > LARGEST_COLUMN);
-    if (large[0] | large[1] | large[2] | large[3])
-        return 0;
-    transform(v, CONSTANT_BITS - KEPT_BITS);
-    transpose(v);
-    transform(v, CONSTANT_BITS + KEPT_BITS + 3);
-    /* A vector is a column of samples now. Four columns go into the lanes of one; then both halves of a row together. */
-    for (int i = 0; i < 8; i++) {
-        v[i] += 128;
-        v[i] &= ~(v[i] >> 31);
-        v[i] = (v[i] | (255 - v[i]) >> 31) & 255;
-    }
-    Vector left = v[0] | v[1] << 8 | v[2] << 16 | v[3] << 24, right = v[4] | v[5] << 8 | v[6] << 16 | v[7] << 24;
-    Halves upper = (Halves)__builtin_shufflevector(left, right, 0, 8, 1, 9, 2, 10, 3, 11);
-    Halves lower = (Halves)__builtin_shufflevector(left, right, 4, 12, 5, 13, 6, 14, 7, 15);
+    __m256i pairs[4], v[8], sums = _mm256_setzero_si256();
     for (int i = 0; i < 4; i++) {
-        memcpy(to + i * stride, (int64_t[]){upper[i]}, 8);
-        memcpy(to + (i + 4) * stride, (int64_t[]){lower[i]}, 8);
+        __m256i values = _mm256_load_si256((const __m256i *)block + i);
+        __m256i steps = _mm256_loadu_si256((const __m256i *)quantizer + i);
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_abs_epi16(values), steps));
+        pairs[i] = _mm256_mullo_epi16(values, steps);
+    }
+    if (_mm256_movemask_epi8(_mm256_cmpgt_epi32(sums, _mm256_set1_epi32(LARGEST_COLUMN))))
+        return 0;
+    transform(pairs, CONSTANT_BITS - KEPT_BITS, v);
+    transpose(v, pairs);
+    transform(pairs, CONSTANT_BITS + KEPT_BITS + 3, v);
+    /* Columns of samples now, 128 less. */
+    __m256i a = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[4]), _mm256_packs_epi32(v[2], v[6]));
+    __m256i b = _mm256_packs_epi16(_mm256_packs_epi32(v[1], v[5]), _mm256_packs_epi32(v[3], v[7]));
+    __m256i columns01 = _mm256_unpacklo_epi8(a, b), columns23 = _mm256_unpackhi_epi8(a, b); /* and 45, 67 behind them */
+    __m256i columns0123 = _mm256_unpacklo_epi16(columns01, columns23);
+    __m256i columns4567 = _mm256_unpackhi_epi16(columns01, columns23);
+    __m256i middle = _mm256_set1_epi8((char)128);
+    __m256i rows0145 = _mm256_xor_si256(_mm256_unpacklo_epi32(columns0123, columns4567), middle);
+    __m256i rows2367 = _mm256_xor_si256(_mm256_unpackhi_epi32(columns0123, columns4567), middle);
+    for (int half = 0; half < 2; half++, to += 4 * stride) {
+        __m128i rows01 = half ? _mm256_extracti128_si256(rows0145, 1) : _mm256_castsi256_si128(rows0145);
+        __m128i rows23 = half ? _mm256_extracti128_si256(rows2367, 1) : _mm256_castsi256_si128(rows2367);
+        _mm_storel_epi64((__m128i *)to, rows01);
+        _mm_storel_epi64((__m128i *)(to + stride), _mm_unpackhi_epi64(rows01, rows01));
+        _mm_storel_epi64((__m128i *)(to + 2 * stride), rows23);
+        _mm_storel_epi64((__m128i *)(to + 3 * stride), _mm_unpackhi_epi64(rows23, rows23));
     }
     return 1;
 }
@@ -625,7 +630,6 @@ typedef struct {
 } Area;
 
 /* Decode the samples of the MCUs in an area, which is in MCUs. False if the scan is unsound. */
-FOR_THIS_PROCESSOR
 static int read_scan(Image *image, Area area, uint8_t *room)
 {
     const Component *c = image->components;
@@ -680,7 +684,7 @@ static int read_scan(Image *image, Area area, uint8_t *room)
             for (int i = 0; i < image->count; i++)
                 for (int y = 0; y < c[i].vertical; y++)
                     for (int x = 0; x < c[i].horizontal; x++, read++) {
-                        const uint16_t *steps = image->quantizers[c[i].quantizer];
+                        const int16_t *steps = image->quantizers[c[i].quantizer];
                         uint8_t *to = c[i].plane + 8 * (x + (column - area.left) * c[i].horizontal +
                                                         ((row - area.top) * c[i].vertical + y) * (ptrdiff_t)c[i].stride);
                         if (!(ends[read] == END_OF_BLOCK + 1 ? write_flat_block(blocks[read][0], steps[0], to, c[i].stride)
@@ -736,42 +740,89 @@ INLINE const uint8_t *samples(
     return to + (left & 1);
 }
 
-INLINE uint8_t limited(int value)
+/* Where the bytes of red, green and blue go in each third of 16 pixels. */
+#define X 0x80
+static const uint8_t THIRDS[3][3][16] = {
+    {
+        {0, X, X, 1, X, X, 2, X, X, 3, X, X, 4, X, X, 5},
+        {X, 0, X, X, 1, X, X, 2, X, X, 3, X, X, 4, X, X},
+        {X, X, 0, X, X, 1, X, X, 2, X, X, 3, X, X, 4, X},
+    },
+    {
+        {X, X, 6, X, X, 7, X, X, 8, X, X, 9, X, X, 10, X},
+        {5, X, X, 6, X, X, 7, X, X, 8, X, X, 9, X, X, 10},
+        {X, 5, X, X, 6, X, X, 7, X, X, 8, X, X, 9, X, X},
+    },
+    {
+        {X, 11, X, X, 12, X, X, 13, X, X, 14, X, X, 15, X, X},
+        {X, X, 11, X, X, 12, X, X, 13, X, X, 14, X, X, 15, X},
+        {10, X, X, 11, X, X, 12, X, X, 13, X, X, 14, X, X, 15},
+    },
+};
+#undef X
+
+/* Pixels of a row that are written at a time, and how many bytes that may be more than there are. */
+enum { AT_A_TIME = 16, BEHIND_PIXELS = 3 * (AT_A_TIME - 1) };
+
+/* Convert a row to RGB.
+ *
+ * The factors of jdcolor are 1.40200, 0.34414, 0.71414 and 1.77200 in 16 bits: 91881, 22554, 46802 and 116130. What does not go
+ * into a signed one is added as a whole: 91881 = 65536 + 26345, and so on. */
+INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, int width, uint8_t *out)
 {
-    return value < 0 ? 0 : value > 255 ? 255 : value;
+    __m256i middle = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1), half = _mm256_set1_epi32(1 << 15);
+    for (int i = 0; i < width; i += AT_A_TIME, out += 3 * AT_A_TIME) {
+        __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(luma + i)));
+        __m256i b = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(blue + i))), middle);
+        __m256i r = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(red + i))), middle);
+        __m256i b2 = _mm256_add_epi16(b, b), r2 = _mm256_add_epi16(r, r);
+        /* The half of a product of the double, which is rounded: the upper 16 bits alone are left of it. */
+        __m256i to_r = _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(r2, _mm256_set1_epi16(26345)), one), 1);
+        __m256i to_b = _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(b2, _mm256_set1_epi16(-14942)), one), 1);
+        __m256i factors = BOTH(-22554, 65536 - 46802);
+        __m256i to_g = _mm256_packs_epi32(
+            _mm256_srai_epi32(_mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(b, r), factors), half), 16),
+            _mm256_srai_epi32(_mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(b, r), factors), half), 16));
+        __m256i colours[3] = {
+            _mm256_add_epi16(y, _mm256_add_epi16(r, to_r)),
+            _mm256_add_epi16(y, _mm256_sub_epi16(to_g, r)),
+            _mm256_add_epi16(y, _mm256_add_epi16(b2, to_b)),
+        };
+        __m128i bytes[3];
+        for (int c = 0; c < 3; c++)
+            bytes[c] = _mm_packus_epi16(_mm256_castsi256_si128(colours[c]), _mm256_extracti128_si256(colours[c], 1));
+        for (int third = 0; third < 3; third++) {
+            __m128i all = _mm_setzero_si128();
+            for (int c = 0; c < 3; c++)
+                all = _mm_or_si128(all, _mm_shuffle_epi8(bytes[c], _mm_loadu_si128((const __m128i *)THIRDS[third][c])));
+            _mm_storeu_si128((__m128i *)(out + 16 * third), all);
+        }
+    }
 }
 
 /* Write the window's pixels as RGB from the samples. */
-FOR_THIS_PROCESSOR
 static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_t *out)
 {
     const Component *c = image->components;
     int width = window.right - window.left;
     size_t line = line_size(width);
+    const uint8_t *grey = lines;
+    if (image->count == 1)
+        memset(lines, 128, line);
     for (int row = window.top; row < window.bottom; row++, out += 3 * (ptrdiff_t)width) {
         const uint8_t *y = samples(c, 1, 1, row, window.left, window.right, NULL, NULL);
-        if (image->count == 1) {
-            for (int i = 0; i < width; i++)
-                out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = y[i];
-            continue;
-        }
-        const uint8_t *chroma[2];
-        for (int i = 0; i < 2; i++)
+        const uint8_t *chroma[2] = {grey, grey};
+        for (int i = 0; i < image->count - 1; i++)
             chroma[i] = samples(
                 c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines,
                 lines + (2 + i) * line);
-        for (int i = 0; i < width; i++) {
-            int blue = chroma[0][i] - 128, red = chroma[1][i] - 128;
-            out[3 * i] = limited(y[i] + ((91881 * red + 32768) >> 16));
-            out[3 * i + 1] = limited(y[i] + ((-22554 * blue - 46802 * red + 32768) >> 16));
-            out[3 * i + 2] = limited(y[i] + ((116130 * blue + 32768) >> 16));
-        }
+        write_row(y, chroma[0], chroma[1], width, out);
     }
 }
 
 /* ---- the module ---- */
 
-/* What a scan of an MCU may read behind its end: six blocks of 64 values with 27 bits each, and the bytes of a refill. */
+/* What reading an MCU may take from behind the scan: six blocks of 64 values with 27 bits each, and the bytes of a refill. */
 enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16 };
 
 static size_t planes_size(size_t height, size_t width)
@@ -783,6 +834,11 @@ static size_t planes_size(size_t height, size_t width)
 static size_t room_size(size_t length, size_t height, size_t width)
 {
     return sizeof(Tables) + 4 * line_size(width) + planes_size(height, width) + length + BEHIND_SCAN;
+}
+
+static Py_ssize_t pixels_size(Py_ssize_t height, Py_ssize_t width)
+{
+    return 3 * height * width + BEHIND_PIXELS;
 }
 
 static int decode(const uint8_t *data, Py_ssize_t length, int height, int width, Area window, uint8_t *room, uint8_t *out)
@@ -821,7 +877,9 @@ static int decode(const uint8_t *data, Py_ssize_t length, int height, int width,
     return 1;
 }
 
-static PyObject *py_room(PyObject *self, PyObject *args)
+#pragma GCC pop_options
+
+static PyObject *py_sizes(PyObject *self, PyObject *args)
 {
     Py_ssize_t length;
     int height, width;
@@ -829,7 +887,7 @@ static PyObject *py_room(PyObject *self, PyObject *args)
         return NULL;
     if (length < 0 || height < 0 || width < 0)
         return PyErr_Format(PyExc_ValueError, "no window has %d x %d pixels", width, height);
-    return PyLong_FromSize_t(room_size(length, height, width));
+    return Py_BuildValue("nn", (Py_ssize_t)room_size(length, height, width), pixels_size(height, width));
 }
 
 static PyObject *py_decode_window(PyObject *self, PyObject *args)
@@ -845,10 +903,10 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
             PyExc_ValueError,
             "the window of %d x %d pixels from row %d and column %d is not within an image of %d x %d pixels",
             columns, rows, top, left, width, height);
-    } else if (out.len < 3 * (Py_ssize_t)rows * columns || room.len < (Py_ssize_t)room_size(data.len, rows, columns)) {
+    } else if (out.len < pixels_size(rows, columns) || room.len < (Py_ssize_t)room_size(data.len, rows, columns)) {
         PyErr_Format(
             PyExc_ValueError, "a buffer is too small: `out` has %zd bytes of %zd, `room` %zd of %zd", out.len,
-            3 * (Py_ssize_t)rows * columns, room.len, (Py_ssize_t)room_size(data.len, rows, columns));
+            pixels_size(rows, columns), room.len, (Py_ssize_t)room_size(data.len, rows, columns));
     } else {
         Area window = {top, left, top + rows, left + columns};
         Py_BEGIN_ALLOW_THREADS;
@@ -862,7 +920,7 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"room", py_room, METH_VARARGS, "room(length, height, width): bytes `decode_window` works in."},
+    {"sizes", py_sizes, METH_VARARGS, "sizes(length, height, width): bytes of `room` and `out` for `decode_window`."},
     {"decode_window", py_decode_window, METH_VARARGS,
      "decode_window(data, size, window, room, out): write a window's RGB to `out`; False leaves it to libjpeg-turbo."},
     {NULL, NULL, 0, NULL},
@@ -872,5 +930,9 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_jpeg", NULL, 0, MET
 
 PyMODINIT_FUNC PyInit__jpeg(void)
 {
+    if (!__builtin_cpu_supports("x86-64-v3")) {
+        PyErr_SetString(PyExc_ImportError, "lockstep.data._jpeg is for processors with AVX2, as of 2013");
+        return NULL;
+    }
     return PyModule_Create(&MODULE);
 }

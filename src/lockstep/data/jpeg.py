@@ -45,10 +45,11 @@ def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndar
         return None
     _, _, height, width = window
     buffers = _of_thread
-    if buffers.room.size < (needed := _jpeg.room(len(data), height, width)):
-        buffers.room = np.zeros(needed, np.uint8)
-    if buffers.pixels.size < height * width * 3:
-        buffers.pixels = np.empty(height * width * 3, np.uint8)
+    room, pixels = _jpeg.sizes(len(data), height, width)
+    if buffers.room.size < room:
+        buffers.room = np.zeros(room, np.uint8)
+    if buffers.pixels.size < pixels:
+        buffers.pixels = np.empty(pixels, np.uint8)
     if not _jpeg.decode_window(data, size, window, buffers.room, buffers.pixels):
         return None
     return buffers.pixels[: height * width * 3].reshape(height, width, 3)
