@@ -41,7 +41,7 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(turbojpeg, "library", lambda: None)
     _, output, _ = answer("doctor")
     missing = output.splitlines()[-2:]
-    assert missing[0].startswith("jpeg       missing; built without a C compiler")
+    assert missing[0].startswith("jpeg       missing; it takes GCC 12")
     assert missing[1].startswith("turbojpeg  missing; pip install turbojpeg")
 
 

@@ -27,7 +27,7 @@ def command() -> None:
             print(f"{name:<10} {_found_by(python, name) if python else f'missing; {framework.install}'}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
-    print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_built() else f'missing; {jpeg.INSTALL}'}")
+    print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
     print(f"{'turbojpeg':<10} {found}")
 

@@ -6,6 +6,7 @@
  *
  * Whatever is rare (progressive or arithmetic coding, 12 bits, CMYK, several scans, other ratios of sampling) or unsound (a
  * code that does not exist, an early end, coefficients no image has) is left to libjpeg-turbo: the answer is False then.
+ * So is all on processors without AVX2.
  *
  * Names and procedures are those of ITU-T T.81. Arithmetic that T.81 leaves open is that of the independent JPEG group's
  * library: the inverse DCT of Loeffler, Ligtenberg and Moschytz in 13 bits (jidctint), "fancy" triangle interpolation of
@@ -78,8 +79,8 @@ typedef struct {
 } Image;
 
 /* Where the values of a block are kept, by their order in the file: rows 0 and 4 column by column, then 1 and 5, 2 and 6, 3
- * and 7, as they are multiplied. Those of a block's end, and of values behind the 64th, which two runs of zeros may lead to, go
- * to a place that nobody reads. */
+ * and 7, as they are multiplied. Those of a block's end, and of values behind the 64th, which two runs of zeros may lead to,
+ * go to a place that nobody reads. */
 enum { MOST_BLOCKS = 6, BLOCK = 64, BEHIND_BLOCK = 2 * 16 + END_OF_BLOCK };
 static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
     0, 2, 16, 32, 18, 4, 6, 20, 34, 48, 1, 50, 36, 22, 8, 10,
@@ -169,7 +170,8 @@ static void make_pairs(HuffmanAC *table)
         table->pairs[i] = (uint32_t)(first + (second & 0xFF)) | (uint64_t)(uint32_t)(second & ~0xFF) << 32;
     }
     for (int i = 0; i < 1 << LOOK_BITS; i++) {
-        int bits = 0, advance = 0;
+        uint64_t pair = table->pairs[i];
+        int bits = pair & PARTLY ? 0 : pair & 0xFF, advance = bits ? (pair >> 8 & 0xFF) + (pair >> 40 & 0xFF) : 0;
         while (advance < 64) {
             int32_t entry = look[i << bits & ((1 << LOOK_BITS) - 1)];
             int more = entry & PARTLY ? (entry & (PARTLY - 1)) + (entry >> 16) : entry & 0xFF;
@@ -573,7 +575,7 @@ INLINE void transpose(const __m256i *rows, __m256i *pairs)
     pairs[3] = _mm256_unpackhi_epi16(columns23, columns67);
 }
 
-/* The largest sum of magnitudes of a column for which libjpeg-turbo's 16 bits, and these, hold all that comes up in between. */
+/* The largest sum of magnitudes of a column for which 16 bits, here and in libjpeg-turbo, hold all that comes up. */
 enum { LARGEST_COLUMN = 2900 };
 
 /* Write the 8 x 8 samples of a block. False if its values are larger than an image's. */
@@ -766,8 +768,8 @@ enum { AT_A_TIME = 16, BEHIND_PIXELS = 3 * (AT_A_TIME - 1) };
 
 /* Convert a row to RGB.
  *
- * The factors of jdcolor are 1.40200, 0.34414, 0.71414 and 1.77200 in 16 bits: 91881, 22554, 46802 and 116130. What does not go
- * into a signed one is added as a whole: 91881 = 65536 + 26345, and so on. */
+ * The factors of jdcolor are 1.40200, 0.34414, 0.71414 and 1.77200 in 16 bits: 91881, 22554, 46802 and 116130. What is too
+ * large for a signed one is added as a whole: 91881 = 65536 + 26345, and so on. */
 INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, int width, uint8_t *out)
 {
     __m256i middle = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1), half = _mm256_set1_epi32(1 << 15);
@@ -822,7 +824,7 @@ static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_
 
 /* ---- the module ---- */
 
-/* What reading an MCU may take from behind the scan: six blocks of 64 values with 27 bits each, and the bytes of a refill. */
+/* What reading an MCU may take from behind the scan: six blocks of 64 values of 27 bits, and the bytes of a refill. */
 enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16 };
 
 static size_t planes_size(size_t height, size_t width)

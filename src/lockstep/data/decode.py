@@ -141,7 +141,11 @@ def decode_into(
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
     else:
-        pixels = cv2.resize(part, (resized[1], resized[0]), interpolation=cv2.INTER_LINEAR)
+        # Into its place, if it is all of it.
+        direct = None if flip or resized != out.shape[:2] else out
+        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
+        if pixels is direct:
+            return
     pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
     if flip:
         cv2.flip(pixels, 1, dst=out)  # NumPy copies pixels backwards many times slower

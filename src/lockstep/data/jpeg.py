@@ -1,7 +1,6 @@
-"""Decoding a part of a baseline JPEG: our own reader of its codes, in C, where the package was built with a compiler.
+"""Decoding a part of a baseline JPEG, in C of our own: `_jpeg.c`, which says how.
 
-It gives the pixels of libjpeg-turbo to the last bit, in seven tenths of its time, and leaves to it what is rare or damaged;
-`_jpeg.c` says how.
+It gives the pixels of libjpeg-turbo to the last bit, in six tenths of its time, and leaves to it what is rare or damaged.
 """
 
 import importlib
@@ -17,7 +16,7 @@ _jpeg: Any = None
 with suppress(ImportError):
     _jpeg = importlib.import_module("lockstep.data._jpeg")
 
-INSTALL = "built without a C compiler (GCC 12, or clang); until then libjpeg-turbo reads all JPEGs, with the same pixels"
+MISSING = "it takes GCC 12 when the package is installed, and AVX2; libjpeg-turbo does its work, with the same pixels"
 
 
 class _Buffers(threading.local):
@@ -30,15 +29,15 @@ class _Buffers(threading.local):
 _of_thread = _Buffers()
 
 
-def is_built() -> bool:
-    """Tell whether there is the decoder."""
+def is_there() -> bool:
+    """Tell whether the decoder was built, and runs here."""
     return _jpeg is not None
 
 
 def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
     """Return a window of a JPEG whose height and width are `size`: uint8 RGB [height, width, 3].
 
-    The array is valid until the same thread decodes again. None if the decoder was not built, or the file is of a kind, or
+    The array is valid until the same thread decodes again. None if the decoder is not there, or the file is of a kind, or
     damaged in a way, that is left to libjpeg-turbo. Raises `ValueError` if the window is not within the image.
     """
     if _jpeg is None:
