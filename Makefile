@@ -48,7 +48,7 @@ format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-$(VENV)/.torch: pyproject.toml constraints.txt
+$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/_jpeg.c
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@
@@ -92,4 +92,4 @@ $(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(HOROVOD) demo
+	rm -rf $(VENV) $(MXNET) $(HOROVOD) demo build src/*.egg-info src/lockstep/data/*.so

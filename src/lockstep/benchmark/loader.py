@@ -159,14 +159,14 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
 
 
 def libjpeg_windows(work: Work, index: Index) -> Iterator[int]:
-    """The limit: libjpeg-turbo decoding the windows and nothing else, from memory."""
+    """The limit of who leaves decoding to libjpeg-turbo: its windows and nothing else, from memory."""
     if turbojpeg.library() is None:
         raise BackendError(f"TurboJPEG is {turbojpeg.INSTALL}")
     return _decoding(work, index, lambda data, size, window: decode_window(data, size, window))
 
 
 def libjpeg_resized(work: Work, index: Index) -> Iterator[int]:
-    """The limit with OpenCV's resize: the windows decoded and resized, nothing else, from memory."""
+    """The same with OpenCV's resize: the windows decoded and resized, nothing else, from memory."""
     if turbojpeg.library() is None:
         raise BackendError(f"TurboJPEG is {turbojpeg.INSTALL}")
 

@@ -6,7 +6,7 @@
  *
  * Whatever is rare (progressive or arithmetic coding, 12 bits, CMYK, several scans, other ratios of sampling) or unsound (a
  * code that does not exist, an early end, coefficients no image has) is left to libjpeg-turbo: the answer is False then.
- * So is all on processors without AVX2.
+ * So is all on processors without AVX2. What is behind the window's last row is not looked at.
  *
  * Names and procedures are those of ITU-T T.81. Arithmetic that T.81 leaves open is that of the independent JPEG group's
  * library: the inverse DCT of Loeffler, Ligtenberg and Moschytz in 13 bits (jidctint), "fancy" triangle interpolation of
@@ -130,7 +130,7 @@ static int make_huffman(Huffman *table, const uint8_t *counts, const uint8_t *sy
     for (int length = 1; length <= 16; length++) {
         table->first_symbol[length] = place - code;
         for (int i = 0; i < counts[length]; i++, code++, place++) {
-            if (code >= 1 << length || (is_dc && symbols[place] > 15))
+            if (code + 1 >= 1 << length || (is_dc && symbols[place] > 15)) /* a code of ones is none */
                 return 0;
             if (length > LOOK_BITS)
                 continue;
@@ -174,10 +174,9 @@ static void make_pairs(HuffmanAC *table)
         int bits = pair & PARTLY ? 0 : pair & 0xFF, advance = bits ? (pair >> 8 & 0xFF) + (pair >> 40 & 0xFF) : 0;
         while (advance < 64) {
             int32_t entry = look[i << bits & ((1 << LOOK_BITS) - 1)];
-            int more = entry & PARTLY ? (entry & (PARTLY - 1)) + (entry >> 16) : entry & 0xFF;
-            if (!more || more > LOOK_BITS - bits)
+            if ((entry & 0xFF) > LOOK_BITS - bits)
                 break;
-            bits += more;
+            bits += entry & 0xFF;
             advance += entry >> 8 & 0xFF;
         }
         table->passed[i] = bits ? advance << 7 | bits : PARTLY;
@@ -237,13 +236,12 @@ static int read_frame(Image *image, const uint8_t *at, const uint8_t *end)
         component->horizontal = one[1] >> 4;
         component->vertical = one[1] & 15;
         component->quantizer = one[2];
-        if (one[2] > 3)
+        if (!component->horizontal || component->horizontal > 4 || !component->vertical || component->vertical > 4 ||
+            component->quantizer > 3)
             return 0;
     }
     Component *first = image->components;
     if (image->count == 1) {
-        if (!first->horizontal || !first->vertical)
-            return 0;
         first->horizontal = first->vertical = 1; /* a scan of one component has one block in an MCU */
         return 1;
     }
@@ -289,9 +287,9 @@ static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
             at++;
             continue;
         }
-        const uint8_t *body = at + 4, *next = at + 2 + size;
         if (size < 2 || end - at < 2 + size)
             return 0;
+        const uint8_t *body = at + 4, *next = at + 2 + size;
         int sound = 1;
         switch (marker) {
         case 0xC0:
@@ -575,7 +573,8 @@ INLINE void transpose(const __m256i *rows, __m256i *pairs)
     pairs[3] = _mm256_unpackhi_epi16(columns23, columns67);
 }
 
-/* The largest sum of magnitudes of a column for which 16 bits, here and in libjpeg-turbo, hold all that comes up. */
+/* The largest sum of magnitudes of a column for which 16 bits, here and in libjpeg-turbo's vectors, hold all that comes up:
+ * after the first pass a value is at most 1.387 * 4 times it, and two of these are added. */
 enum { LARGEST_COLUMN = 2900 };
 
 /* Write the 8 x 8 samples of a block. False if its values are larger than an image's. */
@@ -697,7 +696,9 @@ static int read_scan(Image *image, Area area, uint8_t *room)
     return 1;
 }
 
-/* Bytes for a row of a component's samples and some beside it. Four are needed: two of chroma, and one of two-byte sums. */
+/* Bytes for a row of a component's samples and some beside it. LINES are needed: two of chroma, and one of sums, which are
+ * of half as many samples with two bytes each. */
+enum { LINES = 3 };
 static size_t line_size(size_t width)
 {
     return (width + 64 + 63) / 64 * 64;
@@ -817,15 +818,16 @@ static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_
         for (int i = 0; i < image->count - 1; i++)
             chroma[i] = samples(
                 c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines,
-                lines + (2 + i) * line);
+                lines + (1 + i) * line);
         write_row(y, chroma[0], chroma[1], width, out);
     }
 }
 
 /* ---- the module ---- */
 
-/* What reading an MCU may take from behind the scan: six blocks of 64 values of 27 bits, and the bytes of a refill. */
-enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16 };
+/* What reading an MCU may take from behind the scan: six blocks of 64 values of 27 bits, and the bytes of a refill. Sides as
+ * libjpeg-turbo limits them, and a length with which no sum of these overflows. */
+enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16, LARGEST_SIDE = 65500, LARGEST_LENGTH = 1 << 30 };
 
 static size_t planes_size(size_t height, size_t width)
 {
@@ -833,9 +835,12 @@ static size_t planes_size(size_t height, size_t width)
     return 3 * (height + 4 * LARGEST_MCU) * (width + 4 * LARGEST_MCU);
 }
 
+/* A larger file is left to libjpeg-turbo. */
 static size_t room_size(size_t length, size_t height, size_t width)
 {
-    return sizeof(Tables) + 4 * line_size(width) + planes_size(height, width) + length + BEHIND_SCAN;
+    if (length > LARGEST_LENGTH)
+        length = LARGEST_LENGTH;
+    return sizeof(Tables) + LINES * line_size(width) + planes_size(height, width) + length + BEHIND_SCAN;
 }
 
 static Py_ssize_t pixels_size(Py_ssize_t height, Py_ssize_t width)
@@ -846,7 +851,7 @@ static Py_ssize_t pixels_size(Py_ssize_t height, Py_ssize_t width)
 static int decode(const uint8_t *data, Py_ssize_t length, int height, int width, Area window, uint8_t *room, uint8_t *out)
 {
     Image image = {.tables = (Tables *)room};
-    if (!read_headers(&image, data, length) || image.height != height || image.width != width)
+    if (length > LARGEST_LENGTH || !read_headers(&image, data, length) || image.height != height || image.width != width)
         return 0;
     Component *c = image.components;
     int horizontal = c->horizontal, vertical = c->vertical;
@@ -863,7 +868,7 @@ static int decode(const uint8_t *data, Py_ssize_t length, int height, int width,
     };
     area.bottom /= mcu_height;
     area.right /= mcu_width;
-    uint8_t *lines = room + sizeof(Tables), *plane = lines + 4 * line_size(window.right - window.left);
+    uint8_t *lines = room + sizeof(Tables), *plane = lines + LINES * line_size(window.right - window.left);
     for (int i = 0; i < image.count; i++) {
         c[i].height = (height * c[i].vertical + vertical - 1) / vertical;
         c[i].width = (width * c[i].horizontal + horizontal - 1) / horizontal;
@@ -887,8 +892,8 @@ static PyObject *py_sizes(PyObject *self, PyObject *args)
     int height, width;
     if (!PyArg_ParseTuple(args, "nii", &length, &height, &width))
         return NULL;
-    if (length < 0 || height < 0 || width < 0)
-        return PyErr_Format(PyExc_ValueError, "no window has %d x %d pixels", width, height);
+    if (length < 0 || height < 1 || width < 1 || height > LARGEST_SIDE || width > LARGEST_SIDE)
+        return PyErr_Format(PyExc_ValueError, "no window has %d x %d pixels, or no file %zd bytes", width, height, length);
     return Py_BuildValue("nn", (Py_ssize_t)room_size(length, height, width), pixels_size(height, width));
 }
 
@@ -900,7 +905,8 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
             args, "y*(ii)(iiii)w*w*", &data, &height, &width, &top, &left, &rows, &columns, &room, &out))
         return NULL;
     int is_decoded = -1;
-    if (top < 0 || left < 0 || rows < 1 || columns < 1 || rows > height - top || columns > width - left) {
+    if (top < 0 || left < 0 || rows < 1 || columns < 1 || height > LARGEST_SIDE || width > LARGEST_SIDE ||
+        rows > height - top || columns > width - left) {
         PyErr_Format(
             PyExc_ValueError,
             "the window of %d x %d pixels from row %d and column %d is not within an image of %d x %d pixels",
@@ -924,7 +930,8 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
 static PyMethodDef METHODS[] = {
     {"sizes", py_sizes, METH_VARARGS, "sizes(length, height, width): bytes of `room` and `out` for `decode_window`."},
     {"decode_window", py_decode_window, METH_VARARGS,
-     "decode_window(data, size, window, room, out): write a window's RGB to `out`; False leaves it to libjpeg-turbo."},
+     "decode_window(data, size, window, room, out): write a window's RGB to `out`; False leaves it to libjpeg-turbo.\n"
+     "`room` is one thread's, of zeros at first, and begins at a multiple of 8."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -933,7 +940,7 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_jpeg", NULL, 0, MET
 PyMODINIT_FUNC PyInit__jpeg(void)
 {
     if (!__builtin_cpu_supports("x86-64-v3")) {
-        PyErr_SetString(PyExc_ImportError, "lockstep.data._jpeg is for processors with AVX2, as of 2013");
+        PyErr_SetString(PyExc_ImportError, "lockstep.data._jpeg is for processors with AVX2 (x86-64-v3)");
         return NULL;
     }
     return PyModule_Create(&MODULE);

@@ -141,7 +141,7 @@ def decode_into(
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
     else:
-        # Into its place, if it is all of it.
+        # OpenCV writes into `out` itself where nothing is cut off or mirrored.
         direct = None if flip or resized != out.shape[:2] else out
         pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
         if pixels is direct:

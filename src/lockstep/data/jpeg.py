@@ -1,6 +1,6 @@
 """Decoding a part of a baseline JPEG, in C of our own: `_jpeg.c`, which says how.
 
-It gives the pixels of libjpeg-turbo to the last bit, in six tenths of its time, and leaves to it what is rare or damaged.
+It gives the pixels of libjpeg-turbo to the last bit, faster, and leaves to it what is rare or damaged.
 """
 
 import importlib
@@ -20,7 +20,7 @@ MISSING = "it takes GCC 12 when the package is installed, and AVX2; libjpeg-turb
 
 
 class _Buffers(threading.local):
-    """Memory that a thread decodes in, with the tables of the image before, and to; kept from one image to the next."""
+    """Memory that a thread decodes in, with the last image's tables, and to: up to six bytes a pixel of the largest."""
 
     room = np.zeros(0, np.uint8)
     pixels = np.empty(0, np.uint8)
