@@ -34,8 +34,7 @@ def write(format: str, path: Path, samples: list[Sample]) -> Path:
     """Write samples in this order; RecordIO's names beside it if there are any."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with WRITERS[format](path) as writer:
-        for each in samples:
-            writer.add(each)
+        writer.extend(map(writer.record, samples))
         if format == "recordio" and any(each.name for each in samples):
             writer.describe((each.number, each.label, each.name) for each in samples)
         writer.finish()

@@ -1,6 +1,7 @@
 """Writing a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -70,6 +71,27 @@ def test_images_names_classes_and_order_survive_from_any_format_to_any(
     }
 
 
+@pytest.mark.parametrize("source", ["folder", "recordio"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_images_larger_than_what_is_read_at_once_are_packed_too(
+    source: str, format: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.data.pack._TASK_BYTES", 700)
+    assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
+    target = packed(sets[source], tmp_path / "target", format, shards=2)
+    assert files_of(target) == files_of(packed(sets["folder"], tmp_path / "expected", format, shards=2))
+
+
+@pytest.mark.parametrize("format", CONTAINERS)
+def test_what_the_system_writes_in_part_is_written_to_the_end(
+    format: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux does with more than 2 GiB."""
+    monkeypatch.setattr("os.writev", lambda file, pieces: os.write(file, b"".join(pieces)[:100]))
+    target = packed(sets["folder"], tmp_path / "target", format, shards=2)
+    assert files_of(target) == files_of(sets[format])
+
+
 @pytest.mark.parametrize("format", CONTAINERS)
 def test_the_images_of_a_split_are_divided_evenly_among_as_many_files_as_asked_for(
     format: str, folder: Path, tmp_path: Path
@@ -126,7 +148,7 @@ def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> Non
     """Write images of these numbers, labels and names in this order."""
     with recordio.Writer(path) as writer:
         for number, label, data, _ in images:
-            writer.add(Sample(number, "", label, "", data, 0, 0))
+            writer.extend([writer.record(Sample(number, "", label, "", data, 0, 0))])
         if any(name for *_, name in images):
             writer.describe((number, label, name) for number, label, _, name in images)
         writer.finish()
@@ -258,7 +280,8 @@ def test_progress_after_an_interruption_begins_with_what_is_written(format: str,
         pack(source, tmp_path / "target", Packing(format), interrupted)
     seen: list[int] = []
     pack(source, tmp_path / "target", Packing(format), lambda done, _: seen.append(done))
-    assert seen == [64, 96, 100]
+    assert seen[0] >= 64  # threads may have written more than was reported
+    assert seen[-1] == 100
 
 
 def test_a_second_pack_is_refused_while_the_first_one_runs(folder: Path, tmp_path: Path) -> None:
@@ -399,8 +422,7 @@ def test_a_class_that_would_lead_out_of_the_target_is_refused(format: str, name:
 
 def write_samples(format: str, root: Path, samples: list[Sample]) -> None:
     with MODULES[format].Writer(root / shard_name(format, "", 0, 1)) as writer:
-        for sample in samples:
-            writer.add(sample)
+        writer.extend(map(writer.record, samples))
         writer.finish()
 
 
@@ -426,7 +448,7 @@ if how == "names":  # instead of giving the so-manieth file its name
     def counted(path, target):
         global left
         left -= 1
-        if not left:
+        if left <= 0:  # several threads may count
             die()
         return replace(path, target)
 
@@ -474,7 +496,8 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: Path, tmp_path: Path) -> None:
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
-    target, each_time = tmp_path / "target", {"folder": 60, "webdataset": 3}.get(format, 4)
+    # Of RecordIO, two files that are finished at once have their indexes and lists first.
+    target, each_time = tmp_path / "target", {"folder": 60, "recordio": 6, "webdataset": 3}.get(format, 4)
     ended = []
     while not any(ended):
         ended.append(killed(two_splits, target, format, "names", each_time))

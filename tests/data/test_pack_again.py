@@ -77,7 +77,7 @@ def test_a_small_png_becomes_the_jpeg_that_its_name_says(tmp_path: Path) -> None
 def test_names_too_long_for_a_file_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with tfrecord.Writer(tmp_path / "source" / "train-00000-of-00001") as writer:
-        writer.add(Sample(0, "a" * 300 + ".jpg", 0, "cat", jpeg(), 16, 24))
+        writer.extend([writer.record(Sample(0, "a" * 300 + ".jpg", 0, "cat", jpeg(), 16, 24))])
         writer.finish()
     pack(tmp_path / "source", tmp_path / "target", Packing("folder"))
     assert [path.name for path in (tmp_path / "target" / "train" / "cat").iterdir()] == ["00000000.jpg"]

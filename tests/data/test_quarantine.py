@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def records(folder: Path, labels: list[int]) -> Path:
     with recordio.Writer(folder / "train.rec") as writer:
         for number, label in enumerate(labels):
-            writer.add(Sample(number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16))
+            writer.extend([writer.record(Sample(number, f"{label}/{number}.jpg", label, str(label), jpeg(number), 12, 16))])
         writer.describe((number, label, f"{label}/{number}.jpg") for number, label in enumerate(labels))
         writer.finish()
     return folder

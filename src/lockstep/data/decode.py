@@ -71,7 +71,7 @@ def is_plain_jpeg(data: bytes) -> bool:
         return False
 
 
-def header_size(data: bytes) -> tuple[int, int]:
+def header_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return height and width as an image's header says; (0, 0) if the bytes are no image."""
     try:
         if (size := _jpeg_size(data)) is not None:
@@ -84,9 +84,9 @@ def header_size(data: bytes) -> tuple[int, int]:
     return height, width
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     """Return height and width if the bytes are a JPEG for libjpeg-turbo; None leaves them to Pillow."""
-    if not data.startswith(_JPEG):
+    if data[:2] != _JPEG:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)

@@ -146,6 +146,18 @@ class Images:
         offset, places = int(row["offset"]), self._places(int(row["file"]))
         return places.read(offset, int(row["length"])) if offset >= 0 else recordio.image_in_parts(places, ~offset)
 
+    def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
+        """Return the bytes of images, read at once to the memory given; None if they are not close together in a file.
+
+        Raises what `encoded` does.
+        """
+        files, offsets, lengths = (self.rows[column][samples].tolist() for column in ("file", "offset", "length"))
+        begin, end = min(offsets), max(map(sum, zip(offsets, lengths, strict=True)))
+        if self.source.format == FOLDER or begin < 0 or end - begin > len(memory) or len(set(files)) > 1:
+            return None
+        self._places(files[0]).read_into(memory[: end - begin], begin)
+        return [memory[offset - begin :][:length] for offset, length in zip(offsets, lengths, strict=True)]
+
     @cached_property
     def _places(self) -> Callable[[int], Places]:
         # A data set may be in more files than a process may keep open.
@@ -286,7 +298,7 @@ def _listed(
                 elif each.label == NO_LABEL:
                     good.append(each)
                 elif 0 <= each.label - first_label <= MOST_CLASSES:
-                    good.append(replace(each, label=each.label - first_label))
+                    good.append(each._replace(label=each.label - first_label) if first_label else each)
                 else:
                     found.damaged.append(Quarantined(place, f"its label is {each.label}"))
             found.rows.append(_rows(good, number, found.folders))

@@ -8,12 +8,13 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -22,7 +23,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.decode import check, decode, header_size
-from lockstep.data.formats import Sample, atomically, recordio, tfrecord, webdataset
+from lockstep.data.formats import Bytes, Sample, atomically, recordio, tfrecord, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
 from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_sources
@@ -31,10 +32,13 @@ from lockstep.machine import cores
 
 SHARD_BYTES = 2**27
 """About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""
-_AT_ONCE, _AHEAD = 32, 8
-"""Images read by one task, and tasks begun ahead."""
+_TASK_IMAGES, _TASK_BYTES = 32, 2**21
+"""What one task writes at most, unless a single image has more bytes."""
+_AHEAD = 8
+"""Tasks begun before the one that is waited for is done."""
 _LONGEST_NAME = 255
 """Of a file, in bytes."""
+_NO_COLUMN = re.compile(rb"[\n\r\t\0]")
 _JPEG = b"\xff\xd8"
 _KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
 """With what images begin, and how their names end."""
@@ -75,12 +79,14 @@ class Split:
     """`class/file` of every sample; None if each is named by its number."""
     format: str
     """In which they are to be written."""
+    states: np.ndarray
+    """Size and time of every file of the source: int64 [files, 2]."""
 
-    def sample_name(self, number: int, data: bytes) -> str:
+    def sample_name(self, number: int, data: Bytes) -> str:
         """Return the name of the sample that is written as this number."""
         if self.names is not None:
             return self.names[number]
-        file = f"{number:08d}.{next(kind for begin, kind in _KINDS.items() if data.startswith(begin))}"
+        file = f"{number:08d}.{next(kind for begin, kind in _KINDS.items() if data[: len(begin)] == begin)}"
         # A class in front would decide on the order of files that are listed by name.
         return f"{self.class_of(number)}/{file}" if self.format == FOLDER else file
 
@@ -123,16 +129,17 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
         if progress is not None:
             progress(done, total)
 
-    states = np.concatenate([_states(split.listing) for split in splits])
+    states = np.concatenate([split.states for split in splits])
     with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(packing.workers or cores()) as pool:
         if not (target / CLASSES).exists():
             with atomically(target / CLASSES) as file:
                 file.writelines(f"{name}\n" for name in splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
-                _write_folder(split, target / split.name, packing, pool, advance)
+                _write(iter([_folder(split, target / split.name, packing, pool)]), 1, advance)
             else:
-                _write_files(split, target, packing, pool, advance)
+                # Each thread has a file to write to: of one file, only one thread can write at a time.
+                _write(_files(split, target, packing, pool), packing.workers or cores(), advance)
     return {split.name or "images": len(split.listing) for split in splits}
 
 
@@ -147,7 +154,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
                 f"{bad.reason}. Restore the file; lockstep data check lists them all"
             )
         classes = listing.classes
-        yield Split(name, listing, _kept_names(listing, packing), packing.format)
+        yield Split(name, listing, _kept_names(listing, packing), packing.format, _states(listing))
 
 
 def _check_classes(split: Split) -> None:
@@ -163,21 +170,19 @@ def _check_classes(split: Split) -> None:
 
 def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
     """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
-    names, before = [], b""
-    for i in range(len(listing)):
-        label = int(listing.rows["label"][i])
-        file = PurePosixPath(listing.name(i)).name
+    names, before = [], (0, b"")
+    for i, label in enumerate(listing.rows["label"].tolist()):
+        file = listing.names[i].rpartition(b"/")[2]
         # The list beside RecordIO is of lines with columns.
-        if not file or file.startswith(".") or set(file) & set("\n\r\t\0") or len(os.fsencode(file)) > _LONGEST_NAME:
+        if not file or file.startswith(b".") or _NO_COLUMN.search(file) or len(file) > _LONGEST_NAME:
             return None
-        if packing.resize and not file.lower().endswith((".jpg", ".jpeg")):
-            file = f"{PurePosixPath(file).stem}.jpg"
+        if packing.resize and not file.lower().endswith((b".jpg", b".jpeg")):
+            file = os.fsencode(f"{PurePosixPath(os.fsdecode(file)).stem}.jpg")
         # RecordIO is read by number, the others by class and then by name.
-        key = b"%08d/%b" % (label, os.fsencode(file))
-        if key <= before and packing.format != "recordio":
+        if (label, file) <= before and packing.format != "recordio":
             return None
-        before = key
-        names.append(f"{listing.classes[label]}/{file}")
+        before = label, file
+        names.append(f"{listing.classes[label]}/{os.fsdecode(file)}")
     return tuple(names)
 
 
@@ -195,13 +200,16 @@ def _identity(splits: list[Split], packing: Packing) -> str:
 
 
 def _states(listing: Listing) -> np.ndarray:
-    """Return size and time of every file of a source: int64 [files, 2]."""
-    source = listing.source
-    of_images = map(listing.path, range(len(listing)))
-    files = of_images if source.format == FOLDER else (source.root / name for name in source.files)
-    # A file that cannot be read is named when it is its turn.
-    found = (file.stat() if file.exists() else None for file in files)
-    return np.array([(state.st_size, state.st_mtime_ns) if state else (0, 0) for state in found], np.int64).reshape(-1, 2)
+    files = map(listing.name, range(len(listing))) if listing.source.format == FOLDER else listing.source.files
+    return np.array([_state(f"{listing.source.root}/{file}") for file in files], np.int64).reshape(-1, 2)
+
+
+def _state(file: str) -> tuple[int, int]:
+    try:
+        status = os.stat(file)  # noqa: PTH116 - a Path of each image takes longer
+    except OSError:  # it is named when it is its turn to be read
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _shards(split: Split, packing: Packing) -> int:
@@ -243,21 +251,40 @@ def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
         unfinished.unlink(missing_ok=True)
 
 
-def _read(split: Split, packing: Packing, numbers: Sequence[int]) -> list[Sample]:
-    return [_sample(split, packing, number) for number in numbers]
+class _Memory(threading.local):
+    """Each thread's own for images, used again and again: memory from the system costs more than reading."""
+
+    def __init__(self) -> None:
+        # Other things may stand between images.
+        self.bytes = memoryview(bytearray(2 * _TASK_BYTES))
 
 
-def _sample(split: Split, packing: Packing, number: int) -> Sample:
+_memory = _Memory()
+
+
+def _samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator[Sample]:
+    """Yield samples, good until the same thread asks for others."""
+    for number, data in zip(numbers, _encoded(split, numbers), strict=True):
+        if packing.resize:
+            data = reduced(bytes(data), packing.resize, packing.quality)
+        height, width = header_size(data) if packing.format == "tfrecord" else (0, 0)
+        name = split.sample_name(number, data)
+        yield Sample(number, name, split.label(number), split.class_of(number), data, height, width)
+
+
+def _encoded(split: Split, numbers: Sequence[int]) -> Iterable[Bytes]:
+    with suppress(OSError, ValueError):  # which of them cannot be read is said below
+        if (images := split.listing.read_together(numbers, _memory.bytes)) is not None:
+            return images
+    return (_read(split, number) for number in numbers)
+
+
+def _read(split: Split, number: int) -> bytes:
     try:
-        data = split.listing.encoded(number)
+        return split.listing.encoded(number)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{split.listing.source.root}/{split.listing.place(number)} cannot be read: {reason}") from None
-    if packing.resize:
-        data = reduced(data, packing.resize, packing.quality)
-    height, width = header_size(data)
-    name = split.sample_name(number, data)
-    return Sample(number, name, split.label(number), split.class_of(number), data, height, width)
 
 
 def reduced(data: bytes, shorter: int, quality: int) -> bytes:
@@ -276,39 +303,88 @@ def reduced(data: bytes, shorter: int, quality: int) -> bytes:
     return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorsubsampling="420")
 
 
-def _in_order(split: Split, packing: Packing, pool: ThreadPoolExecutor, numbers: Sequence[int]) -> Iterator[list[Sample]]:
-    """Yield samples, read some ahead by the threads of a pool."""
-    tasks = (numbers[first : first + _AT_ONCE] for first in range(0, len(numbers), _AT_ONCE))
-    work = partial(_read, split, packing)
-    waiting: deque[Future[list[Sample]]] = deque(pool.submit(work, some) for some in islice(tasks, _AHEAD))
+Tasks = Generator[Future[int], None, None]
+"""Has a file or folder written, and yields of each task as it is begun how many images it writes."""
+
+
+def _write(files: Iterator[Tasks], at_once: int, advance: Callable[[int], None]) -> None:
+    """Have so many files written at once; when this returns or raises, nothing is written any more."""
+    begun = deque(islice(files, at_once))
+    waiting: deque[Future[int]] = deque()
     try:
-        while waiting:
-            samples = waiting.popleft().result()
-            waiting.extend(pool.submit(work, some) for some in islice(tasks, 1))
-            yield samples
+        while begun or waiting:
+            if not begun or len(waiting) > _AHEAD:
+                advance(waiting.popleft().result())
+            elif (task := next(begun[0], None)) is not None:
+                waiting.append(task)
+                begun.rotate()
+            else:
+                begun.popleft()
+                begun.extend(islice(files, 1))
     finally:
-        for future in waiting:
-            future.cancel()
+        for task in waiting:
+            task.cancel()
+        wait(waiting)
+        for file in begun:
+            file.close()
 
 
-def _write_files(
-    split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
-) -> None:
+def _tasks(split: Split, numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers in order, divided into tasks."""
+    task: list[int] = []
+    size = 0
+    for number in numbers:
+        length = int(split.listing.rows["length"][number])
+        if len(task) == _TASK_IMAGES or (task and size + length > _TASK_BYTES):
+            yield task
+            task, size = [], 0
+        task.append(number)
+        size += length
+    if task:
+        yield task
+
+
+def _files(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Iterator[Tasks]:
     shards = _shards(split, packing)
     for shard in range(shards):
         numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
-        path = target / shard_name(packing.format, split.name, shard, shards)
-        if path.exists():
-            advance(len(numbers))
-            continue
-        with _WRITERS[packing.format](path) as writer:
-            advance(writer.written)
-            for samples in _in_order(split, packing, pool, numbers[writer.written :]):
-                for sample in samples:
-                    writer.add(sample)
-                advance(len(samples))
-            writer.describe(_rows(split, numbers))
-            writer.finish()
+        yield _file(split, target / shard_name(packing.format, split.name, shard, shards), numbers, packing, pool)
+
+
+def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: ThreadPoolExecutor) -> Tasks:
+    if path.exists():
+        yield _done(len(numbers))
+        return
+    with _WRITERS[packing.format](path) as writer:
+        last = _done(writer.written)
+        yield last
+        for task in _tasks(split, numbers[writer.written :]):
+            last = pool.submit(_append, split, packing, writer, task, last)
+            yield last
+        last = pool.submit(_finish, split, writer, numbers, last)
+        yield last
+        wait([last])
+
+
+def _done(count: int) -> Future[int]:
+    done: Future[int] = Future()
+    done.set_result(count)
+    return done
+
+
+def _append(split: Split, packing: Packing, writer: Writer, numbers: Sequence[int], before: Future[int]) -> int:
+    """Write images to a file when those before them are written."""
+    records = [writer.record(sample) for sample in _samples(split, packing, numbers)]
+    before.result()
+    writer.extend(records)
+    return len(numbers)
+
+
+def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -> int:
+    before.result()
+    writer.describe(_rows(split, numbers))
+    writer.finish()
+    return 0
 
 
 def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]]:
@@ -317,8 +393,7 @@ def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]
 
 
 def _bytes(split: Split) -> int:
-    listing = split.listing
-    of_images = _states(listing)[:, 0] if listing.source.format == FOLDER else listing.rows["length"]
+    of_images = split.states[:, 0] if split.listing.source.format == FOLDER else split.listing.rows["length"]
     return int(of_images.sum(dtype=np.int64))
 
 
@@ -336,19 +411,36 @@ def shard_name(format: str, split: str, shard: int, shards: int) -> str:
     return f"{split}.rec" if shards == 1 else f"{split}-{shard:05d}-of-{shards:05d}.rec"
 
 
-def _write_folder(
-    split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor, advance: Callable[[int], None]
-) -> None:
+def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Tasks:
+    target.mkdir(exist_ok=True)
+    there: set[str] = set()
     for label in np.unique(split.listing.rows["label"]).tolist():
-        (target / split.listing.classes[label]).mkdir(parents=True, exist_ok=True)
+        there.update(_begun_class(target, split.listing.classes[label]))
     every = range(len(split.listing))
-    numbers = [number for number in every if not any((target / name).exists() for name in split.possible_names(number))]
-    advance(len(split.listing) - len(numbers))
-    for samples in _in_order(split, packing, pool, numbers):
-        for sample in samples:
-            path = target / sample.name
-            # Not longer than the image's own name, which may be as long as names can be.
-            unfinished = path.with_name(".partial")
-            unfinished.write_bytes(sample.data)
-            unfinished.replace(path)
-        advance(len(samples))
+    numbers = [number for number in every if there.isdisjoint(split.possible_names(number))]
+    yield _done(len(split.listing) - len(numbers))
+    for task in _tasks(split, numbers):
+        yield pool.submit(_write_images, split, packing, target, task)
+
+
+def _begun_class(target: Path, name: str) -> Iterator[str]:
+    """Make the folder of a class; if it is there, yield `class/file` of its images and remove what is not whole."""
+    try:
+        (target / name).mkdir()
+    except FileExistsError:
+        for file in (target / name).iterdir():
+            if file.name.startswith(".") and file.name.endswith(".partial"):
+                file.unlink()
+            else:
+                yield f"{name}/{file.name}"
+
+
+def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequence[int]) -> int:
+    """Write images to the folders of their classes."""
+    for sample in _samples(split, packing, numbers):
+        path = target / sample.name
+        # No name of an image, nor longer than one may be.
+        unfinished = path.with_name(f".{sample.number}.partial")
+        unfinished.write_bytes(sample.data)
+        unfinished.replace(path)
+    return len(numbers)

@@ -55,8 +55,7 @@ def write_folder(root: Path, images: Images) -> Path:
 def write_file(format: str, path: Path, samples: list[Sample]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with WRITERS[format](path) as writer:
-        for sample in samples:
-            writer.add(sample)
+        writer.extend(map(writer.record, samples))
         writer.describe([(sample.number, sample.label, sample.name) for sample in samples])
         writer.finish()
     return path

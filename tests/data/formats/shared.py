@@ -44,8 +44,7 @@ def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
 def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
     """Write a file of samples and what stands beside it, continuing what an interrupted writer left."""
     with format.Writer(path) as writer:
-        for each in samples[writer.written :]:
-            writer.add(each)
+        writer.extend(map(writer.record, samples[writer.written :]))
         writer.describe(rows(samples))
         writer.finish()
     return path

@@ -115,7 +115,7 @@ def test_mxnet_writes_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
 
 
 def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
-    records = [framed(packed(Header((float(each.label), 0.5, 7.0), each.number), each.data)) for each in SAMPLES]
+    records = [framed(packed(Header((float(each.label), 0.5, 7.0), each.number)) + each.data) for each in SAMPLES]
     assert (folder / "several.rec").read_bytes() == b"".join(piece for record in records for piece in record)
 
 

@@ -69,15 +69,21 @@ def test_a_payload_is_split_where_the_magic_number_stands_at_a_multiple_of_4(pay
     assert joined(payload) == expected
 
 
+@pytest.mark.parametrize("front", [MAGIC, MAGIC + b"abcd" + MAGIC, b"\0\0" + MAGIC + b"\0\0"])
+@pytest.mark.parametrize("back", [b"", MAGIC, b"ab" + MAGIC, b"abcd" + MAGIC + b"e"])
+def test_a_payload_in_pieces_is_framed_as_it_is_in_one(front: bytes, back: bytes) -> None:
+    assert b"".join(framed(front, memoryview(back))) == joined(front + back)
+
+
 def test_a_header_is_flag_label_and_two_numbers() -> None:
     expected = bytes.fromhex("00000000 0000e040 0500000000000000 0900000000000000") + b"image"
-    assert packed(Header((7.0,), 5, 9), b"image") == expected
+    assert packed(Header((7.0,), 5, 9)) + b"image" == expected
     assert unpacked(expected) == (Header((7.0,), 5, 9), 24)
 
 
 def test_several_labels_stand_behind_the_header_and_are_counted_in_its_flag() -> None:
     expected = bytes.fromhex("02000000 00000000 0500000000000000 0000000000000000 0000e040 0000003f") + b"image"
-    assert packed(Header((7.0, 0.5), 5), b"image") == expected
+    assert packed(Header((7.0, 0.5), 5)) + b"image" == expected
     assert unpacked(expected) == (Header((7.0, 0.5), 5), 32)
 
 
@@ -159,7 +165,7 @@ def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_fa
 @pytest.mark.parametrize("image", [b"image", b"imag" + MAGIC + b"e"], ids=["whole", "in parts"])
 def test_of_several_labels_the_first_counts(labels: tuple[float, ...], image: bytes, tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(packed(Header(labels, 5), image)))
+    path.write_bytes(joined(packed(Header(labels, 5)) + image))
     assert listed(recordio, path) == [(image, 7)]
 
 
@@ -167,7 +173,7 @@ def test_of_several_labels_the_first_counts(labels: tuple[float, ...], image: by
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_label_that_is_no_class_is_damage(label: float, count: int, tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(bytes(24)) + joined(packed(Header((label,) * count, 0), b"image")))
+    path.write_bytes(joined(bytes(24)) + joined(packed(Header((label,) * count, 0)) + b"image"))
     [good, bad] = recordio.stored(path)
     assert good == Stored(32, 0, 0, number=0)
     assert isinstance(bad, Damage)
@@ -184,7 +190,7 @@ def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
 
 def test_a_number_that_no_order_can_have_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "any.rec"
-    path.write_bytes(joined(packed(Header((0.0,), 2**64 - 1), b"image")))
+    path.write_bytes(joined(packed(Header((0.0,), 2**64 - 1)) + b"image"))
     assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == [-1]
 
 
@@ -247,7 +253,7 @@ def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Pa
 def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     """All of its frames are sound, but no part can hold the magic number."""
     image = b"abcd" + MAGIC + b"efgh" + MAGIC + b"ijkl"
-    data = bytearray(joined(packed(Header((0.0,), 0), image)))
+    data = bytearray(joined(packed(Header((0.0,), 0)) + image))
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
     file.write_bytes(data)
     assert damages(file) == [Damage(0, len(data), "the record at byte 0: a part begins at byte 36, within that at byte 0")]

@@ -112,7 +112,7 @@ def by_definition(data: bytes) -> bytes:
 
 
 def test_an_example_has_the_keys_of_nvidias_scripts_in_alphabetical_order() -> None:
-    assert tfrecord.example(sample(0, 3, b"the image")) == example(NVIDIA)
+    assert b"".join(tfrecord.example(sample(0, 3, b"the image"))) == example(NVIDIA)
 
 
 def test_a_file_and_its_index(tmp_path: Path) -> None:

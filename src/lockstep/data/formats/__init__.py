@@ -5,18 +5,25 @@ was read around it is right, and nothing behind it is lost as long as a next rec
 """
 
 import os
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import NamedTuple, Self, TextIO
 
 NO_LABEL = -1
+Bytes = bytes | memoryview
+_GIVEN_BYTES = 2**22
+"""Given to the disk at a time."""
+_PIECES = os.sysconf("SC_IOV_MAX")
+"""Written at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """An image as a file holds it."""
 
     offset: int
@@ -52,7 +59,7 @@ class Sample:
     """`class/file`, or a file's name alone."""
     label: int
     class_name: str
-    data: bytes
+    data: Bytes
     """The encoded image."""
     height: int
     width: int
@@ -86,29 +93,75 @@ class Places:
             data += more
         return data
 
+    def expect(self, offset: int, length: int) -> None:
+        """Have the disk read bytes that will be asked for; Linux does about a megabyte at a time."""
+        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
-class Appended:
+    def read_into(self, memory: memoryview, offset: int) -> None:
+        """Fill memory with bytes. Raises `ValueError` if the file ends before."""
+        if os.preadv(self._descriptor, [memory], offset) < len(memory):
+            memory[:] = self.read(offset, len(memory))
+
+
+class Appended(ABC):
     """A file of whole records, written as `<name>.partial` until it is finished; a context manager.
 
     What a killed process left of a last record is cut off; those before it stay.
     """
 
-    def __init__(self, path: Path, end: int) -> None:
+    def __init__(self, path: Path, ends: Iterable[int]) -> None:
+        """`ends` is where each of the whole records ends that are there already."""
         self.path = path
+        self._ends = array("q", [0, *ends])
+        self._given = end = self._ends[-1]
+        self._disk = ThreadPoolExecutor(1)
         partial = _partial(path)
-        self._file = partial.open("r+b" if partial.exists() else "xb")
+        self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
         self._file.truncate(end)
         self._file.seek(end)
+
+    @property
+    def written(self) -> int:
+        """Whole samples in the file."""
+        return len(self._ends) - 1
+
+    @staticmethod
+    @abstractmethod
+    def record(sample: Sample) -> list[Bytes]:
+        """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
+
+    def extend(self, records: Iterable[list[Bytes]]) -> None:
+        """Append records."""
+        pieces: list[Bytes] = []
+        for record in records:
+            pieces += record
+            self._ends.append(self._ends[-1] + sum(map(len, record)))
+        self._write(pieces)
+        end = self._ends[-1]
+        if end - self._given >= _GIVEN_BYTES:
+            # Linux begins to write what it is told to forget, and `finish` has less to wait for.
+            self._disk.submit(os.posix_fadvise, self._file.fileno(), self._given, end - self._given, os.POSIX_FADV_DONTNEED)
+            self._given = end
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._disk.shutdown()
         self._file.close()
+
+    def _write(self, pieces: list[Bytes]) -> None:
+        for first in range(0, len(pieces), _PIECES):
+            some = pieces[first : first + _PIECES]
+            written = os.writev(self._file.fileno(), some)
+            if written < sum(map(len, some)):  # of more than 2 GiB, or where the disk is full
+                rest = memoryview(b"".join(some))[written:]
+                while rest:
+                    rest = rest[self._file.write(rest) :]
 
     def finish(self) -> None:
         """Bring the file to the disk and give it its name."""
-        self._file.flush()
+        self._disk.shutdown()
         os.fsync(self._file.fileno())
         self._file.close()
         _partial(self.path).replace(self.path)

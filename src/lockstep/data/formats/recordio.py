@@ -10,14 +10,13 @@ first), 2 (those between) and 3 (the last); an undivided record has 0. The paylo
 """
 
 import struct
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.formats import Appended, Damage, Places, Sample, Stored, atomically, begun
+from lockstep.data.formats import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
 
 MAGIC = 0xCED7230A
 MOST_BYTES = 2**29 - 1
@@ -27,10 +26,10 @@ _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
+_EXPECTED_BYTES = 2**24
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What stands in front of an image: `IRHeader` of MXNet."""
 
     labels: tuple[float, ...]
@@ -39,8 +38,7 @@ class Header:
     second_number: int = 0
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """A record's place in a file."""
 
     offset: int
@@ -49,41 +47,48 @@ class Record:
     """Begin and end of every part of its payload."""
     end: int
     """Where the next record begins."""
+    front: bytes
+    """As many bytes of its first part as a header has, or all if it has fewer."""
 
 
-def framed(payload: bytes) -> list[bytes]:
-    """Return a record as it stands in a file, in pieces. Raises `ValueError` if it is too long."""
-    cuts = _aligned_magic(payload)
-    begins, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)]
-    pieces = []
-    for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        flag = _WHOLE if not cuts else _FIRST if i == 0 else _LAST if i == len(cuts) else _MIDDLE
-        if end - begin > MOST_BYTES:
-            raise ValueError(f"a record of {len(payload)} bytes; a part can have no more than {MOST_BYTES}")
-        part = payload[begin:end] if cuts else payload
-        pieces += [_FRAME.pack(MAGIC, flag << 29 | (end - begin)), part, bytes(-(end - begin) % 4)]
+def framed(*payload: Bytes) -> list[Bytes]:
+    """Return a record as it stands in a file, in pieces. Raises `ValueError` if it is too long.
+
+    The payload may come in pieces itself; all but the last have a length that is a multiple of 4.
+    """
+    parts: list[list[Bytes]] = [[]]
+    for piece in payload:
+        begin = 0
+        for cut in _aligned_magic(piece):
+            parts[-1].append(piece[begin:cut])
+            parts.append([])
+            begin = cut + len(_MAGIC_BYTES)
+        parts[-1].append(piece[begin:])
+    pieces: list[Bytes] = []
+    for i, part in enumerate(parts):
+        flag = _WHOLE if len(parts) == 1 else _FIRST if i == 0 else _LAST if i == len(parts) - 1 else _MIDDLE
+        length = sum(map(len, part))
+        if length > MOST_BYTES:
+            raise ValueError(f"a record of {sum(map(len, payload))} bytes; a part can have no more than {MOST_BYTES}")
+        pieces += [_FRAME.pack(MAGIC, flag << 29 | length), *part, bytes(-length % 4)]
     return pieces
 
 
-def _aligned_magic(data: bytes) -> list[int]:
+def _aligned_magic(data: Bytes) -> list[int]:
     """Return every multiple of 4 at which the magic number stands."""
-    found, at = [], data.find(_MAGIC_BYTES)
-    while at >= 0:
-        if at % 4 == 0:
-            found.append(at)
-        # The number cannot overlap itself.
-        at = data.find(_MAGIC_BYTES, at + 4 if at % 4 == 0 else at + 1)
-    return found
+    words = np.frombuffer(data, "<u4", len(data) // 4)
+    return [4 * at for at in (words == MAGIC).nonzero()[0].tolist()]
 
 
 def record_at(file: Places, offset: int) -> Record:
     """Return the record that begins at an offset. Raises `ValueError` that says what is wrong and where."""
     spans: list[tuple[int, int]] = []
-    at = offset
+    at, front = offset, b""
     while True:
         if at + _FRAME.size > file.size:
             raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
-        magic, word = _FRAME.unpack(file.read(at, _FRAME.size))
+        read = file.read(at, min(_FRAME.size + _HEADER.size, file.size - at))
+        magic, word = _FRAME.unpack_from(read)
         if magic != MAGIC:
             raise ValueError(f"no record begins at byte {at}: expected {MAGIC:#x}, found {magic:#x}")
         flag, length = word >> 29, word & MOST_BYTES
@@ -94,9 +99,11 @@ def record_at(file: Places, offset: int) -> Record:
         at = begin + length + -length % 4
         if at > file.size:
             raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+        if not spans:
+            front = read[_FRAME.size :][:length]
         spans.append((begin, begin + length))
         if flag in (_WHOLE, _LAST):
-            return Record(offset, tuple(spans), at)
+            return Record(offset, tuple(spans), at, front)
 
 
 def records(file: Places) -> Iterator[Record | Damage]:
@@ -105,8 +112,12 @@ def records(file: Places) -> Iterator[Record | Damage]:
     A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
     it or be missing. Those behind it are found wherever they stand now.
     """
-    offset, before = 0, None
+    offset, before, expected = 0, None, 0
     while offset < file.size:
+        # Whoever lists a file reads all of it afterwards: from memory, unless it is too large for it.
+        while expected < min(offset + _EXPECTED_BYTES, file.size):
+            file.expect(expected, _SEARCHED_BYTES)
+            expected += _SEARCHED_BYTES
         try:
             record = record_at(file, offset)
         except ValueError as error:
@@ -172,12 +183,12 @@ def payload_of(file: Places, record: Record) -> bytes:
     return _MAGIC_BYTES.join(parts)
 
 
-def packed(header: Header, image: bytes) -> bytes:
-    """Return the payload of an image."""
+def packed(header: Header) -> bytes:
+    """Return what stands in front of an image in its payload."""
     if len(header.labels) == 1:
-        return _HEADER.pack(0, header.labels[0], header.number, header.second_number) + image
+        return _HEADER.pack(0, header.labels[0], header.number, header.second_number)
     labels = np.asarray(header.labels, "<f4").tobytes()
-    return _HEADER.pack(len(header.labels), 0.0, header.number, header.second_number) + labels + image
+    return _HEADER.pack(len(header.labels), 0.0, header.number, header.second_number) + labels
 
 
 def unpacked(payload: bytes) -> tuple[Header, int]:
@@ -209,14 +220,12 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
 
 
 def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
-    length = sum(end - begin for begin, end in record.spans) + 4 * (len(record.spans) - 1)
-    begin, end = record.spans[0]
-    in_parts = len(record.spans) > 1
-    first = payload_of(file, record) if in_parts else file.read(begin, min(end - begin, _HEADER.size))
-    count = _HEADER.unpack_from(first)[0] if len(first) >= _HEADER.size else 0
-    if count and not in_parts:
-        first = file.read(begin, min(end - begin, _HEADER.size + 4 * count))
-    header, image = unpacked(first)
+    in_parts, (begin, end) = len(record.spans) > 1, record.spans[0]
+    payload = payload_of(file, record) if in_parts else record.front
+    length = len(payload) if in_parts else end - begin
+    if not in_parts and length > _HEADER.size and (count := _HEADER.unpack(payload)[0]):
+        payload = file.read(begin, min(length, _HEADER.size + 4 * count))
+    header, image = unpacked(payload)
     label = header.labels[0]
     if not label.is_integer() or label < 0:
         raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
@@ -254,37 +263,24 @@ class Writer(Appended):
     """Writes `.rec`, and `.idx` and `.lst` beside it."""
 
     def __init__(self, path: Path) -> None:
-        self._offsets = array("q")
-        end = 0
-        for record in _whole(begun(path)):
-            self._offsets.append(record.offset)
-            end = record.end
-        self._end = end
-        super().__init__(path, end)
+        super().__init__(path, _ends(begun(path)))
 
-    @property
-    def written(self) -> int:
-        """Whole samples in the file."""
-        return len(self._offsets)
-
-    def add(self, sample: Sample) -> None:
-        """Append a sample. Raises `ValueError` if it is too long for a record."""
-        pieces = framed(packed(Header((float(sample.label),), sample.number), sample.data))
-        self._file.writelines(pieces)
-        self._offsets.append(self._end)
-        self._end += sum(map(len, pieces))
+    @staticmethod
+    def record(sample: Sample) -> list[Bytes]:
+        """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
+        return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
         """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does."""
         with atomically(self.path.with_suffix(".idx")) as places, atomically(self.path.with_suffix(".lst")) as names:
-            for (number, label, name), offset in zip(rows, self._offsets, strict=True):
+            for (number, label, name), offset in zip(rows, self._ends[:-1], strict=True):
                 places.write(f"{number}\t{offset}\n")
                 names.write(f"{number}\t{label:f}\t{name}\n")
 
 
-def _whole(path: Path | None) -> Iterator[Record]:
-    """Yield the records of a file up to the first damage."""
+def _ends(path: Path | None) -> Iterator[int]:
+    """Yield where each record of a file ends, up to the first damage."""
     for record in records(Places(path)) if path is not None else ():
         if isinstance(record, Damage):
             return
-        yield record
+        yield record.end

@@ -5,7 +5,6 @@ payload is a protocol buffer, tensorflow.Example: a map from keys to lists of by
 """
 
 import struct
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from lockstep.data.formats import Appended, Damage, Places, Sample, Stored, atomically, begun
+from lockstep.data.formats import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -72,23 +71,25 @@ KNOWN_KEYS = (
 
 
 @cache
-def _example() -> Any:
+def _message(name: str) -> Any:
     file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("lockstep.Example"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lockstep.{name}"))
 
 
-def masked_crc(data: bytes) -> int:
-    """Return the checksum as TFRecord keeps it: turned by 15 bits and moved, so that checksums of checksums differ."""
-    crc = crc32c.crc32c(data)
+def masked_crc(*data: Bytes) -> int:
+    """Return the checksum of pieces as TFRecord keeps it: turned by 15 bits and moved, so that those of checksums differ."""
+    crc = 0
+    for piece in data:
+        crc = crc32c.crc32c(piece, crc)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def framed(payload: bytes) -> list[bytes]:
-    """Return a record as it stands in a file, in pieces."""
-    length = _LENGTH.pack(len(payload))
-    return [length + _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload))]
+def framed(*payload: Bytes) -> list[Bytes]:
+    """Return a record as it stands in a file, in pieces, as the payload may come."""
+    length = _LENGTH.pack(sum(map(len, payload)))
+    return [length + _CRC.pack(masked_crc(length)), *payload, _CRC.pack(masked_crc(*payload))]
 
 
 def length_at(file: Places, offset: int) -> int:
@@ -170,7 +171,7 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
 
 def _stored(payload: bytes, offset: int) -> Stored:
     try:
-        features = _example().FromString(payload).features.feature
+        features = _message("Example").FromString(payload).features.feature
     except DecodeError:
         raise ValueError("it is no Example message") from None
     keys = next((keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None)
@@ -193,47 +194,65 @@ def _text(features: Any, key: str) -> str:
     return values[0].decode("utf-8", "surrogateescape") if len(values) else ""
 
 
-def example(sample: Sample) -> bytes:
-    """Return the message of a sample, with the keys and the first label of NVIDIA's scripts."""
-    message = _example()()
-    texts = {"colorspace": "RGB", "format": "JPEG", "filename": sample.name, "class/synset": sample.class_name}
-    numbers = {"height": sample.height, "width": sample.width, "channels": 3, "class/label": sample.label + 1}
-    feature = message.features.feature
-    for key, text in (texts | {"class/text": sample.class_name}).items():
-        feature[f"image/{key}"].bytes_list.value.append(text.encode("utf-8", "surrogateescape"))
+def example(sample: Sample) -> list[Bytes]:
+    """Return the message of a sample in pieces, with the keys and the first label of NVIDIA's scripts in alphabetical order.
+
+    The image is put between them by hand: the library would copy it twice.
+    """
+    name, class_name = (text.encode("utf-8", "surrogateescape") for text in (sample.name, sample.class_name))
+    front = _features(
+        {"class/synset": class_name, "class/text": class_name, "colorspace": b"RGB"},
+        {"channels": 3, "class/label": sample.label + 1},
+    )
+    back = _features({"filename": name, "format": b"JPEG"}, {"height": sample.height, "width": sample.width})
+    # A value of BytesList, which is a Feature's list, which is an entry's value, which is one of Features.
+    begin, length = b"", len(sample.data)
+    for before, field in ((b"", 1), (b"", 1), (_field(1, 13) + b"image/encoded", 2), (b"", 1)):
+        begin = before + _field(field, len(begin) + length) + begin
+    return [_field(1, len(front) + len(begin) + length + len(back)) + front + begin, sample.data, back]
+
+
+def _features(texts: dict[str, bytes], numbers: dict[str, int]) -> bytes:
+    message = _message("Features")()
+    for key, text in texts.items():
+        message.feature[f"image/{key}"].bytes_list.value.append(text)
     for key, number in numbers.items():
-        feature[f"image/{key}"].int64_list.value.append(number)
-    feature["image/encoded"].bytes_list.value.append(sample.data)
+        message.feature[f"image/{key}"].int64_list.value.append(number)
     return bytes(message.SerializeToString(deterministic=True))
+
+
+def _field(number: int, length: int) -> bytes:
+    """Return what stands in front of a field of a message that is so many bytes long."""
+    groups = [number << 3 | 2]
+    while length > 127:
+        groups.append(length & 127 | 128)
+        length >>= 7
+    return bytes((*groups, length))
 
 
 class Writer(Appended):
     """Writes a file of examples, and `idx/<name>` for DALI: offset and size of every record."""
 
     def __init__(self, path: Path) -> None:
-        self._offsets = array("q", [0])
-        partial = begun(path)
-        for record in records(Places(partial)) if partial is not None else ():
-            if isinstance(record, Damage):
-                break
-            self._offsets.append(record[0] + _FRONT + record[1] + _CRC.size)
-        super().__init__(path, self._offsets[-1])
+        super().__init__(path, _ends(begun(path)))
 
-    @property
-    def written(self) -> int:
-        """Whole samples in the file."""
-        return len(self._offsets) - 1
-
-    def add(self, sample: Sample) -> None:
-        """Append a sample."""
-        pieces = framed(example(sample))
-        self._file.writelines(pieces)
-        self._offsets.append(self._offsets[-1] + sum(map(len, pieces)))
+    @staticmethod
+    def record(sample: Sample) -> list[Bytes]:
+        """Return a sample as it stands in the file, in pieces."""
+        return framed(*example(sample))
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
         """Write DALI's index."""
         folder = self.path.parent / "idx"
         folder.mkdir(exist_ok=True)
         with atomically(folder / self.path.name) as places:
-            for _, begin, end in zip(rows, self._offsets, self._offsets[1:], strict=False):
+            for _, begin, end in zip(rows, self._ends, self._ends[1:], strict=False):
                 places.write(f"{begin} {end - begin}\n")
+
+
+def _ends(path: Path | None) -> Iterator[int]:
+    """Yield where each record of a file ends, up to the first damage."""
+    for record in records(Places(path)) if path is not None else ():
+        if isinstance(record, Damage):
+            return
+        yield record[0] + _FRONT + record[1] + _CRC.size
