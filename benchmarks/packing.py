@@ -1,15 +1,18 @@
 """Writing a data set in another storage format, byte for byte, against copying the same bytes with cp."""
 
 import argparse
+import os
 import shutil
-import subprocess
 import tempfile
+from itertools import count, product
 from pathlib import Path
+from subprocess import run
 
 from lockstep.data.pack import Packing, pack
-from measuring import in_turns, median, record, rounded, seconds
+from lockstep.data.sources import FORMATS
+from measuring import median, record, rounded, seconds
 
-ROUNDS, COPIES = 3, 10
+ROUNDS, COPIES = 5, 10
 
 
 def main() -> None:
@@ -26,32 +29,47 @@ def main() -> None:
             if not any(empty.iterdir()):
                 empty.rmdir()
         pack(root / "source", root / "rec", Packing("recordio"))
+        cases = [(source, format, source) for source in ("source", "rec") for format in FORMATS]
+        # As many files as there are images cannot be made as fast as one.
+        cases.append(("rec", "folder", "source"))
+        targets = (root / f"target{number}" for number in count())
         ratios = {}
-        for source in ("source", "rec"):
-            for format in ("recordio", "tfrecord", "webdataset", "folder"):
-                ours, copied = in_turns(
-                    lambda source=source, format=format: packed(root / source, format, root / "target"),
-                    lambda source=source: copy_time(root / source, root / "target"),
-                    ROUNDS,
-                )
-                ratio = round(median(a / b for a, b in zip(ours, copied, strict=True)), 3)
-                ratios[f"{source} to {format}"] = {"seconds": rounded(ours), "cp": rounded(copied), "ratio": ratio}
+        for (source, format, copied), cached in product(cases, (True, False)):
+            ours, cp, synced = [], [], []
+            for _ in range(ROUNDS):
+                target = prepared(root / source, cached, next(targets))
+                ours.append(seconds(lambda: pack(root / source, target, Packing(format))))  # noqa: B023 - called at once
+                empty_files(target)
+                target = prepared(root / copied, cached, next(targets))
+                cp.append(seconds(lambda: run(["cp", "-r", root / copied, target], check=True)))  # noqa: B023
+                synced.append(cp[-1] + seconds(os.sync))
+                empty_files(target)
+            name = f"{source} to {format}" + f" over cp of {copied}" * (copied != source) + ", not cached" * (not cached)
+            ratios[name] = {"seconds": rounded(ours), "cp": rounded(cp), "cp and sync": rounded(synced)}
+            for key, other in {"ratio": cp, "ratio to cp and sync": synced}.items():
+                ratios[name][key] = round(median(a / b for a, b in zip(ours, other, strict=True)), 3)
         size = sum(file.stat().st_size for file in (root / "rec").iterdir() if file.is_file())
     record("packing", {"what": f"seconds to write {size / 1e6:.0f} MB, {ROUNDS} turns", **ratios})
 
 
-def packed(source: Path, format: str, target: Path) -> float:
-    """Return the seconds a pack takes, and remove what it wrote."""
-    taken = seconds(lambda: pack(source, target, Packing(format)))
-    shutil.rmtree(target)
-    return taken
+def prepared(source: Path, cached: bool, target: Path) -> Path:
+    """Return the target once nothing is left to write and the source is in memory, or is not."""
+    os.sync()
+    for file in source.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                if cached:
+                    opened.read()
+                else:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return target
 
 
-def copy_time(source: Path, target: Path) -> float:
-    """Return the seconds that cp takes, and remove what it wrote."""
-    taken = seconds(lambda: subprocess.run(["cp", "-r", source, target], check=True))
-    shutil.rmtree(target)
-    return taken
+def empty_files(folder: Path) -> None:
+    """Free their space. Where files were deleted, ext4 looks for room for others one by one, for minutes."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            os.truncate(file, 0)
 
 
 if __name__ == "__main__":
