@@ -1,7 +1,6 @@
 """The decoder of windows against libjpeg-turbo: the same pixels to the last bit, or no answer."""
 
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from lockstep.data import _jpeg, jpeg, turbojpeg
 from lockstep.data.decode import decode, decode_into
 from lockstep.data.jpeg import decode_window
 from lockstep.data.turbojpeg import Window
-from tests.data.pictures import any_window, encoded, picture
+from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 WIDE = 32
@@ -213,19 +212,4 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
 
 def test_threads_do_not_share_buffers() -> None:
     rng = np.random.default_rng(5)
-    files = [encoded(picture(rng, 100, 120), SAMPLINGS[number]) for number in range(4)]
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        whole = decode(files[number])
-        for top in range(60):
-            part = decode_window(files[number], (100, 120), (top, top, 40, 50))
-            if part is None or not np.array_equal(part, whole[top : top + 40, top : top + 50]):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert wrong_in_threads(decode_window, [encoded(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]) == []

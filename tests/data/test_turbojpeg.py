@@ -1,7 +1,6 @@
 """A window decoded alone has the pixels of a full decode, to the last bit, for every kind of JPEG."""
 
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from PIL import Image
 from lockstep.data import jpeg, turbojpeg
 from lockstep.data.decode import decode, decode_into
 from lockstep.data.turbojpeg import Window, decode_window
-from tests.data.pictures import any_window, encoded, picture
+from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
 
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
@@ -148,19 +147,4 @@ def test_without_the_library_the_pixels_are_the_same(antialias: bool, monkeypatc
 
 def test_threads_do_not_share_a_decoder() -> None:
     rng = np.random.default_rng(5)
-    files = [encoded(picture(rng, 100, 120), "420") for _ in range(4)]
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        whole = decode(files[number])
-        for top in range(60):
-            part = decode_window(files[number], (100, 120), (top, top, 40, 50))
-            if part is None or not np.array_equal(part, whole[top : top + 40, top : top + 50]):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert wrong_in_threads(decode_window, [encoded(picture(rng, 100, 120), "420") for _ in range(4)]) == []
