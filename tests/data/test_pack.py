@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
 
+from lockstep.data import pack as pack_module
 from lockstep.data.decode import decode
-from lockstep.data.formats import Sample, recordio, tfrecord, webdataset
+from lockstep.data.formats import Bytes, Sample, recordio, tfrecord, webdataset
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.pack import Packing, pack, reduced, shard_name
@@ -80,6 +83,52 @@ def test_images_larger_than_what_is_read_at_once_are_packed_too(
     assert {len(data) > 700 for data in TRAIN.values()} == {True, False}
     target = packed(sets[source], tmp_path / "target", format, shards=2)
     assert files_of(target) == files_of(packed(sets["folder"], tmp_path / "expected", format, shards=2))
+
+
+@pytest.mark.parametrize("source", ["folder", "recordio"])
+def test_a_task_holds_no_more_than_its_bytes(
+    source: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[list[int]] = []
+    append = pack_module._append
+
+    def noted(split: Any, packing: Any, writer: Any, numbers: Any, before: Any) -> int:
+        tasks.append([len(split.listing.encoded(number)) for number in numbers])
+        return append(split, packing, writer, numbers, before)
+
+    monkeypatch.setattr(pack_module, "_TASK_BYTES", 2000)
+    monkeypatch.setattr(pack_module, "_append", noted)
+    packed(sets[source], tmp_path / "target", "tfrecord", shards=1)
+    assert sum(map(len, tasks)) == sum(map(len, SPLITS.values()))
+    assert any(len(task) > 1 for task in tasks)
+    assert all(sum(task) <= 2000 for task in tasks if len(task) > 1)
+
+
+def test_images_stand_in_order_whichever_thread_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = image_folder(tmp_path / "source", {f"a/{i}.jpg": jpeg(8, 8, i) for i in range(4)})
+    pack(source, tmp_path / "one", Packing("tfrecord", workers=1))
+    second_is_read = threading.Event()
+    record = tfrecord.Writer.record
+
+    def later(sample: Sample) -> list[Bytes]:
+        if sample.number == 0:
+            assert second_is_read.wait(30)
+        elif sample.number == 1:
+            second_is_read.set()
+        return record(sample)
+
+    monkeypatch.setattr(pack_module, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(tfrecord.Writer, "record", staticmethod(later))
+    pack(source, tmp_path / "two", Packing("tfrecord", workers=2))
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
+def test_a_split_without_images_leaves_no_folder(tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source" / "train", {"a/1.jpg": jpeg(8, 8, 1)}).parent
+    pack(source, tmp_path / "files", Packing("recordio"))
+    (tmp_path / "files" / "val.rec").touch()
+    assert pack(tmp_path / "files", tmp_path / "folder", Packing("folder")) == {"train": 1, "val": 0}
+    assert pack(tmp_path / "folder", tmp_path / "again", Packing("recordio")) == {"train": 1}
 
 
 @pytest.mark.parametrize("format", CONTAINERS)
@@ -281,6 +330,7 @@ def test_progress_after_an_interruption_begins_with_what_is_written(format: str,
     seen: list[int] = []
     pack(source, tmp_path / "target", Packing(format), lambda done, _: seen.append(done))
     assert seen[0] >= 64  # threads may have written more than was reported
+    assert seen == sorted(seen)
     assert seen[-1] == 100
 
 

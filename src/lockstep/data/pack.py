@@ -23,7 +23,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.decode import check, decode, header_size
-from lockstep.data.formats import Bytes, Sample, atomically, recordio, tfrecord, webdataset
+from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
 from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_sources
@@ -35,7 +35,7 @@ SHARD_BYTES = 2**27
 _TASK_IMAGES, _TASK_BYTES = 32, 2**21
 """What one task writes at most, unless a single image has more bytes."""
 _AHEAD = 8
-"""Tasks begun before the one that is waited for is done."""
+"""Tasks begun before the one that is waited for is done, or as many as there are threads."""
 _LONGEST_NAME = 255
 """Of a file, in bytes."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
@@ -65,7 +65,7 @@ class Packing:
     first_label: int = 0
     """The number by which the source's files call their first class."""
     workers: int = 0
-    """Threads that read, and decode and encode what is reduced; 0 is one for each core."""
+    """Threads that read and write, and decode and encode what is reduced; 0 is one for each core."""
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,17 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
         if progress is not None:
             progress(done, total)
 
-    states = np.concatenate([split.states for split in splits])
-    with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(packing.workers or cores()) as pool:
+    states, threads = np.concatenate([split.states for split in splits]), packing.workers or cores()
+    with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
         if not (target / CLASSES).exists():
             with atomically(target / CLASSES) as file:
                 file.writelines(f"{name}\n" for name in splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
-                _write(iter([_folder(split, target / split.name, packing, pool)]), 1, advance)
+                _write(iter([_folder(split, target / split.name, packing, pool)]), threads, advance)
             else:
                 # Each thread has a file to write to: of one file, only one thread can write at a time.
-                _write(_files(split, target, packing, pool), packing.workers or cores(), advance)
+                _write(_files(split, target, packing, pool), threads, advance)
     return {split.name or "images": len(split.listing) for split in splits}
 
 
@@ -307,14 +307,16 @@ Tasks = Generator[Future[int], None, None]
 """Has a file or folder written, and yields of each task as it is begun how many images it writes."""
 
 
-def _write(files: Iterator[Tasks], at_once: int, advance: Callable[[int], None]) -> None:
-    """Have so many files written at once; when this returns or raises, nothing is written any more."""
-    begun = deque(islice(files, at_once))
+def _write(files: Iterator[Tasks], threads: int, advance: Callable[[int], None]) -> None:
+    """Have files written, one for each thread at once; when this returns or raises, nothing is written any more."""
+    begun = deque(islice(files, threads))
     waiting: deque[Future[int]] = deque()
     try:
         while begun or waiting:
-            if not begun or len(waiting) > _AHEAD:
-                advance(waiting.popleft().result())
+            if not begun or len(waiting) > max(_AHEAD, threads):
+                count = waiting[0].result()
+                waiting.popleft()
+                advance(count)
             elif (task := next(begun[0], None)) is not None:
                 waiting.append(task)
                 begun.rotate()
@@ -332,9 +334,9 @@ def _write(files: Iterator[Tasks], at_once: int, advance: Callable[[int], None])
 def _tasks(split: Split, numbers: Sequence[int]) -> Iterator[list[int]]:
     """Yield the numbers in order, divided into tasks."""
     task: list[int] = []
-    size = 0
+    size, lengths = 0, _lengths(split)
     for number in numbers:
-        length = int(split.listing.rows["length"][number])
+        length = int(lengths[number])
         if len(task) == _TASK_IMAGES or (task and size + length > _TASK_BYTES):
             yield task
             task, size = [], 0
@@ -357,13 +359,16 @@ def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: Thre
         return
     with _WRITERS[packing.format](path) as writer:
         last = _done(writer.written)
-        yield last
-        for task in _tasks(split, numbers[writer.written :]):
-            last = pool.submit(_append, split, packing, writer, task, last)
+        try:
             yield last
-        last = pool.submit(_finish, split, writer, numbers, last)
-        yield last
-        wait([last])
+            for task in _tasks(split, numbers[writer.written :]):
+                last = pool.submit(_append, split, packing, writer, task, last)
+                yield last
+            last = pool.submit(_finish, split, writer, numbers, last)
+            yield last
+            wait([last])
+        finally:  # an interruption may have ended the wait
+            wait([last])
 
 
 def _done(count: int) -> Future[int]:
@@ -374,10 +379,17 @@ def _done(count: int) -> Future[int]:
 
 def _append(split: Split, packing: Packing, writer: Writer, numbers: Sequence[int], before: Future[int]) -> int:
     """Write images to a file when those before them are written."""
-    records = [writer.record(sample) for sample in _samples(split, packing, numbers)]
+    records = [_record(split, writer, sample) for sample in _samples(split, packing, numbers)]
     before.result()
     writer.extend(records)
     return len(numbers)
+
+
+def _record(split: Split, writer: Writer, sample: Sample) -> list[Bytes]:
+    try:
+        return writer.record(sample)
+    except ValueError as error:
+        raise DataError(f"{split.listing.source.root}/{split.listing.place(sample.number)}: {error}") from None
 
 
 def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -> int:
@@ -392,9 +404,13 @@ def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]
         yield number, split.label(number), split.sample_name(number, _JPEG)
 
 
+def _lengths(split: Split) -> np.ndarray:
+    """Return the bytes of every image: of a folder's, its file's."""
+    return split.states[:, 0] if split.listing.source.format == FOLDER else split.listing.rows["length"]
+
+
 def _bytes(split: Split) -> int:
-    of_images = split.states[:, 0] if split.listing.source.format == FOLDER else split.listing.rows["length"]
-    return int(of_images.sum(dtype=np.int64))
+    return int(_lengths(split).sum(dtype=np.int64))
 
 
 def shard_name(format: str, split: str, shard: int, shards: int) -> str:
@@ -412,7 +428,6 @@ def shard_name(format: str, split: str, shard: int, shards: int) -> str:
 
 
 def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Tasks:
-    target.mkdir(exist_ok=True)
     there: set[str] = set()
     for label in np.unique(split.listing.rows["label"]).tolist():
         there.update(_begun_class(target, split.listing.classes[label]))
@@ -426,7 +441,7 @@ def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecut
 def _begun_class(target: Path, name: str) -> Iterator[str]:
     """Make the folder of a class; if it is there, yield `class/file` of its images and remove what is not whole."""
     try:
-        (target / name).mkdir()
+        (target / name).mkdir(parents=True)
     except FileExistsError:
         for file in (target / name).iterdir():
             if file.name.startswith(".") and file.name.endswith(".partial"):
@@ -441,6 +456,7 @@ def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequenc
         path = target / sample.name
         # No name of an image, nor longer than one may be.
         unfinished = path.with_name(f".{sample.number}.partial")
-        unfinished.write_bytes(sample.data)
+        with naming(path):
+            unfinished.write_bytes(sample.data)
         unfinished.replace(path)
     return len(numbers)

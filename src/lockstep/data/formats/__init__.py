@@ -151,20 +151,31 @@ class Appended(ABC):
         self._file.close()
 
     def _write(self, pieces: list[Bytes]) -> None:
-        for first in range(0, len(pieces), _PIECES):
-            some = pieces[first : first + _PIECES]
-            written = os.writev(self._file.fileno(), some)
-            if written < sum(map(len, some)):  # of more than 2 GiB, or where the disk is full
-                rest = memoryview(b"".join(some))[written:]
-                while rest:
-                    rest = rest[self._file.write(rest) :]
+        with naming(self.path):
+            for first in range(0, len(pieces), _PIECES):
+                some = pieces[first : first + _PIECES]
+                written = os.writev(self._file.fileno(), some)
+                if written < sum(map(len, some)):  # of more than 2 GiB, or where the disk is full
+                    rest = memoryview(b"".join(some))[written:]
+                    while rest:
+                        rest = rest[self._file.write(rest) :]
 
     def finish(self) -> None:
         """Bring the file to the disk and give it its name."""
         self._disk.shutdown()
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            os.fsync(self._file.fileno())
         self._file.close()
         _partial(self.path).replace(self.path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give the system's errors the name of a file, which those of an open one lack."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def begun(path: Path) -> Path | None:

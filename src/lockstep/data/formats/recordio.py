@@ -106,16 +106,15 @@ def record_at(file: Places, offset: int) -> Record:
             return Record(offset, tuple(spans), at, front)
 
 
-def records(file: Places) -> Iterator[Record | Damage]:
-    """Yield every record of a file in order, and the damage between them.
+def records(file: Places, *, read_ahead: bool = False) -> Iterator[Record | Damage]:
+    """Yield every record of a file in order, and the damage between them. Reading ahead is for who then reads all of it.
 
     A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
     it or be missing. Those behind it are found wherever they stand now.
     """
     offset, before, expected = 0, None, 0
     while offset < file.size:
-        # Whoever lists a file reads all of it afterwards: from memory, unless it is too large for it.
-        while expected < min(offset + _EXPECTED_BYTES, file.size):
+        while read_ahead and expected < min(offset + _EXPECTED_BYTES, file.size):
             file.expect(expected, _SEARCHED_BYTES)
             expected += _SEARCHED_BYTES
         try:
@@ -209,7 +208,7 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
     Their names come from the `.lst` beside it, where there is one: a line for each record, `number <tab> labels <tab> path`.
     """
     file, names = Places(path), _names(path.with_suffix(".lst"))
-    for record in records(file):
+    for record in records(file, read_ahead=True):
         if isinstance(record, Damage):
             yield record
             continue
