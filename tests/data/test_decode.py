@@ -89,7 +89,9 @@ def test_a_cmyk_jpeg_is_not_decoded_by_simplejpeg(use: Use, monkeypatch: pytest.
     use(CMYK)
 
 
-@pytest.mark.parametrize("factors", [(0x31, 0x11, 0x11), (0x22, 0x11, 0x21), (0x42, 0x11, 0x11)], ids=str)
+@pytest.mark.parametrize(
+    "factors", [(0x31, 0x11, 0x11), (0x22, 0x11, 0x21), (0x42, 0x11, 0x11), (0x14, 0x11, 0x11)], ids=str
+)
 def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(factors: tuple[int, int, int]) -> None:
     plain = encoded(Image.new("RGB", (32, 16), (128, 128, 128)), subsampling="4:4:4")
     header = bytearray(plain[: plain.index(b"\xff\xda") + 14])

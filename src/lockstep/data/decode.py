@@ -90,7 +90,8 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:  # damaged, or rare but sound: TurboJPEG's interface does not name every ratio of chroma sampling
+    # Damaged, or rare but sound: TurboJPEG does not name every ratio of chroma sampling, nor simplejpeg TurboJPEG's 4:4:1
+    except (ValueError, KeyError):
         return None
     if height * width > _MOST_PIXELS:
         raise ValueError(f"{width} x {height} pixels are too many")
