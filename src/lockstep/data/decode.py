@@ -1,4 +1,4 @@
-"""Encoded bytes -> pixels: libjpeg-turbo for JPEG, Pillow for everything else.
+"""Encoded bytes -> pixels: a decoder of our own for windows of JPEGs, libjpeg-turbo for other JPEGs, Pillow for the rest.
 
 EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays as it is stored.
 """

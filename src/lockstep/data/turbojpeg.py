@@ -1,8 +1,7 @@
-"""Decoding a part of a JPEG with libjpeg-turbo's own interface, TurboJPEG 3, through ctypes.
+"""Decoding a part of a JPEG with libjpeg-turbo's own interface, TurboJPEG 3, through ctypes: what `jpeg` leaves to it.
 
-No Python package decodes a window alone, and decoding all of an image to train on half of it is most of an input pipeline's
-time. What is left of the work is reading the codes of the rows above the window's lower edge; pixels are those of a full
-decode, to the last bit. The library is the system's, or the one in the `turbojpeg` package.
+What is left of a full decode's work is reading the codes of the rows above the window's lower edge; pixels are those of a
+full decode, to the last bit. The library is the system's, or the one in the `turbojpeg` package.
 """
 
 import ctypes
