@@ -1,6 +1,7 @@
 """Packing what changed since, what is in quarantine, and what is damaged and to be reduced."""
 
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from lockstep.data.index import open_index
 from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS, find_source
 from lockstep.errors import DataError
+from tests.data.sets import files_of
 from tests.data.test_index import image_folder, jpeg
 
 
@@ -42,6 +44,35 @@ def test_a_file_written_over_since_is_not_taken_for_the_one_that_was_packed(
     os.utime(path, (1, 1))
     with pytest.raises(DataError, match="before some were written over"):
         pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_ends_of_files_that_a_failing_machine_did_not_bring_to_its_disk_are_written_again(
+    format: str, source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    pack(source, target, Packing(format, shards=2))
+    whole = files_of(target)
+    names = [name for name in whole if name != "classes.txt"]
+    assert len(names) == {"folder": 6, "recordio": 6, "tfrecord": 4, "webdataset": 2}[format]
+    for name, length in product(names, (0, 0.5)):
+        os.truncate(target / name, int(len(whole[name]) * length))
+        pack(source, target, Packing(format, shards=2))
+        assert files_of(target) == whole
+
+
+@pytest.mark.parametrize("noted", [b"", b'\n{"images-00000-of-00002.rec": 1', bytes(70)])
+def test_files_are_looked_through_if_their_lengths_were_not_noted(noted: bytes, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    pack(source, target, Packing("recordio", shards=2))
+    whole = files_of(target)
+    (target / ".lockstep" / "pack.finished").write_bytes(noted)
+    os.truncate(target / "images-00001-of-00002.rec", 100)
+    pack(source, target, Packing("recordio", shards=2))
+    assert files_of(target) == whole
+    times = {name: (target / name).stat().st_mtime_ns for name in whole}
+    pack(source, target, Packing("recordio", shards=2))  # now they are
+    assert {name: (target / name).stat().st_mtime_ns for name in whole} == times
 
 
 def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(source: Path, tmp_path: Path) -> None:

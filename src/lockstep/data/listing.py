@@ -80,6 +80,12 @@ class Names:
         start = int(self.ends[i - 1]) if i else 0
         return self.text[start : int(self.ends[i])].tobytes()
 
+    def __iter__(self) -> Iterator[bytes]:
+        text, start = self.text.tobytes(), 0
+        for end in self.ends.tolist():
+            yield text[start:end]
+            start = end
+
     def __len__(self) -> int:
         return len(self.ends)
 

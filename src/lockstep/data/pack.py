@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.decode import check, decode, header_size
-from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, webdataset
+from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
 from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_sources
@@ -38,6 +38,8 @@ _AHEAD = 8
 """Tasks begun before the one that is waited for is done, or as many as there are threads."""
 _LONGEST_NAME = 255
 """Of a file, in bytes."""
+_FINISHED = "pack.finished"
+"""The name of the file, in `CACHE`, that has a line of JSON for each finished one."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
 _JPEG = b"\xff\xd8"
 _KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
@@ -171,8 +173,8 @@ def _check_classes(split: Split) -> None:
 def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
     """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
     names, before = [], (0, b"")
-    for i, label in enumerate(listing.rows["label"].tolist()):
-        file = listing.names[i].rpartition(b"/")[2]
+    for name, label in zip(listing.names, listing.rows["label"].tolist(), strict=True):
+        file = name.rpartition(b"/")[2]
         # The list beside RecordIO is of lines with columns.
         if not file or file.startswith(b".") or _NO_COLUMN.search(file) or len(file) > _LONGEST_NAME:
             return None
@@ -314,9 +316,12 @@ def _write(files: Iterator[Tasks], threads: int, advance: Callable[[int], None])
     try:
         while begun or waiting:
             if not begun or len(waiting) > max(_AHEAD, threads):
-                count = waiting[0].result()
-                waiting.popleft()
-                advance(count)
+                # Until several are done: to be woken by each takes the others' time.
+                wait([waiting[len(waiting) // 2]])
+                while waiting and waiting[0].done():
+                    count = waiting[0].result()
+                    waiting.popleft()
+                    advance(count)
             elif (task := next(begun[0], None)) is not None:
                 waiting.append(task)
                 begun.rotate()
@@ -347,10 +352,13 @@ def _tasks(split: Split, numbers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _files(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Iterator[Tasks]:
-    shards = _shards(split, packing)
+    shards, noted = _shards(split, packing), _noted(target)
     for shard in range(shards):
         numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
-        yield _file(split, target / shard_name(packing.format, split.name, shard, shards), numbers, packing, pool)
+        path = target / shard_name(packing.format, split.name, shard, shards)
+        if path.exists() and not _is_whole(target, noted.get(path.name)):
+            unfinish(path)
+        yield _file(split, path, numbers, packing, pool)
 
 
 def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: ThreadPoolExecutor) -> Tasks:
@@ -394,14 +402,43 @@ def _record(split: Split, writer: Writer, sample: Sample) -> list[Bytes]:
 
 def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -> int:
     before.result()
-    writer.describe(_rows(split, numbers))
+    beside = writer.describe(_rows(split, numbers))
+    _note(writer.path.parent, {writer.path: writer.length} | {path: path.stat().st_size for path in beside})
     writer.finish()
     return 0
 
 
-def _rows(split: Split, numbers: Iterable[int]) -> Iterator[tuple[int, int, str]]:
-    for number in numbers:
-        yield number, split.label(number), split.sample_name(number, _JPEG)
+def _note(target: Path, lengths: dict[Path, int]) -> None:
+    """Note the lengths of a file that is about to be finished and of those beside it.
+
+    Should the machine fail before they are on its disk, they are found to be shorter when the pack goes on.
+    """
+    named = {str(path.relative_to(target)): length for path, length in lengths.items()}
+    with (target / CACHE / _FINISHED).open("a", encoding="utf-8") as notes:
+        notes.write(f"\n{json.dumps(named)}")
+
+
+def _noted(target: Path) -> dict[str, dict[str, int]]:
+    """Return what was noted of each file: its name and length, and those of the files beside it."""
+    notes: dict[str, dict[str, int]] = {}
+    with suppress(FileNotFoundError):
+        for line in (target / CACHE / _FINISHED).read_text("utf-8", "replace").split("\n"):
+            with suppress(ValueError):  # empty, or not written to its end
+                lengths = json.loads(line)
+                notes[next(iter(lengths))] = lengths
+    return notes
+
+
+def _is_whole(target: Path, noted: Mapping[str, int] | None) -> bool:
+    try:
+        return noted is not None and all((target / name).stat().st_size == length for name, length in noted.items())
+    except FileNotFoundError:
+        return False
+
+
+def _rows(split: Split, numbers: range) -> Iterator[tuple[int, int, str]]:
+    for number, label in zip(numbers, split.listing.rows["label"][numbers.start : numbers.stop].tolist(), strict=True):
+        yield number, label, split.sample_name(number, _JPEG)
 
 
 def _lengths(split: Split) -> np.ndarray:
@@ -428,26 +465,31 @@ def shard_name(format: str, split: str, shard: int, shards: int) -> str:
 
 
 def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Tasks:
-    there: set[str] = set()
+    there: dict[str, int] = {}
     for label in np.unique(split.listing.rows["label"]).tolist():
         there.update(_begun_class(target, split.listing.classes[label]))
-    every = range(len(split.listing))
-    numbers = [number for number in every if there.isdisjoint(split.possible_names(number))]
+    # Of what is not reduced the length is known: a machine that failed may have left less.
+    lengths = [None] * len(split.listing) if packing.resize else _lengths(split).tolist()
+    numbers = [
+        number
+        for number, length in enumerate(lengths)
+        if not any(name in there and length in (None, there[name]) for name in split.possible_names(number))
+    ]
     yield _done(len(split.listing) - len(numbers))
     for task in _tasks(split, numbers):
         yield pool.submit(_write_images, split, packing, target, task)
 
 
-def _begun_class(target: Path, name: str) -> Iterator[str]:
-    """Make the folder of a class; if it is there, yield `class/file` of its images and remove what is not whole."""
+def _begun_class(target: Path, name: str) -> Iterator[tuple[str, int]]:
+    """Make the folder of a class, or yield `class/file` and length of its images and remove what was not finished."""
     try:
         (target / name).mkdir(parents=True)
     except FileExistsError:
-        for file in (target / name).iterdir():
+        for file in list(os.scandir(target / name)):
             if file.name.startswith(".") and file.name.endswith(".partial"):
-                file.unlink()
+                Path(file).unlink()
             else:
-                yield f"{name}/{file.name}"
+                yield f"{name}/{file.name}", file.stat().st_size
 
 
 def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequence[int]) -> int:

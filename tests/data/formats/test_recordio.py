@@ -3,9 +3,11 @@
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from lockstep.data.formats import Damage, Places, Stored, recordio
 from lockstep.data.formats.recordio import Header, Record, framed, packed, unpacked
@@ -97,7 +99,7 @@ def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert recordio.MOST_BYTES == 0x1FFFFFFF
     monkeypatch.setattr(recordio, "MOST_BYTES", 7)
     assert joined(bytes(7))
-    with pytest.raises(ValueError, match="a record of 8 bytes; a part can have no more than 7"):
+    with pytest.raises(ValueError, match="a record with a part of 8 bytes; a part can have no more than 7"):
         framed(bytes(8))
 
 
@@ -186,6 +188,44 @@ def test_a_record_too_short_for_a_header_is_damage(tmp_path: Path) -> None:
     path.write_bytes(joined(b"short") + joined(bytes(24)))
     assert [type(item) for item in recordio.stored(path)] == [Damage, Stored]
     assert damages(path) == [Damage(0, 16, "the record at byte 0: a record of 5 bytes has no room for a header of 24")]
+
+
+KINDS = (0.0, 7.0, 3.5, -1.0, float("nan"), float("inf"), 2.0**24, 1e30)
+LABELS = st.sampled_from([*((label,) for label in KINDS), (1.0, 2.0)])
+NUMBERS = st.sampled_from([0, 1, 2, 2**63 - 1, 2**63, 2**64 - 1])
+HEADERS = st.tuples(LABELS, NUMBERS).map(lambda fields: packed(Header(*fields)))
+HEADED = st.builds(bytes.__add__, HEADERS, st.binary(max_size=9))
+DAMAGED = st.binary(max_size=40) | st.just(frame(0, 2**20)) | st.just(frame(2, 4) + bytes(4))
+ALIKE = NUMBERS.map(lambda number: joined(packed(Header((7.0,), number)) + b"image"))
+ONE_EACH = b"".join(joined(packed(Header((label,), 5)) + b"image") for kind in KINDS for label in (7.0, 7.0, kind))
+
+
+@EXAMPLES
+@example(records=ONE_EACH, cut=0)
+@given(
+    records=st.lists(ALIKE | HEADED.map(joined) | PAYLOADS.map(b"".join).map(joined) | DAMAGED, max_size=12).map(b"".join),
+    cut=st.integers(0, 40),
+)
+def test_records_are_listed_together_as_they_are_one_by_one(
+    records: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("mixed") / "any.rec"
+    path.write_bytes(records[: len(records) - cut])
+    path.with_suffix(".lst").write_text("1\t7\tone.jpg\n9223372036854775808\t7\tlarge.jpg\n")
+    with pytest.MonkeyPatch.context() as patch:
+        listings = []
+        for together, one_by_one in ((0, 1), (2, 1), (3, 2), (2**10, 2**4)):
+            patch.setattr(recordio, "_AT_ONCE", together)
+            patch.setattr(recordio, "_ONE_BY_ONE", one_by_one)
+            listings.append(list(map(repr, recordio.stored(path))))  # a label may be no number
+    assert listings == [listings[0]] * 4
+
+
+def test_alike_records_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(recordio, tmp_path / "any.rec", [sample(i, 3, b"image") for i in range(100)])
+    monkeypatch.setattr(recordio, "_stored", closely := Mock(wraps=recordio._stored))
+    assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == list(range(100))
+    assert closely.call_count == 1
 
 
 def test_a_number_that_no_order_can_have_is_no_number(tmp_path: Path) -> None:

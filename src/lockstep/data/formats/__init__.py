@@ -8,7 +8,6 @@ import os
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import NamedTuple, Self, TextIO
 
 NO_LABEL = -1
 Bytes = bytes | memoryview
-_GIVEN_BYTES = 2**22
-"""Given to the disk at a time."""
 _PIECES = os.sysconf("SC_IOV_MAX")
 """Written at a time."""
+_AHEAD_BYTES = 2**19
+"""Read ahead at a time."""
 
 
 class Stored(NamedTuple):
@@ -68,11 +67,13 @@ class Sample:
 class Places:
     """A file that is read by place, from several threads at once; closed when it is forgotten."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_ahead: bool = False) -> None:
+        """Reading ahead is for who then reads all of it in order."""
         self._descriptor = -1
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._descriptor).st_size
+        self._ahead = 0 if read_ahead else self.size
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -85,6 +86,8 @@ class Places:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes. Raises `ValueError` if the file ends before."""
+        if self._ahead < offset + length <= self.size:
+            self._read_on(offset + length)
         data = os.pread(self._descriptor, length, offset)
         while len(data) < length:  # Linux reads 2 GiB at most, and network file systems less
             more = os.pread(self._descriptor, length - len(data), offset + len(data))
@@ -93,17 +96,19 @@ class Places:
             data += more
         return data
 
-    def bring(self, memory: memoryview, offset: int) -> None:
-        """Have bytes in the system's memory by reading them to this, unless the last of them is there or nobody knows.
+    def _read_on(self, end: int) -> None:
+        """Have bytes in the system's memory up to an end, and somewhat further.
 
-        Twice as fast as advising Linux to read them.
+        Reading them to memory that nobody looks at is twice as fast as advising Linux to.
         """
-        try:
-            os.preadv(self._descriptor, [bytearray(1)], min(offset + len(memory), self.size) - 1, os.RWF_NOWAIT)
-        except BlockingIOError:
-            os.preadv(self._descriptor, [memory], offset)
-        except OSError:  # a file system that cannot tell
-            pass
+        while self._ahead < end:
+            begin, self._ahead = self._ahead, min(self._ahead + _AHEAD_BYTES, self.size)
+            try:
+                os.preadv(self._descriptor, [bytearray(1)], self._ahead - 1, os.RWF_NOWAIT)
+            except BlockingIOError:
+                os.preadv(self._descriptor, [bytearray(self._ahead - begin)], begin)
+            except OSError:  # a file system that cannot tell
+                self._ahead = self.size
 
     def read_into(self, memory: memoryview, offset: int) -> None:
         """Fill memory with bytes. Raises `ValueError` if the file ends before."""
@@ -121,17 +126,23 @@ class Appended(ABC):
         """`ends` is where each of the whole records ends that are there already."""
         self.path = path
         self._ends = array("q", [0, *ends])
-        self._given = end = self._ends[-1]
-        self._disk = ThreadPoolExecutor(1)
+        end = self._ends[-1]
         partial = _partial(path)
         self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
-        self._file.truncate(end)
-        self._file.seek(end)
+        # ext4 has a file that was emptied written to the disk when it is closed.
+        if self._file.seek(0, os.SEEK_END) > end:
+            self._file.truncate(end)
+            self._file.seek(end)
 
     @property
     def written(self) -> int:
         """Whole samples in the file."""
         return len(self._ends) - 1
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file when it is finished."""
+        return self._ends[-1]
 
     @staticmethod
     @abstractmethod
@@ -145,17 +156,11 @@ class Appended(ABC):
             pieces += record
             self._ends.append(self._ends[-1] + sum(map(len, record)))
         self._write(pieces)
-        end = self._ends[-1]
-        if end - self._given >= _GIVEN_BYTES:
-            # Linux begins to write what it is told to forget, and `finish` has less to wait for.
-            self._disk.submit(os.posix_fadvise, self._file.fileno(), self._given, end - self._given, os.POSIX_FADV_DONTNEED)
-            self._given = end
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._disk.shutdown()
         self._file.close()
 
     def _write(self, pieces: list[Bytes]) -> None:
@@ -169,10 +174,7 @@ class Appended(ABC):
                         rest = rest[self._file.write(rest) :]
 
     def finish(self) -> None:
-        """Bring the file to the disk and give it its name."""
-        self._disk.shutdown()
-        with naming(self.path):
-            os.fsync(self._file.fileno())
+        """Give the file its name. The system brings it to the disk later, as it does with copies."""
         self._file.close()
         _partial(self.path).replace(self.path)
 
@@ -190,6 +192,11 @@ def begun(path: Path) -> Path | None:
     """Return the file that an interrupted writer left, if there is one."""
     partial = _partial(path)
     return partial if partial.exists() else None
+
+
+def unfinish(path: Path) -> None:
+    """Have a file be one that an interrupted writer left."""
+    path.replace(_partial(path))
 
 
 def _partial(path: Path) -> Path:

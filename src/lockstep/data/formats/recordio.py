@@ -10,7 +10,8 @@ first), 2 (those between) and 3 (the last); an undivided record has 0. The paylo
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +25,17 @@ MOST_BYTES = 2**29 - 1
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
+_FRONT = np.dtype([(name, "<u4") for name in ("magic", "length", "labels")] + [("label", "<f4"), ("numbers", "<u8", 2)])
+"""Of a record that is not divided: frame and header."""
+_UP_TO_LABELS = struct.Struct("<III")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
-_BROUGHT_BYTES = 2**22
-"""Read ahead at a time."""
+_SHORT = 64
+"""Bytes, of which Python finds the magic number sooner than NumPy."""
+_AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
+"""Records that are listed at a time, where they are alike and where they are not."""
+_MOST_LABELS = 2**24
+"""Up to which a float can count."""
 
 
 class Header(NamedTuple):
@@ -57,26 +65,32 @@ def framed(*payload: Bytes) -> list[Bytes]:
 
     The payload may come in pieces itself; all but the last have a length that is a multiple of 4.
     """
+    cuts = [_aligned_magic(piece) for piece in payload]
+    if not any(cuts):
+        return _part(_WHOLE, payload)
     parts: list[list[Bytes]] = [[]]
-    for piece in payload:
+    for piece, inside in zip(payload, cuts, strict=True):
         begin = 0
-        for cut in _aligned_magic(piece):
+        for cut in inside:
             parts[-1].append(piece[begin:cut])
             parts.append([])
             begin = cut + len(_MAGIC_BYTES)
         parts[-1].append(piece[begin:])
-    pieces: list[Bytes] = []
-    for i, part in enumerate(parts):
-        flag = _WHOLE if len(parts) == 1 else _FIRST if i == 0 else _LAST if i == len(parts) - 1 else _MIDDLE
-        length = sum(map(len, part))
-        if length > MOST_BYTES:
-            raise ValueError(f"a record of {sum(map(len, payload))} bytes; a part can have no more than {MOST_BYTES}")
-        pieces += [_FRAME.pack(MAGIC, flag << 29 | length), *part, bytes(-length % 4)]
-    return pieces
+    flags = (_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST)
+    return [piece for flag, part in zip(flags, parts, strict=True) for piece in _part(flag, part)]
+
+
+def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
+    length = sum(map(len, pieces))
+    if length > MOST_BYTES:
+        raise ValueError(f"a record with a part of {length} bytes; a part can have no more than {MOST_BYTES}")
+    return [_FRAME.pack(MAGIC, flag << 29 | length), *pieces, bytes(-length % 4)]
 
 
 def _aligned_magic(data: Bytes) -> list[int]:
     """Return every multiple of 4 at which the magic number stands."""
+    if len(data) <= _SHORT and _MAGIC_BYTES not in bytes(data):
+        return []
     words = np.frombuffer(data, "<u4", len(data) // 4)
     return [4 * at for at in (words == MAGIC).nonzero()[0].tolist()]
 
@@ -107,18 +121,14 @@ def record_at(file: Places, offset: int) -> Record:
             return Record(offset, tuple(spans), at, front)
 
 
-def records(file: Places, *, read_ahead: bool = False) -> Iterator[Record | Damage]:
-    """Yield every record of a file in order, and the damage between them. Reading ahead is for who then reads all of it.
+def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
+    """Yield every record from an offset on in order, and the damage between them.
 
     A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
     it or be missing. Those behind it are found wherever they stand now.
     """
-    offset, before, brought = 0, None, 0
-    memory = memoryview(bytearray(min(_BROUGHT_BYTES, file.size) if read_ahead else 0))
+    before = None
     while offset < file.size:
-        while read_ahead and brought <= offset:
-            file.bring(memory, brought)
-            brought += len(memory)
         try:
             record = record_at(file, offset)
         except ValueError as error:
@@ -209,15 +219,53 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
 
     Their names come from the `.lst` beside it, where there is one: a line for each record, `number <tab> labels <tab> path`.
     """
-    file, names = Places(path), _names(path.with_suffix(".lst"))
-    for record in records(file, read_ahead=True):
-        if isinstance(record, Damage):
-            yield record
-            continue
-        try:
-            yield _stored(file, record, names)
-        except ValueError as error:
-            yield Damage(record.offset, record.end, f"the record at byte {record.offset}: {error}")
+    file, names, offset = Places(path, read_ahead=True), _names(path.with_suffix(".lst")), 0
+    while offset < file.size:
+        images, offset = _plain(file, offset, names)
+        yield from images
+        for record in () if images else islice(records(file, offset), _ONE_BY_ONE):
+            offset = record.end
+            if isinstance(record, Damage):
+                yield record
+                continue
+            try:
+                yield _stored(file, record, names)
+            except ValueError as error:
+                yield Damage(record.offset, record.end, f"the record at byte {record.offset}: {error}")
+
+
+def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
+    """Return images from an offset on, and where they end: no more than stand undivided, with one label each, side by side.
+
+    This is what `records` and `_stored` make of them, in a third of their time. The last such record is left to these: who
+    knows whether another begins behind it?
+    """
+    fronts: list[bytes] = []
+    at = offset
+    while len(fronts) < _AT_ONCE and at + _FRONT.itemsize <= file.size:
+        front = file.read(at, _FRONT.itemsize)
+        magic, length, labels = _UP_TO_LABELS.unpack_from(front)
+        if magic != MAGIC or not _HEADER.size <= length <= MOST_BYTES or labels:
+            break
+        fronts.append(front)
+        at += _FRAME.size + length + -length % 4
+    array = np.frombuffer(b"".join(fronts[:-1]), _FRONT)
+    with np.errstate(invalid="ignore"):
+        is_class = (array["label"] >= 0) & (array["label"] < _MOST_LABELS) & (array["label"] % 1 == 0)
+    array = array[np.logical_and.accumulate(is_class)]
+    lengths = array["length"].astype(np.int64)
+    ends = offset + np.cumsum(_FRAME.size + lengths + -lengths % 4)
+    numbers = array["numbers"][:, 0].tolist()
+    images = zip(
+        (ends - lengths - -lengths % 4 + _HEADER.size).tolist(),
+        (lengths - _HEADER.size).tolist(),
+        array["label"].astype(np.int64).tolist(),
+        [names.get(number, "") for number in numbers],
+        repeat(""),
+        [number if number < 2**63 else -1 for number in numbers],
+        repeat(False),
+    )
+    return list(map(Stored._make, images)), int(ends[-1]) if len(ends) else offset
 
 
 def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
@@ -271,12 +319,14 @@ class Writer(Appended):
         """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
         return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
 
-    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
-        """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does."""
-        with atomically(self.path.with_suffix(".idx")) as places, atomically(self.path.with_suffix(".lst")) as names:
-            for (number, label, name), offset in zip(rows, self._ends[:-1], strict=True):
-                places.write(f"{number}\t{offset}\n")
-                names.write(f"{number}\t{label:f}\t{name}\n")
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does, and return their paths."""
+        rows, paths = list(rows), [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
+        with atomically(paths[0]) as places:
+            places.writelines(f"{number}\t{begin}\n" for (number, _, _), begin in zip(rows, self._ends[:-1], strict=True))
+        with atomically(paths[1]) as names:
+            names.writelines(f"{number}\t{label:f}\t{name}\n" for number, label, name in rows)
+        return paths
 
 
 def _ends(path: Path | None) -> Iterator[int]:

@@ -7,7 +7,7 @@ payload is a protocol buffer, tensorflow.Example: a map from keys to lists of by
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _FRONT = _LENGTH.size + _CRC.size
 _SEARCHED_BYTES = 2**20
+_KEPT = 2**12
+"""Parts of messages that many images share."""
 _EXAMPLE = """
 name: "lockstep/example.proto" package: "lockstep" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -82,7 +84,7 @@ def masked_crc(*data: Bytes) -> int:
     """Return the checksum of pieces as TFRecord keeps it: turned by 15 bits and moved, so that those of checksums differ."""
     crc = 0
     for piece in data:
-        crc = crc32c.crc32c(piece, crc)
+        crc = crc32c.crc32c(piece, crc, gil_release_mode=0)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -199,17 +201,26 @@ def example(sample: Sample) -> list[Bytes]:
 
     The image is put between them by hand: the library would copy it twice.
     """
-    name, class_name = (text.encode("utf-8", "surrogateescape") for text in (sample.name, sample.class_name))
-    front = _features(
-        {"class/synset": class_name, "class/text": class_name, "colorspace": b"RGB"},
-        {"channels": 3, "class/label": sample.label + 1},
-    )
-    back = _features({"filename": name, "format": b"JPEG"}, {"height": sample.height, "width": sample.width})
+    front = _before_image(sample.class_name, sample.label)
+    name = _features({"filename": sample.name.encode("utf-8", "surrogateescape")}, {})
+    back = name + _behind_name(sample.height, sample.width)
     # A value of BytesList, which is a Feature's list, which is an entry's value, which is one of Features.
     begin, length = b"", len(sample.data)
     for before, field in ((b"", 1), (b"", 1), (_field(1, 13) + b"image/encoded", 2), (b"", 1)):
         begin = before + _field(field, len(begin) + length) + begin
     return [_field(1, len(front) + len(begin) + length + len(back)) + front + begin, sample.data, back]
+
+
+@lru_cache(_KEPT)
+def _before_image(class_name: str, label: int) -> bytes:
+    text = class_name.encode("utf-8", "surrogateescape")
+    texts = {"class/synset": text, "class/text": text, "colorspace": b"RGB"}
+    return _features(texts, {"channels": 3, "class/label": label + 1})
+
+
+@lru_cache(_KEPT)
+def _behind_name(height: int, width: int) -> bytes:
+    return _features({"format": b"JPEG"}, {"height": height, "width": width})
 
 
 def _features(texts: dict[str, bytes], numbers: dict[str, int]) -> bytes:
@@ -241,13 +252,14 @@ class Writer(Appended):
         """Return a sample as it stands in the file, in pieces."""
         return framed(*example(sample))
 
-    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
-        """Write DALI's index."""
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """Write DALI's index, and return its path."""
         folder = self.path.parent / "idx"
         folder.mkdir(exist_ok=True)
         with atomically(folder / self.path.name) as places:
             for _, begin, end in zip(rows, self._ends, self._ends[1:], strict=False):
                 places.write(f"{begin} {end - begin}\n")
+        return [folder / self.path.name]
 
 
 def _ends(path: Path | None) -> Iterator[int]:

@@ -235,13 +235,19 @@ class Writer(Appended):
             pieces += [_header(b"%08d.%b" % (sample.number, ending), len(data)), data, bytes(-len(data) % _BLOCK)]
         return pieces
 
-    def describe(self, rows: Iterable[tuple[int, int, str]]) -> None:
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Nothing stands beside a tar."""
+        return []
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file when it is finished."""
+        end = self._ends[-1] + 2 * _BLOCK
+        return end + -end % tarfile.RECORDSIZE
 
     def finish(self) -> None:
-        """End the archive, bring it to the disk and give it its name."""
-        end = self._ends[-1] + 2 * _BLOCK
-        self._write([bytes(2 * _BLOCK + -end % tarfile.RECORDSIZE)])
+        """End the archive and give it its name."""
+        self._write([bytes(self.length - self._ends[-1])])
         super().finish()
 
 
