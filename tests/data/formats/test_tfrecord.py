@@ -115,6 +115,15 @@ def test_an_example_has_the_keys_of_nvidias_scripts_in_alphabetical_order() -> N
     assert b"".join(tfrecord.example(sample(0, 3, b"the image"))) == example(NVIDIA)
 
 
+def test_an_image_is_found_behind_others_that_begin_like_it(tmp_path: Path) -> None:
+    image, path = bytes(range(70)), tmp_path / "any.tfrecord"
+    alike = image[:64] + bytes(6)
+    features: dict[str, bytes | int | float | list[bytes]] = {"a": alike, "image": image, "label": 1, "z": alike}
+    [item] = only(path, example(features))
+    assert isinstance(item, Stored)
+    assert path.read_bytes()[item.offset : item.offset + item.length] == image
+
+
 def test_a_file_and_its_index(tmp_path: Path) -> None:
     path = tmp_path / "train-00000-of-00001"
     write(tfrecord, path, [sample(0, 3, b"the image"), sample(1, 3, b"")])
