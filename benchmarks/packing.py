@@ -4,15 +4,25 @@ import argparse
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Callable
 from itertools import count, product
 from pathlib import Path
 from subprocess import run
 
 from lockstep.data.pack import Packing, pack
-from lockstep.data.sources import FORMATS
+from lockstep.data.sources import FOLDER, FORMATS
 from measuring import median, record, rounded, seconds
 
-ROUNDS, COPIES = 5, 10
+ROUNDS, COPIES = 7, 10
+SETTLED_SEC = 1
+"""Until the system has told the disk which space is free again, which takes a core, and the disk can be read fast again."""
+CASES = [
+    *((FOLDER, format, FOLDER) for format in FORMATS),
+    *((source, format, source) for source in FORMATS if source != FOLDER for format in FORMATS if format != FOLDER),
+    ("recordio", FOLDER, FOLDER),  # as many files as there are images cannot be made as fast as one
+]
+"""Formats of source and target, and of what is copied."""
 
 
 def main() -> None:
@@ -21,40 +31,53 @@ def main() -> None:
     data = parser.parse_args().data
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for copy in range(COPIES):
-            shutil.copytree(data, root / "source" / f"{copy:02d}", ignore=shutil.ignore_patterns(".*"))
-        for nested in list((root / "source").glob("*/*")):  # copies of classes are classes
-            nested.rename(root / "source" / f"{nested.parent.name}-{nested.name}")
-        for empty in list((root / "source").iterdir()):
-            if not any(empty.iterdir()):
-                empty.rmdir()
-        pack(root / "source", root / "rec", Packing("recordio"))
-        cases = [(source, format, source) for source in ("source", "rec") for format in FORMATS]
-        # As many files as there are images cannot be made as fast as one.
-        cases.append(("rec", "folder", "source"))
-        targets = (root / f"target{number}" for number in count())
+        write_sources(data, root)
+        numbers = count()
         ratios = {}
-        for (source, format, copied), cached in product(cases, (True, False)):
-            ours, cp, synced = [], [], []
-            for _ in range(ROUNDS):
-                target = prepared(root / source, cached, next(targets))
-                ours.append(seconds(lambda: pack(root / source, target, Packing(format))))  # noqa: B023 - called at once
+        for (source, format, copied), cached in product(CASES, (True, False)):
+
+            def measured(work: Callable[[Path, Path], object], source: Path) -> tuple[float, float]:
+                os.sync()
+                bring(source, cached)  # noqa: B023 - called at once
+                time.sleep(SETTLED_SEC)
+                target = root / f"target{next(numbers)}"
+                took = seconds(lambda: work(source, target))
+                with_sync = took + seconds(os.sync)
                 empty_files(target)
-                target = prepared(root / copied, cached, next(targets))
-                cp.append(seconds(lambda: run(["cp", "-r", root / copied, target], check=True)))  # noqa: B023
-                synced.append(cp[-1] + seconds(os.sync))
-                empty_files(target)
+                return took, with_sync
+
+            def packed(source: Path, target: Path) -> object:
+                return pack(source, target, Packing(format))  # noqa: B023
+
+            def copy(source: Path, target: Path) -> object:
+                return run(["cp", "-r", source, target], check=True)
+
+            ours, cp = [], []
+            for turn in range(ROUNDS):
+                for first in (turn % 2 == 0, turn % 2 == 1):
+                    times = ours if first else cp
+                    times.append(measured(packed, root / source) if first else measured(copy, root / copied))
             name = f"{source} to {format}" + f" over cp of {copied}" * (copied != source) + ", not cached" * (not cached)
-            ratios[name] = {"seconds": rounded(ours), "cp": rounded(cp), "cp and sync": rounded(synced)}
-            for key, other in {"ratio": cp, "ratio to cp and sync": synced}.items():
-                ratios[name][key] = round(median(a / b for a, b in zip(ours, other, strict=True)), 3)
-        size = sum(file.stat().st_size for file in (root / "rec").iterdir() if file.is_file())
+            ratios[name] = {"seconds": rounded([took for took, _ in ours]), "cp": rounded([took for took, _ in cp])}
+            for i, key in enumerate(("ratio", "ratio with sync")):
+                ratios[name][key] = round(median(a[i] / b[i] for a, b in zip(ours, cp, strict=True)), 3)
+        size = sum(file.stat().st_size for file in (root / "recordio").iterdir() if file.is_file())
     record("packing", {"what": f"seconds to write {size / 1e6:.0f} MB, {ROUNDS} turns", **ratios})
 
 
-def prepared(source: Path, cached: bool, target: Path) -> Path:
-    """Return the target once nothing is left to write and the source is in memory, or is not."""
-    os.sync()
+def write_sources(data: Path, root: Path) -> None:
+    """Write every image so many times to the folder of its class, and from there to files of the other formats."""
+    for images in sorted(path for path in data.iterdir() if path.is_dir()):
+        (root / FOLDER / images.name).mkdir(parents=True)
+        for image, copy in product(sorted(images.iterdir()), range(COPIES)):
+            shutil.copy(image, root / FOLDER / images.name / f"{copy:02d}-{image.name}")
+    for format in FORMATS:
+        if format != FOLDER:
+            pack(root / FOLDER, root / format, Packing(format))
+
+
+def bring(source: Path, cached: bool) -> None:
+    """Have the source in the system's memory, or on the disk alone."""
     for file in source.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -62,7 +85,6 @@ def prepared(source: Path, cached: bool, target: Path) -> Path:
                     opened.read()
                 else:
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return target
 
 
 def empty_files(folder: Path) -> None:
