@@ -67,7 +67,7 @@ def main() -> None:
 
 def write_sources(data: Path, root: Path) -> None:
     """Write every image so many times to the folder of its class, and from there to files of the other formats."""
-    for images in sorted(path for path in data.iterdir() if path.is_dir()):
+    for images in sorted(path for path in data.iterdir() if path.is_dir() and path.name[0] != "."):
         (root / FOLDER / images.name).mkdir(parents=True)
         for image, copy in product(sorted(images.iterdir()), range(COPIES)):
             shutil.copy(image, root / FOLDER / images.name / f"{copy:02d}-{image.name}")

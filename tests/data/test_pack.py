@@ -123,6 +123,28 @@ def test_images_stand_in_order_whichever_thread_is_first(tmp_path: Path, monkeyp
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
 
+def test_nothing_turns_round_and_round_while_the_first_image_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = image_folder(tmp_path / "source", {f"a/{i:02d}.jpg": jpeg(8, 8, i) for i in range(40)})
+    others_read, reads, waits = threading.Event(), [], []
+    encoded, wait = pack_module._encoded, pack_module.wait
+
+    def slow_at_first(split: Any, numbers: Any) -> Any:
+        if 0 in numbers:
+            assert others_read.wait(30)
+        reads.append(numbers)
+        if len(reads) == 7:
+            threading.Timer(0.2, others_read.set).start()
+        return encoded(split, numbers)
+
+    monkeypatch.setattr(pack_module, "_TASK_IMAGES", 1)
+    monkeypatch.setattr(pack_module, "_encoded", slow_at_first)
+    monkeypatch.setattr(pack_module, "wait", lambda tasks: waits.append(tasks) or wait(tasks))
+    assert pack(source, tmp_path / "target", Packing("folder", workers=4)) == {"images": 40}
+    assert len(waits) < 200
+
+
 def test_a_split_without_images_leaves_no_folder(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source" / "train", {"a/1.jpg": jpeg(8, 8, 1)}).parent
     pack(source, tmp_path / "files", Packing("recordio"))
@@ -288,19 +310,22 @@ def test_lower_quality_takes_fewer_bytes() -> None:
     assert len(reduced(data, 100, 30)) < len(reduced(data, 100, 90)) / 2
 
 
+@pytest.mark.parametrize("resize", [0, 12])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_finished_pack_started_again_changes_no_file(format: str, sets: dict[str, Path], tmp_path: Path) -> None:
+def test_a_finished_pack_started_again_changes_no_file(
+    format: str, resize: int, sets: dict[str, Path], tmp_path: Path
+) -> None:
     """Where images keep their names, and where they are numbered."""
     nameless = tmp_path / "nameless"
     nameless.mkdir()
     write_recordio(nameless / "x.rec", [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])])
     for number, source in enumerate((sets["folder"], nameless)):
         target = tmp_path / str(number)
-        packed(source, target, format)
+        pack(source, target, Packing(format, resize=resize))
         paths = [path for path in target.rglob("*") if path.name != "pack.lock"]
         before = {path: path.stat().st_mtime_ns for path in paths}
         done: list[int] = []
-        counts = pack(source, target, Packing(format), lambda count, _, done=done: done.append(count))
+        counts = pack(source, target, Packing(format, resize=resize), lambda count, _, done=done: done.append(count))
         assert {path: path.stat().st_mtime_ns for path in target.rglob("*") if path.name != "pack.lock"} == before
         assert done[-1] == sum(counts.values())
 

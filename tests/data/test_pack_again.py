@@ -53,15 +53,66 @@ def test_ends_of_files_that_a_failing_machine_did_not_bring_to_its_disk_are_writ
     target = tmp_path / "target"
     pack(source, target, Packing(format, shards=2))
     whole = files_of(target)
-    names = [name for name in whole if name != "classes.txt"]
-    assert len(names) == {"folder": 6, "recordio": 6, "tfrecord": 4, "webdataset": 2}[format]
-    for name, length in product(names, (0, 0.5)):
-        os.truncate(target / name, int(len(whole[name]) * length))
+    assert len(whole) == 1 + {"folder": 6, "recordio": 6, "tfrecord": 4, "webdataset": 2}[format]
+    for name, length in product(whole, (None, 0, 0.5)):
+        if length is None:
+            (target / name).unlink()
+        else:
+            os.truncate(target / name, int(len(whole[name]) * length))
         pack(source, target, Packing(format, shards=2))
         assert files_of(target) == whole
 
 
-@pytest.mark.parametrize("noted", [b"", b'\n{"images-00000-of-00002.rec": 1', bytes(70)])
+@pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
+def test_until_a_shortened_file_is_whole_again_no_command_takes_the_rest_for_the_data_set(
+    format: str, source: Path, tmp_path: Path
+) -> None:
+    pack(source, tmp_path / "target", Packing(format, shards=2))
+    [_, path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
+    os.truncate(path, 100)
+    with pytest.raises(DataError, match=rf"{path.name} has 100 bytes of the \d+ that were written"):
+        find_source(tmp_path / "target")
+
+    def interrupted(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "target", Packing(format, shards=2), interrupted)
+    with pytest.raises(DataError, match="is not complete"):
+        find_source(tmp_path / "target")
+    pack(source, tmp_path / "target", Packing(format, shards=2))
+    assert len(open_index(tmp_path / "target")) == 6
+
+
+def test_an_empty_file_is_no_reduced_image(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "target", Packing("folder", resize=12))
+    whole = files_of(tmp_path / "target")
+    os.truncate(tmp_path / "target" / "a" / "1.jpg", 0)
+    pack(source, tmp_path / "target", Packing("folder", resize=12))
+    assert files_of(tmp_path / "target") == whole
+
+
+def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "target", Packing("tfrecord"))
+    [path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
+    data = path.read_bytes()
+    path.write_bytes(2 * data)
+    pack(source, tmp_path / "target", Packing("tfrecord"))
+    assert path.read_bytes() == 2 * data
+    (tmp_path / "target" / ".lockstep" / "pack.finished").unlink()
+    with pytest.raises(DataError, match="holds 12 images, where 6 are to be; choose an empty folder"):
+        pack(source, tmp_path / "target", Packing("tfrecord"))
+
+
+@pytest.mark.parametrize("name", ["pack.json", "pack.states.npy"])
+def test_a_target_that_lost_what_it_was_begun_with_is_refused(name: str, source: Path, tmp_path: Path) -> None:
+    pack(source, tmp_path / "target", Packing("recordio"))
+    os.truncate(tmp_path / "target" / ".lockstep" / name, 0)
+    with pytest.raises(DataError, match="does not tell any more what is written to it; remove it, or choose"):
+        pack(source, tmp_path / "target", Packing("recordio"))
+
+
+@pytest.mark.parametrize("noted", [b"", b'\n{"images-00000-of-00002.rec": 1', b"\xff" * 70], ids=["none", "torn", "no text"])
 def test_files_are_looked_through_if_their_lengths_were_not_noted(noted: bytes, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     pack(source, target, Packing("recordio", shards=2))

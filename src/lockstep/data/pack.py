@@ -26,7 +26,7 @@ from lockstep.data.decode import check, decode, header_size
 from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
-from lockstep.data.sources import ALIASES, FOLDER, FORMATS, UNFINISHED, find_sources
+from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
 from lockstep.errors import DataError
 from lockstep.machine import cores
 
@@ -35,11 +35,9 @@ SHARD_BYTES = 2**27
 _TASK_IMAGES, _TASK_BYTES = 32, 2**21
 """What one task writes at most, unless a single image has more bytes."""
 _AHEAD = 8
-"""Tasks begun before the one that is waited for is done, or as many as there are threads."""
+"""Tasks begun before others are done, or as many as there are threads."""
 _LONGEST_NAME = 255
 """Of a file, in bytes."""
-_FINISHED = "pack.finished"
-"""The name of the file, in `CACHE`, that has a line of JSON for each finished one."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
 _JPEG = b"\xff\xd8"
 _KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
@@ -133,9 +131,7 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
 
     states, threads = np.concatenate([split.states for split in splits]), packing.workers or cores()
     with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
-        if not (target / CLASSES).exists():
-            with atomically(target / CLASSES) as file:
-                file.writelines(f"{name}\n" for name in splits[0].listing.classes)
+        _write_classes(target / CLASSES, splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
                 _write(iter([_folder(split, target / split.name, packing, pool)]), threads, advance)
@@ -143,6 +139,13 @@ def pack(source: Path, target: Path, packing: Packing, progress: Progress | None
                 # Each thread has a file to write to: of one file, only one thread can write at a time.
                 _write(_files(split, target, packing, pool), threads, advance)
     return {split.name or "images": len(split.listing) for split in splits}
+
+
+def _write_classes(path: Path, classes: Sequence[str]) -> None:
+    text = "".join(f"{name}\n" for name in classes)
+    if not path.exists() or path.read_bytes() != text.encode("utf-8", "surrogateescape"):
+        with atomically(path) as file:
+            file.write(text)
 
 
 def _splits(source: Path, packing: Packing) -> Iterator[Split]:
@@ -240,7 +243,9 @@ def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
             np.save(states_before, states)
             with atomically(about) as begun:
                 begun.write(identity)
-        elif about.read_text(encoding="utf-8") != identity:
+        elif not (begun_with := about.read_bytes().strip(b"\0")) or not states_before.stat().st_size:
+            raise DataError(f"{target} does not tell any more what is written to it; remove it, or choose an empty folder")
+        elif begun_with != identity.encode():
             raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
         else:
             before = np.load(states_before)
@@ -317,7 +322,7 @@ def _write(files: Iterator[Tasks], threads: int, advance: Callable[[int], None])
         while begun or waiting:
             if not begun or len(waiting) > max(_AHEAD, threads):
                 # Until several are done: to be woken by each takes the others' time.
-                wait([waiting[len(waiting) // 2]])
+                wait([waiting[0], waiting[len(waiting) // 2]])
                 while waiting and waiting[0].done():
                     count = waiting[0].result()
                     waiting.popleft()
@@ -352,12 +357,14 @@ def _tasks(split: Split, numbers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _files(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecutor) -> Iterator[Tasks]:
-    shards, noted = _shards(split, packing), _noted(target)
+    shards, noted = _shards(split, packing), noted_lengths(target)
     for shard in range(shards):
         numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
         path = target / shard_name(packing.format, split.name, shard, shards)
-        if path.exists() and not _is_whole(target, noted.get(path.name)):
-            unfinish(path)
+        if not _is_whole(target, noted.get(path.name)):
+            (target / UNFINISHED).touch()  # the pack may have been at its end before
+            if path.exists():
+                unfinish(path)
         yield _file(split, path, numbers, packing, pool)
 
 
@@ -366,6 +373,8 @@ def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: Thre
         yield _done(len(numbers))
         return
     with _WRITERS[packing.format](path) as writer:
+        if writer.written > len(numbers):
+            raise DataError(f"{path} holds {writer.written} images, where {len(numbers)} are to be; choose an empty folder")
         last = _done(writer.written)
         try:
             yield last
@@ -414,24 +423,14 @@ def _note(target: Path, lengths: dict[Path, int]) -> None:
     Should the machine fail before they are on its disk, they are found to be shorter when the pack goes on.
     """
     named = {str(path.relative_to(target)): length for path, length in lengths.items()}
-    with (target / CACHE / _FINISHED).open("a", encoding="utf-8") as notes:
+    path = target / FINISHED
+    with naming(path), path.open("a", encoding="utf-8") as notes:
         notes.write(f"\n{json.dumps(named)}")
-
-
-def _noted(target: Path) -> dict[str, dict[str, int]]:
-    """Return what was noted of each file: its name and length, and those of the files beside it."""
-    notes: dict[str, dict[str, int]] = {}
-    with suppress(FileNotFoundError):
-        for line in (target / CACHE / _FINISHED).read_text("utf-8", "replace").split("\n"):
-            with suppress(ValueError):  # empty, or not written to its end
-                lengths = json.loads(line)
-                notes[next(iter(lengths))] = lengths
-    return notes
 
 
 def _is_whole(target: Path, noted: Mapping[str, int] | None) -> bool:
     try:
-        return noted is not None and all((target / name).stat().st_size == length for name, length in noted.items())
+        return noted is not None and all((target / name).stat().st_size >= length for name, length in noted.items())
     except FileNotFoundError:
         return False
 
@@ -468,12 +467,13 @@ def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecut
     there: dict[str, int] = {}
     for label in np.unique(split.listing.rows["label"]).tolist():
         there.update(_begun_class(target, split.listing.classes[label]))
-    # Of what is not reduced the length is known: a machine that failed may have left less.
-    lengths = [None] * len(split.listing) if packing.resize else _lengths(split).tolist()
+    # A machine that failed may have left less of an image, or nothing. Of one that is reduced the length is not known.
     numbers = [
         number
-        for number, length in enumerate(lengths)
-        if not any(name in there and length in (None, there[name]) for name in split.possible_names(number))
+        for number, length in enumerate(_lengths(split).tolist())
+        if not any(
+            there[name] == length or (packing.resize and there[name]) for name in there.keys() & split.possible_names(number)
+        )
     ]
     yield _done(len(split.listing) - len(numbers))
     for task in _tasks(split, numbers):

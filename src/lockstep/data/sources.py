@@ -1,9 +1,11 @@
 """Where the images of a split are, and in which storage format."""
 
+import json
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ IS_OF: dict[str, Callable[[str], bool]] = {
 FORMATS = (FOLDER, *IS_OF)
 UNFINISHED = Path(".lockstep") / "pack.unfinished"
 """In a folder to which a data set is being written, until all of it is there."""
+FINISHED = Path(".lockstep") / "pack.finished"
+"""Has a line of JSON for each file that was written: lengths by name, of it and of those that go with it."""
 _DALI_INDEXES = "idx"
 """The folder of DALI's indexes beside TFRecord files."""
 
@@ -127,6 +131,7 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
     [(format, files)] = by_format.items()
     _check_written(root)
     _check_complete(root, files)
+    _check_lengths(root, files)
     return Source(format, root, files, split)
 
 
@@ -151,6 +156,29 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
         if missing:
             names = ", ".join(f"{prefix}-{i:05d}-of-{count:05d}" for i in missing[:3]) + " ..." * (len(missing) > 3)
             raise DataError(f"{root} lacks {len(missing)} of {count} files: {names}. Put them back")
+
+
+def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
+    """Return the lengths that were noted of each file in a folder when it was written, and of those that go with it."""
+    notes: dict[str, dict[str, int]] = {}
+    with suppress(FileNotFoundError):
+        for line in (root / FINISHED).read_text("utf-8", "replace").split("\n"):
+            with suppress(ValueError):  # empty, or not written to its end
+                if isinstance(lengths := json.loads(line), dict):
+                    notes[next(iter(lengths), "")] = lengths
+    return notes
+
+
+def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
+    """Raise `DataError` if a file lost its end: what is left of it would pass for a smaller data set."""
+    notes = noted_lengths(root)
+    for name in files:
+        length, written = (root / name).stat().st_size, notes.get(name, {}).get(name, 0)
+        if length < written:
+            raise DataError(
+                f"{root / name} has {length} bytes of the {written} that were written. Restore it, or give the command "
+                f"again that wrote it (lockstep data pack). If it is to be so, remove {root / FINISHED}"
+            )
 
 
 def class_folders(root: Path) -> list[str]:

@@ -202,6 +202,7 @@ ONE_EACH = b"".join(joined(packed(Header((label,), 5)) + b"image") for kind in K
 
 @EXAMPLES
 @example(records=ONE_EACH, cut=0)
+@example(records=joined(bytes(8)) * 4, cut=0)
 @given(
     records=st.lists(ALIKE | HEADED.map(joined) | PAYLOADS.map(b"".join).map(joined) | DAMAGED, max_size=12).map(b"".join),
     cut=st.integers(0, 40),
@@ -226,6 +227,12 @@ def test_alike_records_are_not_looked_at_one_by_one(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(recordio, "_stored", closely := Mock(wraps=recordio._stored))
     assert [item.number for item in recordio.stored(path) if isinstance(item, Stored)] == list(range(100))
     assert closely.call_count == 1
+
+
+def test_a_file_is_listed_with_reading_ahead(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordio, "Places", opened := Mock(wraps=Places))
+    assert len(list(recordio.stored(file))) == 5
+    assert opened.call_args_list[0].kwargs == {"read_ahead": True}
 
 
 def test_a_number_that_no_order_can_have_is_no_number(tmp_path: Path) -> None:

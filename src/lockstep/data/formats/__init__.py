@@ -129,7 +129,7 @@ class Appended(ABC):
         end = self._ends[-1]
         partial = _partial(path)
         self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
-        # ext4 has a file that was emptied written to the disk when it is closed.
+        # Never to length 0 without need: ext4 writes such a file to the disk when it is closed.
         if self._file.seek(0, os.SEEK_END) > end:
             self._file.truncate(end)
             self._file.seek(end)
@@ -175,7 +175,8 @@ class Appended(ABC):
 
     def finish(self) -> None:
         """Give the file its name. The system brings it to the disk later, as it does with copies."""
-        self._file.close()
+        with naming(self.path):  # a network file system may say only now that its disk is full
+            self._file.close()
         _partial(self.path).replace(self.path)
 
 

@@ -26,7 +26,8 @@ _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _FRONT = np.dtype([(name, "<u4") for name in ("magic", "length", "labels")] + [("label", "<f4"), ("numbers", "<u8", 2)])
-"""Of a record that is not divided: frame and header."""
+"""Frame and header of a record that is not divided."""
+assert _FRONT.itemsize == _FRAME.size + _HEADER.size
 _UP_TO_LABELS = struct.Struct("<III")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
@@ -35,7 +36,7 @@ _SHORT = 64
 _AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
 """Records that are listed at a time, where they are alike and where they are not."""
 _MOST_LABELS = 2**24
-"""Up to which a float can count."""
+"""More would not fit an integer; the listing has fewer classes anyway."""
 
 
 class Header(NamedTuple):
@@ -321,11 +322,11 @@ class Writer(Appended):
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does, and return their paths."""
-        rows, paths = list(rows), [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
-        with atomically(paths[0]) as places:
-            places.writelines(f"{number}\t{begin}\n" for (number, _, _), begin in zip(rows, self._ends[:-1], strict=True))
-        with atomically(paths[1]) as names:
-            names.writelines(f"{number}\t{label:f}\t{name}\n" for number, label, name in rows)
+        paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
+        with atomically(paths[0]) as places, atomically(paths[1]) as names:
+            for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):
+                places.write(f"{number}\t{begin}\n")
+                names.write(f"{number}\t{label:f}\t{name}\n")
         return paths
 
 

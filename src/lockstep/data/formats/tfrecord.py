@@ -21,7 +21,9 @@ from lockstep.data.formats import Appended, Bytes, Damage, Places, Sample, Store
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _FRONT = _LENGTH.size + _CRC.size
-_SEARCHED_BYTES, _HEAD_BYTES = 2**20, 2**6
+_SEARCHED_BYTES = 2**20
+_HEAD_BYTES = 2**6
+"""Of an image, by which it is found in a message."""
 _KEPT = 2**12
 """Parts of messages that many images share."""
 _EXAMPLE = """
