@@ -48,7 +48,7 @@ format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/_jpeg.c
+$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/_jpeg.c src/lockstep/data/formats/_scan.c
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@

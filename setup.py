@@ -1,4 +1,4 @@
-"""The one part that is compiled; all else about the package is in pyproject.toml."""
+"""The parts that are compiled; all else about the package is in pyproject.toml."""
 
 import sysconfig
 
@@ -10,12 +10,13 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 setup(
     ext_modules=[
         Extension(
-            "lockstep.data._jpeg",
-            ["src/lockstep/data/_jpeg.c"],
+            module,
+            [f"src/{module.replace('.', '/')}.c"],
             extra_compile_args=["-O3"],
             py_limited_api=STABLE,
-            optional=True,  # libjpeg-turbo stands in for it
+            optional=True,  # libraries stand in for it
         )
+        for module in ("lockstep.data._jpeg", "lockstep.data.formats._scan")
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -9,6 +9,7 @@ def command() -> None:
     from lockstep import backends
     from lockstep.data import jpeg, turbojpeg
     from lockstep.data.dali import DISTRIBUTIONS, INSTALL
+    from lockstep.data.formats import scan
     from lockstep.errors import BackendError
     from lockstep.run import environment
 
@@ -28,6 +29,7 @@ def command() -> None:
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
+    print(f"{'lists':<10} {'compiled: TFRecord files and tars' if scan.scan is not None else f'missing; {scan.MISSING}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
     print(f"{'turbojpeg':<10} {found}")
 

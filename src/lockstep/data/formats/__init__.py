@@ -69,28 +69,29 @@ class Places:
 
     def __init__(self, path: Path, *, read_ahead: bool = False) -> None:
         """Reading ahead is for who then reads all of it in order."""
-        self._descriptor = -1
+        self.descriptor = -1
+        """Of the open file."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._descriptor).st_size
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self.descriptor).st_size
         self._ahead = 0 if read_ahead else self.size
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
     def state(self) -> tuple[int, int]:
         """Return size and time of the last change, in nanoseconds, as they are now."""
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         return status.st_size, status.st_mtime_ns
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes. Raises `ValueError` if the file ends before."""
         if self._ahead < offset + length <= self.size:
             self._read_on(offset + length)
-        data = os.pread(self._descriptor, length, offset)
+        data = os.pread(self.descriptor, length, offset)
         while len(data) < length:  # Linux reads 2 GiB at most, and network file systems less
-            more = os.pread(self._descriptor, length - len(data), offset + len(data))
+            more = os.pread(self.descriptor, length - len(data), offset + len(data))
             if not more:
                 raise ValueError(f"the file ends at byte {offset + len(data)}, expected {length} bytes from {offset}")
             data += more
@@ -104,15 +105,15 @@ class Places:
         while self._ahead < end:
             begin, self._ahead = self._ahead, min(self._ahead + _AHEAD_BYTES, self.size)
             try:
-                os.preadv(self._descriptor, [bytearray(1)], self._ahead - 1, os.RWF_NOWAIT)
+                os.preadv(self.descriptor, [bytearray(1)], self._ahead - 1, os.RWF_NOWAIT)
             except BlockingIOError:
-                os.preadv(self._descriptor, [bytearray(self._ahead - begin)], begin)
+                os.preadv(self.descriptor, [bytearray(self._ahead - begin)], begin)
             except OSError:  # a file system that cannot tell
                 self._ahead = self.size
 
     def read_into(self, memory: memoryview, offset: int) -> None:
         """Fill memory with bytes. Raises `ValueError` if the file ends before."""
-        if os.preadv(self._descriptor, [memory], offset) < len(memory):
+        if os.preadv(self.descriptor, [memory], offset) < len(memory):
             memory[:] = self.read(offset, len(memory))
 
 

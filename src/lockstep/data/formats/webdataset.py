@@ -7,11 +7,12 @@ folder in its name as its class, as in a tar of an image folder.
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.formats import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, begun
+from lockstep.data.formats.scan import scan
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -25,19 +26,20 @@ _BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_CHECKSUM = _EMPTY[100:124], _EMPTY[136:148],
 """What is the same in the header of every file, around its name, its size and the sum of all bytes, spaces for the sum."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
 _SEARCHED_BYTES = 2**20
+_AT_ONCE = 2**10
+"""Samples that are listed at a time, where they are as usual."""
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
 """What tarfile raises besides its own errors if a header has a right checksum and makes no sense."""
 
 
-def members(file: Places) -> Iterator[tarfile.TarInfo | Damage]:
-    """Yield the members of a tar and the damage between them. Raises `ValueError` if it is compressed.
+def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
+    """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError` if it is compressed.
 
     Only headers have checksums. A member behind which neither another nor the end of the archive stands counts as damaged:
     bytes may have been added to it or be missing. Those behind it are found wherever they stand now.
     """
     if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
         raise ValueError("the tar is compressed: images in it cannot be read by place. Unpack it, say with gunzip")
-    start = 0
     with file.path.open("rb") as stream:
         while start < file.size:
             last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
@@ -129,11 +131,22 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
     An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
     the first image without such a neighbour; if there is none, all kinds in the file.
     """
-    file = Places(path)
+    file, begin = Places(path), 0
     waiting: list[_Group] = []
     seen: set[str] = set()
     expected: set[str] | None = None
-    for item in _groups(file):
+    while scan is not None:
+        samples, begin = scan.samples(file.descriptor, file.size, begin, _AT_ONCE)
+        if not samples:
+            break
+        for offset, length, said, name, *texts in samples:
+            image = name.decode()
+            key = image[: image.index(".", image.rfind("/") + 1)]
+            about = {kind: (f"{key}.{kind}", texts[i]) for i, kind in enumerate(_ABOUT) if said >> i & 1}
+            if expected is None:
+                expected = set(about)
+            yield _sample(image, offset - _BLOCK, offset, length, about)
+    for item in _groups(file, begin):
         if isinstance(item, Damage):
             yield item
             continue
@@ -146,15 +159,15 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
             if expected is None:
                 expected = item.about
             for group in (*waiting, item):
-                yield _sample(file, group, expected)
+                yield _of_group(file, group, expected)
             waiting = []
     for group in waiting:
-        yield _sample(file, group, seen)
+        yield _of_group(file, group, seen)
 
 
-def _groups(file: Places) -> Iterator[_Group | Damage]:
+def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
     group, beside_damage = None, False
-    for member in members(file):
+    for member in members(file, start):
         if isinstance(member, Damage):
             yield member
             beside_damage = True
@@ -174,39 +187,50 @@ def _groups(file: Places) -> Iterator[_Group | Damage]:
         yield group
 
 
-def _sample(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
-    image, parts = group.image, group.members
+def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
+    image = group.image
     assert image is not None
+    if group.doubtful and (lost := sorted(expected - group.about)):
+        reason = f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes beside it"
+        return _damage(image.name, image.offset, image.offset_data + image.size, reason)
+    parts = ((kind, group.members[kind]) for kind in _ABOUT if kind in group.members)
+    about = {kind: (part.name, file.read(part.offset_data, part.size)) for kind, part in parts}
+    return _sample(image.name, image.offset, image.offset_data, image.size, about)
+
+
+def _sample(image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]) -> Stored | Damage:
+    """Return what an image's name, place and the members beside it say: names and contents of `cls` and `json`."""
     try:
-        if group.doubtful and (lost := sorted(expected - group.about)):
-            raise ValueError(f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes beside it")
-        about = _about(file, parts["json"]) if "json" in parts else {}
-        label = _label(file, parts, about)
+        about = _about(*parts["json"]) if "json" in parts else {}
+        label = _label(parts, about)
         class_name = str(about.get("class_name", ""))
         if label == NO_LABEL:
-            class_name = image.name.rpartition("/")[0].rpartition("/")[2]
+            class_name = image.rpartition("/")[0].rpartition("/")[2]
             if class_name in ("", "."):
                 raise ValueError("it has no class: expected a number in .cls, or a folder in its name")
     except ValueError as error:
-        return Damage(image.offset, image.offset_data + image.size, f"{image.name} at byte {image.offset}: {error}")
-    return Stored(image.offset_data, image.size, label, str(about.get("name", image.name)), class_name)
+        return _damage(image, header, offset + length, str(error))
+    return Stored(offset, length, label, str(about.get("name", image)), class_name)
 
 
-def _about(file: Places, member: tarfile.TarInfo) -> dict[str, object]:
+def _damage(image: str, header: int, end: int, reason: str) -> Damage:
+    return Damage(header, end, f"{image} at byte {header}: {reason}")
+
+
+def _about(name: str, text: bytes) -> dict[str, object]:
     try:
-        about = json.loads(file.read(member.offset_data, member.size))
+        about = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{member.name} is not JSON") from None
+        raise ValueError(f"{name} is not JSON") from None
     return about if isinstance(about, dict) else {}
 
 
-def _label(file: Places, parts: dict[str, tarfile.TarInfo], about: dict[str, object]) -> int:
+def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> int:
     if "cls" in parts:
-        member = parts["cls"]
-        text = file.read(member.offset_data, member.size).decode("ascii", "replace").strip()
-        where = member.name
+        where, content = parts["cls"]
+        text = content.decode("ascii", "replace").strip()
     elif "label" in about:
-        text, where = str(about["label"]), parts["json"].name
+        where, text = parts["json"][0], str(about["label"])
     else:
         return NO_LABEL
     if not text.isdigit():

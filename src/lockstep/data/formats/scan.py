@@ -1,0 +1,11 @@
+"""Listing TFRecord files and tars in C of our own, `_scan.c`: what in them is as it usually is."""
+
+import importlib
+from contextlib import suppress
+from typing import Any
+
+scan: Any = None
+"""The compiled module; None where it was not built or the processor has no SSE 4.2: Python does all of its work then."""
+MISSING = "it takes GCC when the package is installed, and SSE 4.2; Python does its work, with the same result"
+with suppress(ImportError):
+    scan = importlib.import_module("lockstep.data.formats._scan")
