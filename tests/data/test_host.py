@@ -112,7 +112,7 @@ def test_images_and_labels_have_the_types_that_cross_into_an_engine(index: Index
 
 def test_labels_are_those_of_the_class_folders(index: Index, plans: list[BatchPlan]) -> None:
     batch = loaded(index, plans[:1])[0]
-    folders = [index.path(sample).parent.name for sample in plans[0].samples.tolist()]
+    folders = [Path(index.path(sample)).parent.name for sample in plans[0].samples.tolist()]
     assert [index.classes[label] for label in batch.labels] == folders
 
 
@@ -230,7 +230,7 @@ def other_pixels(path: Path) -> bytes:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(change, reason: str, few: Index) -> None:
-    path = few.path(2)
+    path = Path(few.path(2))
     before = path.stat()
     path.write_bytes(change(path))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise its time tells
@@ -239,13 +239,13 @@ def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(change, 
 
 
 def test_an_image_that_is_gone_is_named(few: Index) -> None:
-    few.path(1).unlink()
+    Path(few.path(1)).unlink()
     with pytest.raises(DataError, match=r"1/image\.jpg .* No such file"):
         loaded(few, [whole(0, 1, 2, 3)])
 
 
 def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
-    few.path(2).unlink()
+    Path(few.path(2)).unlink()
     labels = []
     with loader(few, ahead=3) as one, pytest.raises(DataError):
         labels.extend(batch.labels.tolist() for batch in one.batches([whole(0), whole(1), whole(2), whole(3)]))
@@ -253,7 +253,7 @@ def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
 
 
 def test_a_bad_image_leaves_no_thread_behind(few: Index) -> None:
-    few.path(2).unlink()
+    Path(few.path(2)).unlink()
     with pytest.raises(DataError):
         loaded(few, [whole(0, 1, 2, 3)] * 50, threads=3)
     assert threads_of_loaders() == []

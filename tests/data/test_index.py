@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def paths(index: Index) -> list[str]:
-    return [index.path(i).relative_to(index.root).as_posix() for i in range(len(index))]
+    return [Path(index.path(i)).relative_to(index.root).as_posix() for i in range(len(index))]
 
 
 def by_path(index: Index, column: str) -> dict[str, int]:

@@ -177,7 +177,7 @@ def test_numbers_count_over_all_files(tmp_path: Path) -> None:
     write("recordio", tmp_path / "b.rec", [sample(i, 0) for i in (2, 4, 1)])
     index = open_index(tmp_path)
     assert heights(index) == list(range(6))
-    assert [index.path(i).name for i in range(6)] == ["a.rec", "b.rec", "b.rec", "a.rec", "b.rec", "a.rec"]
+    assert [Path(index.path(i)).name for i in range(6)] == ["a.rec", "b.rec", "b.rec", "a.rec", "b.rec", "a.rec"]
 
 
 def test_numbers_that_come_twice_leave_the_order_of_the_files(tmp_path: Path) -> None:

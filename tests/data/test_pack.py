@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -518,7 +521,7 @@ if how == "bytes":  # in the middle of a write, by the kernel, as soon as a file
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(when), int(when)))
 if how == "names":  # instead of giving the so-manieth file its name
-    left, replace = int(when), Path.replace
+    left, replace = int(when), os.replace
 
     def counted(path, target):
         global left
@@ -527,7 +530,7 @@ if how == "names":  # instead of giving the so-manieth file its name
             die()
         return replace(path, target)
 
-    Path.replace = counted
+    os.replace = counted  # Path.replace too calls it by this name
 pack(Path(source), Path(target), Packing(format, 2), lambda done, total: how == "images" and done >= int(when) and die())
 """
 MANY = {f"{i % 3}/{i:03d}.jpg": jpeg(8 + i, 30, i) for i in range(90)} | {"1/large.jpg": jpeg() + bytes(5000)}
@@ -580,6 +583,28 @@ def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: 
             check_unfinished(target, whole)
         assert len(ended) < 10
     assert len(ended) > 2
+    assert files_of(target) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "limit"), [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)]
+)
+def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
+    format: str, limit: int, two_splits: Path, tmp_path: Path
+) -> None:
+    # The system writes what there is room for, and fails when it is asked to write the rest.
+    whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
+    target = tmp_path / "target"
+    arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
+    command = [sys.executable, "-m", "lockstep", *arguments]
+    lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
+    assert result.returncode == 2
+    assert re.search(rf"lockstep: .*File too large: '{re.escape(str(target))}/\S+'", result.stderr), result.stderr
+    assert "Traceback" not in result.stderr
+    check_unfinished(target, whole)
+    packed(two_splits, target, format, shards=2)
     assert files_of(target) == whole
 
 

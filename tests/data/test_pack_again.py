@@ -104,10 +104,10 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
         pack(source, tmp_path / "target", Packing("tfrecord"))
 
 
-@pytest.mark.parametrize("name", ["pack.json", "pack.states.npy"])
-def test_a_target_that_lost_what_it_was_begun_with_is_refused(name: str, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "left"), [("pack.json", b""), ("pack.states.npy", b""), ("pack.states.npy", bytes(150))])
+def test_a_target_that_lost_what_it_was_begun_with_is_refused(name: str, left: bytes, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing("recordio"))
-    os.truncate(tmp_path / "target" / ".lockstep" / name, 0)
+    (tmp_path / "target" / ".lockstep" / name).write_bytes(left)
     with pytest.raises(DataError, match="does not tell any more what is written to it; remove it, or choose"):
         pack(source, tmp_path / "target", Packing("recordio"))
 

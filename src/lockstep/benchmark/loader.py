@@ -230,7 +230,7 @@ def _random_window(random: Any, height: int, width: int) -> tuple[int, int, int,
 
 
 def _files(index: Index) -> list[str]:
-    return [str(index.path(i)) for i in range(len(index))]
+    return [index.path(i) for i in range(len(index))]
 
 
 def _plain_jpegs(work: Work) -> Index:

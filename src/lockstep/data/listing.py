@@ -90,7 +90,7 @@ class Names:
         return len(self.ends)
 
 
-def read_file(path: Path) -> tuple[bytes, int]:
+def read_file(path: str) -> tuple[bytes, int]:
     """Return an image's file and when it was last written, in microseconds modulo 2**32.
 
     Raises `OSError`, also if it is a pipe or a device, or `ValueError` if it is too long for an image.
@@ -131,11 +131,10 @@ class Images:
         """Return the name of a sample; empty if its format keeps none."""
         return os.fsdecode(self.names[sample])
 
-    def path(self, sample: int) -> Path:
-        """Return the file that holds a sample."""
-        if self.source.format == FOLDER:
-            return self.source.root / self.name(sample)
-        return self.source.root / self.source.files[int(self.rows["file"][sample])]
+    def path(self, sample: int) -> str:
+        """Return the file that holds a sample; a Path of each would take as long as reading it."""
+        is_folder = self.source.format == FOLDER
+        return f"{self.source.root}/{self.name(sample) if is_folder else self.source.files[int(self.rows['file'][sample])]}"
 
     def place(self, sample: int) -> str:
         """Return how a quarantine names a sample: `class/image`, or `file@first byte`."""
@@ -157,9 +156,11 @@ class Images:
 
         Raises what `encoded` does.
         """
+        if self.source.format == FOLDER:
+            return None
         files, offsets, lengths = (self.rows[column][samples].tolist() for column in ("file", "offset", "length"))
         begin, end = min(offsets), max(map(sum, zip(offsets, lengths, strict=True)))
-        if self.source.format == FOLDER or begin < 0 or end - begin > len(memory) or len(set(files)) > 1:
+        if begin < 0 or end - begin > len(memory) or len(set(files)) > 1:
             return None
         self._places(files[0]).read_into(memory[: end - begin], begin)
         return [memory[offset - begin :][:length] for offset, length in zip(offsets, lengths, strict=True)]

@@ -6,6 +6,7 @@ started again with the same arguments.
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.decode import check, decode, header_size
-from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset
+from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, list_images
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
@@ -240,22 +241,34 @@ def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
             raise DataError(f"another process is writing to {target}") from None
         if not about.exists():
             unfinished.touch()
-            np.save(states_before, states)
+            _save_states(states_before, states)
             with atomically(about) as begun:
                 begun.write(identity)
-        elif not (begun_with := about.read_bytes().strip(b"\0")) or not states_before.stat().st_size:
+        elif not (begun_with := about.read_bytes().strip(b"\0")) or (before := _saved_states(states_before)) is None:
             raise DataError(f"{target} does not tell any more what is written to it; remove it, or choose an empty folder")
         elif begun_with != identity.encode():
             raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
-        else:
-            before = np.load(states_before)
-            # What could not be read then may be there now.
-            if (before != states)[before.any(axis=1)].any():
-                raise DataError(
-                    f"{target} holds the images as they were before some were written over; choose an empty folder"
-                )
+        # What could not be read then may be there now.
+        elif (before != states)[before.any(axis=1)].any():
+            raise DataError(f"{target} holds the images as they were before some were written over; choose an empty folder")
         yield
         unfinished.unlink(missing_ok=True)
+
+
+def _save_states(path: Path, states: np.ndarray) -> None:
+    # By way of memory: given a file, NumPy 2.4 does not tell when the disk is full as it writes the end.
+    memory = io.BytesIO()
+    np.save(memory, states)
+    with naming(path):
+        path.write_bytes(memory.getbuffer())
+
+
+def _saved_states(path: Path) -> np.ndarray | None:
+    """Return None if the machine failed before the states were on its disk."""
+    try:
+        return np.load(path)
+    except (FileNotFoundError, EOFError, ValueError):
+        return None
 
 
 class _Memory(threading.local):
@@ -495,10 +508,11 @@ def _begun_class(target: Path, name: str) -> Iterator[tuple[str, int]]:
 def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequence[int]) -> int:
     """Write images to the folders of their classes."""
     for sample in _samples(split, packing, numbers):
-        path = target / sample.name
+        path = f"{target}/{sample.name}"
         # No name of an image, nor longer than one may be.
-        unfinished = path.with_name(f".{sample.number}.partial")
+        unfinished = f"{target}/{split.class_of(sample.number)}/.{sample.number}.partial"
         with naming(path):
-            unfinished.write_bytes(sample.data)
-        unfinished.replace(path)
+            with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path takes longer than the system's calls
+                write_all(file, sample.data)
+            os.replace(unfinished, path)  # noqa: PTH105
     return len(numbers)

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
@@ -170,9 +171,7 @@ class Appended(ABC):
                 some = pieces[first : first + _PIECES]
                 written = os.writev(self._file.fileno(), some)
                 if written < sum(map(len, some)):  # of more than 2 GiB, or where the disk is full
-                    rest = memoryview(b"".join(some))[written:]
-                    while rest:
-                        rest = rest[self._file.write(rest) :]
+                    write_all(self._file, memoryview(b"".join(some))[written:])
 
     def finish(self) -> None:
         """Give the file its name. The system brings it to the disk later, as it does with copies."""
@@ -181,8 +180,15 @@ class Appended(ABC):
         _partial(self.path).replace(self.path)
 
 
+def write_all(file: FileIO, data: Bytes) -> None:
+    """Write bytes to a file without a buffer, which may take less of them at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path | str) -> Iterator[None]:
     """Give the system's errors the name of a file, which those of an open one lack."""
     try:
         yield
