@@ -95,13 +95,9 @@ class Split:
         """Return the names that the sample can get, whatever its bytes."""
         return {self.sample_name(number, begin) for begin in _KINDS}
 
-    def label(self, number: int) -> int:
-        """Return the label of a sample."""
-        return int(self.listing.rows["label"][number])
-
     def class_of(self, number: int) -> str:
         """Return the name of the class of a sample."""
-        return self.listing.classes[self.label(number)]
+        return self.listing.classes[int(self.listing.rows["label"][number])]
 
 
 def pack(source: Path, target: Path, packing: Packing, progress: Progress | None = None) -> dict[str, int]:
@@ -284,12 +280,12 @@ _memory = _Memory()
 
 def _samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator[Sample]:
     """Yield samples, good until the same thread asks for others."""
-    for number, data in zip(numbers, _encoded(split, numbers), strict=True):
+    labels, classes = split.listing.rows["label"][numbers].tolist(), split.listing.classes
+    for number, label, data in zip(numbers, labels, _encoded(split, numbers), strict=True):
         if packing.resize:
             data = reduced(bytes(data), packing.resize, packing.quality)
         height, width = header_size(data) if packing.format == "tfrecord" else (0, 0)
-        name = split.sample_name(number, data)
-        yield Sample(number, name, split.label(number), split.class_of(number), data, height, width)
+        yield Sample(number, split.sample_name(number, data), label, classes[label], data, height, width)
 
 
 def _encoded(split: Split, numbers: Sequence[int]) -> Iterable[Bytes]:
@@ -510,7 +506,7 @@ def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequenc
     for sample in _samples(split, packing, numbers):
         path = f"{target}/{sample.name}"
         # No name of an image, nor longer than one may be.
-        unfinished = f"{target}/{split.class_of(sample.number)}/.{sample.number}.partial"
+        unfinished = f"{target}/{sample.class_name}/.{sample.number}.partial"
         with naming(path):
             with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path takes longer than the system's calls
                 write_all(file, sample.data)

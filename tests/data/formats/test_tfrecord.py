@@ -115,6 +115,14 @@ def test_an_example_has_the_keys_of_nvidias_scripts_in_alphabetical_order() -> N
     assert b"".join(tfrecord.example(sample(0, 3, b"the image"))) == example(NVIDIA)
 
 
+@pytest.mark.parametrize("image", [0, 1, 127, 128, 16_383, 16_384, 2**21])
+@pytest.mark.parametrize("name", [0, 1, 110, 127, 128, 255])
+def test_lengths_of_all_sizes_stand_in_an_example(image: int, name: int) -> None:
+    features = NVIDIA | {"image/encoded": bytes(image), "image/filename": b"n" * name}
+    written = tfrecord.example(sample(0, 3, bytes(image))._replace(name="n" * name))
+    assert b"".join(written) == example(features)
+
+
 def test_an_image_is_found_behind_others_that_begin_like_it(tmp_path: Path) -> None:
     image, path = bytes(range(70)), tmp_path / "any.tfrecord"
     alike = image[:64] + bytes(6)

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,7 @@ def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("a/b.PNG", "png"), ("a/b.jpg", "jpg"), ("a/b.x", "jpg"), ("a/b", "jpg")])
 def test_an_image_keeps_its_kind(name: str, kind: str, tmp_path: Path) -> None:
-    path = write(webdataset, tmp_path / "val.tar", [replace(SAMPLES[0], name=name)])
+    path = write(webdataset, tmp_path / "val.tar", [SAMPLES[0]._replace(name=name)])
     with tarfile.open(path) as opened:
         assert opened.getnames()[-1] == f"00000000.{kind}"
     assert [item.name for item in webdataset.stored(path) if isinstance(item, Stored)] == [name]
@@ -321,7 +320,7 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
 
 def test_names_of_any_bytes_come_back(tmp_path: Path) -> None:
     name = b"caf\xe9/\xff \xc3\xbc.jpg".decode("utf-8", "surrogateescape")
-    path = write(webdataset, tmp_path / "any.tar", [replace(SAMPLES[0], name=name, class_name=name.partition("/")[0])])
+    path = write(webdataset, tmp_path / "any.tar", [SAMPLES[0]._replace(name=name, class_name=name.partition("/")[0])])
     with tarfile.open(path) as opened:
         json.loads(opened.extractfile("00000000.json").read())  # type: ignore[union-attr]
     [item] = webdataset.stored(path)

@@ -49,8 +49,7 @@ class Damage:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """An image to be written."""
 
     number: int

@@ -96,7 +96,7 @@ def masked_crc(*data: Bytes) -> int:
     """Return the checksum of pieces as TFRecord keeps it: turned by 15 bits and moved, so that those of checksums differ."""
     crc = 0
     for piece in data:
-        crc = crc32c.crc32c(piece, crc, gil_release_mode=0)
+        crc = crc32c.crc32c(piece, crc, 0)  # and keep the interpreter's lock: to get it back takes longer
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -239,14 +239,10 @@ def example(sample: Sample) -> list[Bytes]:
 
     The image is put between them by hand: the library would copy it twice.
     """
-    front = _before_image(sample.class_name, sample.label)
-    name = _features({"filename": sample.name.encode("utf-8", "surrogateescape")}, {})
-    back = name + _behind_name(sample.height, sample.width)
-    # A value of BytesList, which is a Feature's list, which is an entry's value, which is one of Features.
-    begin, length = b"", len(sample.data)
-    for before, field in ((b"", 1), (b"", 1), (_field(1, 13) + b"image/encoded", 2), (b"", 1)):
-        begin = before + _field(field, len(begin) + length) + begin
-    return [_field(1, len(front) + len(begin) + length + len(back)) + front + begin, sample.data, back]
+    front, image = _before_image(sample.class_name, sample.label), _before_text(b"image/encoded", len(sample.data))
+    name = sample.name.encode("utf-8", "surrogateescape")
+    back = _before_name(len(name)) + name + _behind_name(sample.height, sample.width)
+    return [_field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image, sample.data, back]
 
 
 @lru_cache(_KEPT)
@@ -259,6 +255,20 @@ def _before_image(class_name: str, label: int) -> bytes:
 @lru_cache(_KEPT)
 def _behind_name(height: int, width: int) -> bytes:
     return _features({"format": b"JPEG"}, {"height": height, "width": width})
+
+
+@lru_cache(_KEPT)
+def _before_name(length: int) -> bytes:
+    return _before_text(b"image/filename", length)
+
+
+def _before_text(key: bytes, length: int) -> bytes:
+    """Return what stands in front of a text of so many bytes, the only one of its feature."""
+    # A value of BytesList, which is a Feature's list, which is an entry's value, which is one of Features.
+    of_list = _field(1, length)
+    of_feature = _field(1, len(of_list) + length) + of_list
+    of_entry = b"\n%c%b" % (len(key), key) + _field(2, len(of_feature) + length) + of_feature
+    return _field(1, len(of_entry) + length) + of_entry
 
 
 def _features(texts: dict[str, bytes], numbers: dict[str, int]) -> bytes:
