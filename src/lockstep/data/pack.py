@@ -405,7 +405,11 @@ def _done(count: int) -> Future[int]:
 
 def _append(split: Split, packing: Packing, writer: Writer, numbers: Sequence[int], before: Future[int]) -> int:
     """Write images to a file when those before them are written."""
-    records = [_record(split, writer, sample) for sample in _samples(split, packing, numbers)]
+    samples = list(_samples(split, packing, numbers))
+    try:
+        records = writer.records(samples)
+    except ValueError:
+        records = [_record(split, writer, sample) for sample in samples]  # which says of which image it was raised
     before.result()
     writer.extend(records)
     return len(numbers)

@@ -196,3 +196,31 @@ def test_a_file_that_became_shorter_is_listed_as_far_as_it_is_there(tmp_path: Pa
             images, end = _scan.samples(file.descriptor, size, 0, 2**10)
         assert 50 < len(images) < 150
         assert end <= size // 2
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 3071, 3072, 3073, 100_000])
+def test_a_record_is_framed_as_it_is_without(length: int) -> None:
+    rng = random.Random(length)
+    payloads = [
+        (rng.randbytes(rng.randrange(20)), memoryview(rng.randbytes(length)), rng.randbytes(cut)) for cut in range(9)
+    ]
+    frames = [(record[0], record[-1]) for record in (framed(*payload) for payload in payloads)]
+    assert _scan.frames(payloads) == frames
+    assert _scan.frames([]) == []
+
+
+@pytest.mark.parametrize(
+    "payloads", [((b"", b"", b""),), [[b"", b"", b""]], [(b"", b"", b""), (b"", b"")], [(b"", "", b"")]]
+)
+def test_what_is_no_payload_is_refused(payloads: Any) -> None:
+    with pytest.raises(TypeError):
+        _scan.frames(payloads)
+
+
+def test_a_writers_records_are_those_of_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    samples = [sample(number, number, unlike(10**number, number)) for number in range(5)]
+    with tfrecord.Writer(tmp_path / "any") as writer:
+        one_by_one = [list(map(bytes, writer.record(each))) for each in samples]
+        for module in (_scan, None):
+            monkeypatch.setattr(tfrecord, "scan", module)
+            assert [b"".join(record) for record in writer.records(samples)] == [b"".join(record) for record in one_by_one]

@@ -150,6 +150,10 @@ class Appended(ABC):
     def record(sample: Sample) -> list[Bytes]:
         """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
 
+    def records(self, samples: Iterable[Sample]) -> list[list[Bytes]]:
+        """Return samples as they stand in the file, in pieces. Raises `ValueError` if one is too long."""
+        return [self.record(sample) for sample in samples]
+
     def extend(self, records: Iterable[list[Bytes]]) -> None:
         """Append records."""
         pieces: list[Bytes] = []

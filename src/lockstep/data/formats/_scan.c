@@ -1,4 +1,4 @@
-/* Listing the images of TFRecord files and of tars, without Python's work and lock for each.
+/* Listing the images of TFRecord files and of tars, and framing records, without Python's work and lock for each.
  *
  * What is as it usually is, is answered: whole records with right checksums, and messages as NVIDIA's and TensorFlow's scripts
  * write them; members of tars with plain headers, in the way of WebDataset. At the first that is otherwise, damaged ones among
@@ -91,7 +91,7 @@ static int equal(Span a, Span b)
 
 /* TFRecord. */
 
-enum { FRONT = 12, CRC = 4, LANE = 1024, MOST_SETS = 4 };
+enum { FRONT = 12, CRC = 4, LANE = 1024, MOST_SETS = 4, PIECES = 3 };
 
 /* Under which keys a writer keeps what. */
 typedef struct {
@@ -132,9 +132,9 @@ static uint64_t word_at(const uint8_t *data)
     return word;
 }
 
-static uint32_t masked_crc(const uint8_t *data, size_t length)
+/* Return the register behind data; it begins with all bits set, and inverted it is the checksum. */
+static uint64_t crc_behind(uint64_t crc, const uint8_t *data, size_t length)
 {
-    uint64_t crc = 0xFFFFFFFF;
     for (; length >= 3 * LANE; data += 3 * LANE, length -= 3 * LANE) {
         uint64_t second = 0, third = 0;
         for (int i = 0; i < LANE; i += 8) {
@@ -148,8 +148,18 @@ static uint32_t masked_crc(const uint8_t *data, size_t length)
         crc = _mm_crc32_u64(crc, word_at(data));
     for (; length; data++, length--)
         crc = _mm_crc32_u8((uint32_t)crc, *data);
+    return crc;
+}
+
+static uint32_t masked(uint64_t crc)
+{
     uint32_t whole = (uint32_t)crc ^ 0xFFFFFFFF;
     return (whole >> 15 | whole << 17) + 0xA282EAD8;
+}
+
+static uint32_t masked_crc(const uint8_t *data, size_t length)
+{
+    return masked(crc_behind(0xFFFFFFFF, data, length));
 }
 
 static uint32_t crc_at(const uint8_t *data)
@@ -298,6 +308,25 @@ static void list_records(int file, long long size, long long end, const Keys *se
             return;
         found->offset += FRONT + (long long)length + CRC;
     }
+}
+
+/* A payload, and what stands before and behind it. */
+typedef struct {
+    Py_buffer pieces[PIECES];
+    uint8_t front[FRONT], back[CRC];
+} Record;
+
+static void frame(Record *record)
+{
+    uint64_t length = 0, crc = 0xFFFFFFFF;
+    for (int i = 0; i < PIECES; i++) {
+        length += (uint64_t)record->pieces[i].len;
+        crc = crc_behind(crc, record->pieces[i].buf, (size_t)record->pieces[i].len);
+    }
+    uint32_t of_length = masked_crc((const uint8_t *)&length, sizeof length), of_payload = masked(crc);
+    memcpy(record->front, &length, sizeof length);
+    memcpy(record->front + sizeof length, &of_length, CRC);
+    memcpy(record->back, &of_payload, CRC);
 }
 
 /* Tar. */
@@ -536,6 +565,41 @@ static PyObject *py_samples(PyObject *self, PyObject *args)
     return answer(&found);
 }
 
+static PyObject *py_frames(PyObject *self, PyObject *payloads)
+{
+    if (!PyList_Check(payloads))
+        return PyErr_Format(PyExc_TypeError, "expected a list of payloads");
+    Py_ssize_t count = PyList_Size(payloads), known = 0;
+    Record *records = calloc((size_t)count + 1, sizeof(Record));
+    PyObject *frames = records ? PyList_New(count) : PyErr_NoMemory();
+    for (; frames && known < count; known++) {
+        Py_buffer *pieces = records[known].pieces;
+        PyObject *payload = PyList_GetItem(payloads, known);
+        if (!PyTuple_Check(payload) || !PyArg_ParseTuple(payload, "y*y*y*", pieces, pieces + 1, pieces + 2)) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a payload is a tuple of three pieces");
+            Py_CLEAR(frames);
+            break;
+        }
+    }
+    if (frames) {
+        Py_BEGIN_ALLOW_THREADS;
+        for (Py_ssize_t i = 0; i < count; i++)
+            frame(records + i);
+        Py_END_ALLOW_THREADS;
+    }
+    for (Py_ssize_t i = 0; frames && i < count; i++) {
+        PyObject *item = Py_BuildValue("y#y#", records[i].front, (Py_ssize_t)FRONT, records[i].back, (Py_ssize_t)CRC);
+        if (!item || PyList_SetItem(frames, i, item) < 0)
+            Py_CLEAR(frames);
+    }
+    for (Py_ssize_t i = 0; i < known; i++)
+        for (int j = 0; j < PIECES; j++)
+            PyBuffer_Release(records[i].pieces + j);
+    free(records);
+    return frames;
+}
+
 static PyMethodDef METHODS[] = {
     {"records", py_records, METH_VARARGS,
      "records(descriptor, size, begin, end, most, keys): images of a TFRecord file, and where their records end.\n"
@@ -544,6 +608,8 @@ static PyMethodDef METHODS[] = {
     {"samples", py_samples, METH_VARARGS,
      "samples(descriptor, size, begin, most): images of a tar, and where the samples end.\n"
      "Of each: offset, length, 1 if it has a class plus 2 if it has JSON, name, class and JSON."},
+    {"frames", py_frames, METH_O, "frames(payloads): what stands before and behind each in a TFRecord file.\n"
+     "`payloads` is a list, of each payload three pieces."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -234,7 +234,7 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def example(sample: Sample) -> list[Bytes]:
+def example(sample: Sample) -> tuple[bytes, Bytes, bytes]:
     """Return the message of a sample in pieces, with the keys and the first label of NVIDIA's scripts in alphabetical order.
 
     The image is put between them by hand: the library would copy it twice.
@@ -242,7 +242,7 @@ def example(sample: Sample) -> list[Bytes]:
     front, image = _before_image(sample.class_name, sample.label), _before_text(b"image/encoded", len(sample.data))
     name = sample.name.encode("utf-8", "surrogateescape")
     back = _before_name(len(name)) + name + _behind_name(sample.height, sample.width)
-    return [_field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image, sample.data, back]
+    return _field(1, len(front) + len(image) + len(sample.data) + len(back)) + front + image, sample.data, back
 
 
 @lru_cache(_KEPT)
@@ -299,6 +299,14 @@ class Writer(Appended):
     def record(sample: Sample) -> list[Bytes]:
         """Return a sample as it stands in the file, in pieces."""
         return framed(*example(sample))
+
+    def records(self, samples: Iterable[Sample]) -> list[list[Bytes]]:
+        """Return samples as they stand in the file, in pieces."""
+        if scan is None:
+            return super().records(samples)
+        payloads = list(map(example, samples))
+        frames: list[tuple[bytes, bytes]] = scan.frames(payloads)
+        return [[front, *payload, back] for (front, back), payload in zip(frames, payloads, strict=True)]
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write DALI's index, and return its path."""
