@@ -545,7 +545,7 @@ MOMENTS = {
 
 def killed(source: Path, target: Path, format: str, how: str, when: int) -> bool:
     """Pack in a process that is killed at a moment; tell whether it lived to the end."""
-    command = [sys.executable, "-c", KILLED, *map(str, (source, target, format, how, when))]
+    command = [sys.executable, "-B", "-c", KILLED, *map(str, (source, target, format, how, when))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode in (0, -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL)), result.stderr
     return result.returncode == 0
@@ -586,6 +586,14 @@ def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: 
     assert files_of(target) == whole
 
 
+def test_an_image_that_is_too_long_for_its_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a/1.jpg": jpeg(), "a/2.jpg": jpeg() + bytes(4000), "a/3.jpg": jpeg()}
+    source = image_folder(tmp_path / "source", files)
+    monkeypatch.setattr(recordio, "MOST_BYTES", len(jpeg()) + 3000)
+    with pytest.raises(DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a record with a part of \d+ bytes"):
+        packed(source, tmp_path / "target", "recordio")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "limit"), [("folder", 3000), ("folder", 4000), *((format, 20_000) for format in CONTAINERS)]
@@ -597,7 +605,7 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
-    command = [sys.executable, "-m", "lockstep", *arguments]
+    command = [sys.executable, "-B", "-m", "lockstep", *arguments]  # nor is there room for compiled modules
     lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
     assert result.returncode == 2

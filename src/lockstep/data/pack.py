@@ -260,7 +260,7 @@ def _save_states(path: Path, states: np.ndarray) -> None:
 
 
 def _saved_states(path: Path) -> np.ndarray | None:
-    """Return None if the machine failed before the states were on its disk."""
+    """Return None if they were not written to their end."""
     try:
         return np.load(path)
     except (FileNotFoundError, EOFError, ValueError):

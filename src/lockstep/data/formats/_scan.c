@@ -2,7 +2,8 @@
  *
  * What is as it usually is, is answered: whole records with right checksums, and messages as NVIDIA's and TensorFlow's scripts
  * write them; members of tars with plain headers, in the way of WebDataset. At the first that is otherwise, damaged ones among
- * them, the answer ends: the modules in Python look at it, with the libraries of the formats.
+ * them, the answer ends: the modules in Python look at it, with the libraries of the formats. Records are framed whatever they
+ * hold.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -575,7 +576,7 @@ static PyObject *py_frames(PyObject *self, PyObject *payloads)
     for (; frames && known < count; known++) {
         Py_buffer *pieces = records[known].pieces;
         PyObject *payload = PyList_GetItem(payloads, known);
-        if (!PyTuple_Check(payload) || !PyArg_ParseTuple(payload, "y*y*y*", pieces, pieces + 1, pieces + 2)) {
+        if (!payload || !PyTuple_Check(payload) || !PyArg_ParseTuple(payload, "y*y*y*", pieces, pieces + 1, pieces + 2)) {
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_TypeError, "a payload is a tuple of three pieces");
             Py_CLEAR(frames);

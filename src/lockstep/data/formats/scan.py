@@ -1,4 +1,4 @@
-"""Listing TFRecord files and tars in C of our own, `_scan.c`: what in them is as it usually is."""
+"""C of our own, `_scan.c`: it lists what in TFRecord files and tars is as it usually is, and frames TFRecord's records."""
 
 import importlib
 from contextlib import suppress
