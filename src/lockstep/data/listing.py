@@ -132,7 +132,7 @@ class Images:
         return os.fsdecode(self.names[sample])
 
     def path(self, sample: int) -> str:
-        """Return the file that holds a sample; a Path of each would take as long as reading it."""
+        """Return the name of the file that holds a sample."""
         is_folder = self.source.format == FOLDER
         return f"{self.source.root}/{self.name(sample) if is_folder else self.source.files[int(self.rows['file'][sample])]}"
 

@@ -512,7 +512,7 @@ def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequenc
         # No name of an image, nor longer than one may be.
         unfinished = f"{target}/{sample.class_name}/.{sample.number}.partial"
         with naming(path):
-            with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path takes longer than the system's calls
+            with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path of each image takes longer
                 write_all(file, sample.data)
             os.replace(unfinished, path)  # noqa: PTH105
     return len(numbers)
