@@ -1,4 +1,4 @@
-"""Ranks: what a process does that was started as one of several, and how they are started where a framework has no launcher.
+"""Ranks: what a process does that was started as one of several, and how they are started on one machine.
 
 Ranks are told apart by the environment variables RANK, WORLD_SIZE and LOCAL_RANK.
 """
@@ -21,7 +21,15 @@ from types import FrameType
 from lockstep.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, UserError
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
-"""Environment variable: where a launched rank leaves its exit code, which the frameworks' launchers do not pass on."""
+"""Environment variable: where a launched rank leaves its exit code, which a signal sent by the launcher would hide."""
+
+LOOPBACK = "127.0.0.1"
+"""The address at which ranks of one machine meet."""
+_ON_ONE_MACHINE = "LOCKSTEP_ON_ONE_MACHINE"
+"""Environment variable: set by `launch_ranks`, whose ranks talk through the loopback interface alone."""
+_INTERFACE = "lo" if sys.platform.startswith("linux") else "lo0"
+_ON_LOOPBACK = {_ON_ONE_MACHINE: "1", "GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": _INTERFACE}
+"""Environment variables of ranks on one machine. Gloo and NCCL listen on the interface they are given."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -90,8 +98,13 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind(("localhost", 0))
+            each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def is_on_one_machine() -> bool:
+    """Return whether all ranks are on this machine, so that they have no reason to listen on a network."""
+    return _ON_ONE_MACHINE in os.environ
 
 
 def is_leading() -> bool:
@@ -132,6 +145,8 @@ def launch_ranks(
 
     `environment` returns what a rank needs to know besides RANK, WORLD_SIZE and LOCAL_RANK; `inherited` are file descriptors
     that every rank gets. SIGTERM, SIGINT and SIGUSR1 reach every rank; when one fails, the others are asked to stop.
+
+    This process opens no socket and reads nothing from the ranks but their exit codes.
     """
     with tempfile.TemporaryDirectory() as folder:
         running: list[subprocess.Popen[bytes]] = []
@@ -147,7 +162,8 @@ def launch_ranks(
         try:
             for rank in range(processes):
                 own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-                variables = {name: str(value) for name, value in own.items()} | {EXIT_CODE_FOLDER: folder}
+                variables = {name: str(value) for name, value in own.items()}
+                variables |= {EXIT_CODE_FOLDER: folder} | _ON_LOOPBACK
                 # In a session of its own: the terminal's Ctrl-C reaches a rank once, through this process.
                 started = subprocess.Popen(
                     [sys.executable, *arguments],

@@ -1,6 +1,6 @@
 """Short runs that can be carried out by any number of processes, such as
 
-    torchrun --nproc-per-node 2 -m tests.backends.ranks BACKEND native|horovod FOLDER [NAME...]
+    python -m tests.backends.workers BACKEND native|horovod tests.backends.ranks BACKEND native|horovod FOLDER [NAME...]
 
 Every process leaves what it found in FOLDER/<rank>.pickle.
 """

@@ -31,7 +31,7 @@ LAUNCHERS = {
     "paddle": ["-m", "tests.backends.workers", "paddle", "native"],
     "tensorflow": ["-m", "tests.backends.workers", "tensorflow", "native"],
     "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],
-    "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
+    "torch": ["-m", "tests.backends.workers", "torch", "native"],
 }
 """What stands between Python and a module's name to run it in two processes, by backend, and by what adds up over ranks if
 that is not the framework's own."""

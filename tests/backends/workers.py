@@ -1,4 +1,4 @@
-"""Run a module in two processes: python -m tests.backends.workers mxnet|paddle|tensorflow native|horovod MODULE ..."""
+"""Run a module in two processes: python -m tests.backends.workers mxnet|paddle|tensorflow|torch native|horovod MODULE ..."""
 
 import sys
 from importlib import import_module

@@ -44,6 +44,14 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+@pytest.fixture(scope="session")
+def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six epochs of the tiny model at 64 px."""
+    path = tmp_path_factory.mktemp("a recipe") / "tiny recipe.yaml"
+    path.write_text(tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml())
+    return path
+
+
 @pytest.fixture
 def run_folder(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
     """A run that stands at step 7, its classes those of the textures."""

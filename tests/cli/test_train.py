@@ -27,14 +27,6 @@ from tests.backends.test_across import RING
 from tests.backends.test_ranks import LAUNCHED
 from tests.processes import call, finish, running, wait_until
 
-
-@pytest.fixture(scope="session")
-def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("a recipe") / "tiny recipe.yaml"
-    path.write_text(tiny_recipe.replace(epochs=6, image_size=64, eval_resize=72, eval_crop=64).to_yaml())
-    return path
-
-
 DEFAULT = [] if "torch" in BACKENDS else ["--backend", BACKENDS[0]]
 """What names an engine where a command's own default is not tested."""
 

@@ -15,11 +15,12 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions, refuse_layout
+from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.rendezvous import rendezvous
 from lockstep.errors import BackendError
-from lockstep.launched import free_ports, launch_ranks, name_rank
+from lockstep.launched import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
 from lockstep.machine import cores
 from lockstep.recipes import Execution
 
@@ -153,6 +154,8 @@ class Workers(Ranks):
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         super().__init__(execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
         self._store = mx.kv.create("dist_sync")
+        if is_on_one_machine():
+            refuse_open_sockets()
         # Or a rank that fails would wait for the others before it ends.
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
 
@@ -228,11 +231,11 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
     """
     port, port_of_hosts = free_ports(2)
     shared = {
-        hosts.ADDRESS: f"127.0.0.1:{port_of_hosts}",
+        hosts.ADDRESS: f"{LOOPBACK}:{port_of_hosts}",
         hosts.KEY: secrets.token_hex(),
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_URI": LOOPBACK,
         "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": "127.0.0.1",  # not on the network: a server carries out what it is sent
+        "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server carries out what it is sent
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
         "OMP_NUM_THREADS": _threads_of_a_rank(workers),
@@ -255,8 +258,11 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
 
 
 _HELPER = """
-import os, sys, threading
+import os, pickle, sys, threading
 threading.Thread(target=lambda: (os.read(int(sys.argv[1]), 1), os._exit(0)), daemon=True).start()
+pickle.loads = None
 import mxnet
 """
-"""What schedulers and servers run: MXNet is one of them when it is imported, and does not come back from it."""
+"""What schedulers and servers run: MXNet is one of them when it is imported, and does not come back from it. A server would
+unpickle an optimizer that it is sent; it only sums here, so that nobody sends one.
+"""

@@ -9,10 +9,11 @@ import paddle
 import paddle.distributed as dist
 
 from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
+from lockstep.backends.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.backends.paddle import loading
 from lockstep.backends.restraint import silenced
 from lockstep.errors import BackendError, LockstepError
-from lockstep.launched import free_ports, launch_ranks, name_rank
+from lockstep.launched import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
 from lockstep.machine import cores
 from lockstep.recipes import Execution
 
@@ -40,10 +41,14 @@ class PaddleWorld(HostQuestions):
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+            if is_on_one_machine():
+                keep_on_loopback()  # Paddle's store binds to all interfaces, whatever PADDLE_MASTER says
             with self.watched(), silenced():
                 dist.init_parallel_env()
                 # Questions between hosts must not queue behind a GPU's work.
                 self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
+            if is_on_one_machine():
+                refuse_open_sockets()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -130,7 +135,7 @@ def launch_python(processes: int, arguments: list[str], distributed: str) -> int
 
 def trainers(count: int) -> Callable[[int], dict[str, str]]:
     """Return a function from a rank to the environment variables that make it one of so many trainers on this machine."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(count + 1)]
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count + 1)]
     # Not of the environment, where this process has its own by now.
     threads = os.environ.get("OMP_NUM_THREADS", str(max(cores() // count, 1)))
 

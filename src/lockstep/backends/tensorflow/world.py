@@ -9,10 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions, refuse_layout
+from lockstep.backends.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.backends.rendezvous import rendezvous
 from lockstep.backends.restraint import keeping_sigterm
 from lockstep.errors import BackendError, LockstepError
-from lockstep.launched import free_ports, launch_ranks, name_rank
+from lockstep.launched import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
 from lockstep.machine import cores
 from lockstep.recipes import Execution
 
@@ -70,8 +71,12 @@ class Workers(TensorflowWorld):
         kind = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
         self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)
+        if is_on_one_machine():
+            keep_on_loopback()  # TensorFlow's server binds to all interfaces, whatever TF_CONFIG says
         with keeping_sigterm():  # workers that meet replace it
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        if is_on_one_machine():
+            refuse_open_sockets()
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in which `sum` may be called."""
@@ -162,7 +167,7 @@ def launch_python(processes: int, arguments: list[str], distributed: str) -> int
 
 def workers(count: int) -> Callable[[int], dict[str, str]]:
     """Return a function from a rank to the environment variables that make it one of so many workers on this machine."""
-    addresses = [f"localhost:{port}" for port in free_ports(count)]
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count)]
     threads = threads_of_a_rank(count)
 
     def environment(rank: int) -> dict[str, str]:

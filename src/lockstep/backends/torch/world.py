@@ -1,9 +1,6 @@
-"""The process group, and torchrun."""
+"""The process group: of `lockstep launch`, of torchrun, or of one process alone."""
 
-import logging
 import os
-import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,13 +8,15 @@ import torch
 import torch.distributed as dist
 
 from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.errors import BackendError, LockstepError
-from lockstep.launched import EXIT_CODE_FOLDER, code_of_ranks
+from lockstep.launched import is_on_one_machine, launch_ranks
+from lockstep.machine import cores
 from lockstep.recipes import Execution
 
 
 class TorchWorld(HostQuestions):
-    """This process among those of `torchrun`, or alone. The rendezvous is torchrun's own environment."""
+    """This process among those of `lockstep launch` or `torchrun`, or alone."""
 
     def __init__(self, execution: Execution) -> None:
         refuse_horovod(execution.distributed)
@@ -28,9 +27,16 @@ class TorchWorld(HostQuestions):
         self.on_gpu = self.torch_device.type == "cuda"
         self._host_group: dist.ProcessGroup | None = None
         if self.ranks > 1:
-            dist.init_process_group("nccl" if self.on_gpu else "gloo")
+            backend = "nccl" if self.on_gpu else "gloo"
+            if STORE in os.environ:
+                store = dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
+                dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
+            else:  # torchrun says in MASTER_ADDR and MASTER_PORT where the ranks meet
+                dist.init_process_group(backend)
             # Questions between hosts must not queue behind the device's work.
             self._host_group = dist.new_group(backend="gloo")
+            if is_on_one_machine():
+                refuse_open_sockets()
 
     def _largest(self, values: list[int]) -> list[int]:
         if self._host_group is None:
@@ -69,39 +75,24 @@ def device_name(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run `lockstep <arguments>` in so many processes on this machine under torchrun; return the exit code.
+STORE = "LOCKSTEP_TORCH_STORE"
+"""Environment variable: the file through which ranks of one machine meet. A `TCPStore` listens on all interfaces."""
 
-    SIGTERM, SIGINT and SIGUSR1 reach every rank. The code goes by `lockstep.launched.code_of_ranks`.
+
+def launch(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
+    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+
+
+def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
+    """Run this Python with these arguments in so many processes that find each other; return the exit code.
+
+    torchrun's rendezvous listens on all interfaces and unpickles what it is sent.
     """
     refuse_horovod(distributed)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # A rank's own message says what went wrong; torchrun's report of its exit code would bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # Otherwise torchrun gives every rank one thread.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // processes, 1)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=str(os.getpid()),
-        max_restarts=0,
-        shutdown_timeout=3600,  # a step and a save may take minutes; the default kills after 30 s
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[EXIT_CODE_FOLDER] = folder
-        try:
-            elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
-        except (ChildFailedError, SignalException) as error:
-            if isinstance(error, SignalException) and all(file.read_text() == "0" for file in Path(folder).iterdir()):
-                return 128 + int(signal.Signals(error.sigval))
-            return code_of_ranks(Path(folder))
-        finally:
-            del os.environ[EXIT_CODE_FOLDER]
-    return 0
+    with tempfile.TemporaryDirectory() as folder:  # which only this user can open
+        shared = {
+            STORE: str(Path(folder) / "store"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // processes, 1))),
+        }
+        return launch_ranks(processes, arguments, lambda rank: shared)

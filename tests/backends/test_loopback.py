@@ -1,0 +1,62 @@
+"""What takes the place of `bind` in a framework's libraries. That their sockets keep to it: `tests/cli/test_loopback.py`."""
+
+import os
+import socket
+import struct
+
+import pytest
+
+from lockstep.backends.loopback import _on_loopback, is_loopback, listening, refuse_open_sockets
+from lockstep.errors import BackendError
+
+PORT = 4660
+
+
+def sockaddr_in(address: str) -> bytes:
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", PORT) + socket.inet_aton(address) + bytes(8)
+
+
+def sockaddr_in6(address: str) -> bytes:
+    packed = socket.inet_pton(socket.AF_INET6, address)
+    return struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", PORT, 0) + packed + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        (sockaddr_in("0.0.0.0"), sockaddr_in("127.0.0.1")),
+        (sockaddr_in6("::"), sockaddr_in6("::ffff:127.0.0.1")),
+        (sockaddr_in6("::ffff:0.0.0.0"), sockaddr_in6("::ffff:127.0.0.1")),
+        (sockaddr_in("192.0.2.1"), sockaddr_in("192.0.2.1")),
+        (sockaddr_in6("2001:db8::1"), sockaddr_in6("2001:db8::1")),
+        (struct.pack("=H", socket.AF_UNIX) + b"/a/path\0", struct.pack("=H", socket.AF_UNIX) + b"/a/path\0"),
+        (b"", b""),
+    ],
+)
+def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(asked: bytes, given: bytes) -> None:
+    assert _on_loopback(asked) == given
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True)]
+    + [(address, False) for address in ("0.0.0.0", "::", "::ffff:0.0.0.0", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1")],
+)
+def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+def test_a_process_knows_what_it_listens_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        places = [("127.0.0.1", one.getsockname()[1]), ("::1", other.getsockname()[1])]
+        assert set(places) <= set(listening(os.getpid()))
+    assert not set(places) & set(listening(os.getpid()))
+
+
+def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            BackendError, match=f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface"
+        ):
+            refuse_open_sockets()

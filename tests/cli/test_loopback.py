@@ -1,0 +1,53 @@
+"""Nothing that `lockstep launch` starts on one machine listens on anything but the loopback interface."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.test_ranks import LAUNCHED
+from tests.processes import running, wait_until
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""127.0.0.1, the same within IPv6, and ::1, as /proc writes them on a little-endian processor."""
+
+
+def family(process: int) -> Iterator[int]:
+    """Yield a process and all that it started, and so on."""
+    yield process
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from family(int(child))
+
+
+def listening(process: int) -> list[str]:
+    """Return the addresses at which a process listens."""
+    links = {str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/{process}/net/{name}").read_text().splitlines()]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_ranks_and_their_launcher_listen_on_loopback_alone(
+    launcher: str, recipe_file: Path, textures: Path, tmp_path: Path
+) -> None:
+    backend, _, distributed = launcher.partition(" ")
+    how = ["--backend", backend, "--set", f"distributed={distributed or 'native'}", "--set", "epochs=500"]
+    log = tmp_path / "run" / "log.jsonl"
+    train = ["train", "--recipe", recipe_file, "--data", textures, "--out", log.parent, *how]
+    with running("launch", "-n", 2, "--", *train) as process:
+        wait_until(lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None)
+        found = {each: listening(each) for each in family(process.pid)}
+    assert len(found) >= 3, "the launcher and two ranks"
+    assert any(found.values()), "ranks that train together listen somewhere"
+    assert {address for addresses in found.values() for address in addresses} <= LOOPBACK, found
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_a_socket_open_to_all_is_seen(address: str) -> None:
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=kind):
+        assert not set(listening(os.getpid())) <= LOOPBACK
