@@ -11,7 +11,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Backend, Engine, State, World
 from lockstep.recipes import Execution, Recipe
-from tests.backends.cases import NARROWED, RATES, random_state
+from tests.backends.cases import RATES, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
@@ -56,12 +56,6 @@ def world(backend: Backend) -> Iterator[World]:
     world = backend.world(Execution())
     yield world
     world.close()
-
-
-@pytest.fixture(params=["tiny", *NARROWED])
-def recipe(request: pytest.FixtureRequest, tiny_recipe: Recipe) -> Recipe:
-    """The recipes of the tiny model and of the narrow ones. `test_full_models` carries out the same on full models."""
-    return tiny_recipe.replace(**NARROWED.get(request.param, {}))
 
 
 def starter(backend: Backend, world: World, stack: ExitStack) -> Start:

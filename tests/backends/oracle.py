@@ -1,11 +1,15 @@
 """What an engine should compute: the reference engine in float64, itself held against autograd in `test_reference`.
 
+The same computation for another engine is done once: results are kept, read-only, by a digest of all that goes in.
+
 N images of H x W pixels, K logits.
 """
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -66,19 +70,64 @@ def train(
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Trained:
     """Return what training steps from `state.step` on should bring without rounding, each computed in `parts`."""
-    with _engine(recipe, rates, parts) as engine:
-        engine.write(state)
-        engine.mask(masks or {})
-        interval = engine.fetch(engine.train(batches, state.step))
-        return Trained(engine.read(), interval.losses, interval.counts.top1, interval.counts.top5)
+
+    def compute() -> Trained:
+        with _engine(recipe, rates, parts) as engine:
+            engine.write(state)
+            engine.mask(masks or {})
+            interval = engine.fetch(engine.train(batches, state.step))
+            end = engine.read()
+        for values in (end.tensors, end.momentum, end.ema):
+            for value in values.values():
+                value.setflags(write=False)
+        return Trained(end, interval.losses, interval.counts.top1, interval.counts.top5)
+
+    drawn = [vars(batch) for batch in batches]
+    return _kept(compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks)
 
 
 def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarray:
     """Return the logits in evaluation: float32 [N, K]."""
-    velocity = {name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)}
-    with _engine(recipe.replace(ema_decay=0.0), [0.0]) as engine:
-        engine.write(State(0, tensors, velocity))
-        return engine.predict(images_NHWC)
+
+    def compute() -> np.ndarray:
+        velocity = {name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)}
+        with _engine(recipe.replace(ema_decay=0.0), [0.0]) as engine:
+            engine.write(State(0, tensors, velocity))
+            found = engine.predict(images_NHWC)
+        found.setflags(write=False)
+        return found
+
+    return _kept(compute, recipe, tensors, images_NHWC)
+
+
+Result = TypeVar("Result")
+_results: dict[str, Any] = {}
+
+
+def _kept(compute: Callable[[], Result], *inputs: object) -> Result:
+    """Return the result of these inputs, computed if it was not before."""
+    key = hashlib.sha256(compute.__qualname__.encode())
+    for value in inputs:
+        _add(key, value)
+    digest = key.hexdigest()
+    if digest not in _results:
+        _results[digest] = compute()
+    return _results[digest]
+
+
+def _add(key: "hashlib._Hash", value: object) -> None:
+    """Add a value of numbers, arrays, recipes, and lists and mappings of them to a digest."""
+    if isinstance(value, np.ndarray):
+        key.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            key.update(f"{name}:".encode())
+            _add(key, each)
+    elif isinstance(value, list):
+        for each in value:
+            _add(key, each)
+    else:
+        key.update(f"{value!r};".encode())
 
 
 def _engine(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> backends.Engine:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from lockstep import backends
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.recipes import Execution, Recipe
 from tests.backends import test_across, test_engine, test_masks, test_precision, test_steps, test_trajectories, wrong
-from tests.backends.cases import FP16, NARROWED, OTHER_COLOURS
+from tests.backends.cases import FP16, NARROWED, OTHER_COLOURS, Step
 from tests.backends.conftest import starter
 from tests.backends.test_steps import STEPS, TRAJECTORIES
 from tests.backends.wrong import Build, with_function, with_rates, with_recipe
@@ -26,8 +25,16 @@ from tests.backends.wrong import Build, with_function, with_rates, with_recipe
 Test = Callable[..., None]
 
 
-def of_step(test: Test, *names: str) -> tuple[Test, ...]:
-    return tuple(partial(test, step=STEPS[name]) for name in names)
+def of_step(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
+    def held(step: Step) -> Test:
+        return lambda start, tiny_recipe: test_steps.hold_step(start, tiny_recipe, step, check)
+
+    return tuple(named(held(STEPS[name]), f"{check.__name__} {name}") for name in names)
+
+
+def named(test: Test, name: str) -> Test:
+    test.__name__ = name
+    return test
 
 
 def of_trajectory(*names: str) -> tuple[Test, ...]:
@@ -35,8 +42,11 @@ def of_trajectory(*names: str) -> tuple[Test, ...]:
     return tuple(partial(test, **dict(zip(keys, TRAJECTORIES[name], strict=True))) for name in names)
 
 
-def of_schedule(test: Test, *names: str) -> tuple[Test, ...]:
-    return tuple(partial(test, changes=test_trajectories.SCHEDULES[name]) for name in names)
+def of_schedule(check: Callable[..., None], *names: str) -> tuple[Test, ...]:
+    def held(changes: dict[str, Any]) -> Test:
+        return lambda start, tiny_recipe: test_trajectories.hold_trajectory(start, tiny_recipe, changes, check)
+
+    return tuple(named(held(test_trajectories.SCHEDULES[name]), f"{check.__name__} {name}") for name in names)
 
 
 def of_logits(changes: dict[str, Any], size: int = 32) -> tuple[Test, ...]:
@@ -58,15 +68,12 @@ def of_rank(name: str) -> Test:
 
 
 def of_resumed(name: str) -> Test:
-    return partial(test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=test_engine.RESUMED[name], parts=1)
+    changes, parts = test_engine.RESUMED[name]
+    return partial(test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts)
 
 
-LOSS, GRADIENT = test_steps.test_the_loss_is_that_of_float64, test_steps.test_the_first_velocity_is_the_gradient_of_float64
-STATISTICS = test_steps.test_running_statistics_are_those_of_float64
-WEIGHTS, CURVE = (
-    test_trajectories.test_weights_go_where_float64_goes,
-    test_trajectories.test_the_loss_curve_is_that_of_float64,
-)
+LOSS, GRADIENT, STATISTICS = test_steps.CHECKS
+WEIGHTS, CURVE, REST = test_trajectories.CHECKS
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
 COSINE, BY_STEPS = "warm-up and cosine", "step"
 RESNET50, RESNEXT101 = "narrow resnet50 at 32 pixels", "narrow resnext101-32x4d at 32 pixels"
@@ -352,9 +359,7 @@ FAULTS = {
         wrong.AveragesLate,
         (
             partial(test_precision.test_the_moving_average_follows_the_formula, step=0, keep=1 / 10),
-            *of_schedule(
-                test_trajectories.test_velocities_statistics_and_moving_averages_end_where_those_of_float64_do, COSINE
-            ),
+            *of_schedule(REST, COSINE),
         ),
     ),
     "averages parameters alone": Fault(
@@ -372,16 +377,10 @@ FAULTS = {
 }
 
 
-def name_of_recipe(test: Test) -> str:
-    """Return "recipe" for a test that is carried out on narrow models too, "tiny_recipe" for others."""
-    return "recipe" if "recipe" in signature(test).parameters else "tiny_recipe"
-
-
 CASES = [
-    pytest.param(fault.build, test, model, id=f"{name}-{number}-{model}")
+    pytest.param(fault.build, test, id=f"{name}-{number}")
     for name, fault in FAULTS.items()
     for number, test in enumerate(fault.tests)
-    for model in ("tiny", *(NARROWED if name_of_recipe(test) == "recipe" else ()))
 ]
 
 
@@ -408,17 +407,17 @@ def of(build: Build) -> Any:
     return SimpleNamespace(engine=build)
 
 
-def carry_out(test: Test, build: Build, recipe: Recipe) -> None:
+def carry_out(test: Test, build: Build, tiny_recipe: Recipe) -> None:
     """Carry out a test of the suite on another engine."""
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
-        test(start=starter(of(build), world, stack), **{name_of_recipe(test): recipe})
+        test(start=starter(of(build), world, stack), tiny_recipe=tiny_recipe)
 
 
-@pytest.mark.parametrize(("build", "test", "model"), CASES)
-def test_a_fault_is_found(build: Build, test: Test, model: str, tiny_recipe: Recipe) -> None:
+@pytest.mark.parametrize(("build", "test"), CASES)
+def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None:
     with pytest.raises(AssertionError):
-        carry_out(test, build, tiny_recipe.replace(**NARROWED.get(model, {})))
+        carry_out(test, build, tiny_recipe)
 
 
 def described(test: Test) -> str:
@@ -441,7 +440,7 @@ def test_what_is_lost_between_engines_is_found(build: Build, test: Test, tiny_re
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
         sound, faulty = (starter(of(each), world, stack) for each in (ReferenceEngine, build))
-        test = partial(test, **{name_of_recipe(test): tiny_recipe})
+        test = partial(test, tiny_recipe=tiny_recipe)
         test(pair=test_across.Pair(sound, sound))
         with pytest.raises(AssertionError):
             test(pair=test_across.Pair(sound, faulty))

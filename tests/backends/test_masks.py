@@ -74,8 +74,8 @@ def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
 # At once
 
 
-def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, recipe: Recipe) -> None:
-    recipe = recipe.replace(ema_decay=0.9)
+def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
     state = with_velocity(recipe)
     engine, masks = start(recipe, state), masks_of(state)
     engine.mask(masks)
@@ -120,8 +120,8 @@ def test_masks_are_copied(start: Start, tiny_recipe: Recipe) -> None:
 
 
 @every_pattern
-def test_masked_weights_stay_at_0_through_training(start: Start, recipe: Recipe, pattern: str) -> None:
-    recipe = recipe.replace(ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight"))
+def test_masked_weights_stay_at_0_through_training(start: Start, tiny_recipe: Recipe, pattern: str) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9, weight_decay=0.1, weight_decay_roles=("conv_weight", "bn_bias", "fc_weight"))
     state = with_velocity(recipe)
     engine, masks = start(recipe, state), masks_of(state, pattern)
     engine.mask(masks)
@@ -133,8 +133,8 @@ def test_masked_weights_stay_at_0_through_training(start: Start, recipe: Recipe,
 # Not "nothing left": a batch norm behind a kernel of zeros divides rounding by the root of its epsilon.
 @pytest.mark.parametrize("pattern", ["two of four", "half"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_other_weights_go_where_float64_goes(start: Start, recipe: Recipe, pattern: str, parts: int) -> None:
-    recipe = recipe.replace(ema_decay=0.9)
+def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, pattern: str, parts: int) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
     state, batches = steady_state(recipe), random_batches(recipe, 5, mixup="sample")
     engine, masks = start(recipe, state, accumulation_steps=parts), masks_of(state, pattern)
     engine.mask(masks)
@@ -253,8 +253,8 @@ def test_masks_hold_with_a_dynamic_loss_scale(start: Start, tiny_recipe: Recipe)
     assert engine.read().scaler["good_steps"] == 3
 
 
-def test_masks_hold_when_a_step_is_skipped(start: Start, recipe: Recipe) -> None:
-    recipe = dynamic(recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
+def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) -> None:
+    recipe = dynamic(tiny_recipe, ema_decay=0.9).replace(loss_scale=2.0**60)
     state = with_velocity(recipe)
     engine, masks = start(recipe, state), masks_of(state)
     engine.mask(masks)

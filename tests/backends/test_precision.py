@@ -64,19 +64,19 @@ def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Rec
 
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, recipe: Recipe, loss_scaling: str) -> None:
+def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
     # By no more than 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
-        engine = start(recipe.replace(**FP16, **changes))
-        engine.train([random_batch(recipe, FEW)], 0)
+        engine = start(tiny_recipe.replace(**FP16, **changes))
+        engine.train([random_batch(tiny_recipe, FEW)], 0)
         states.append(engine.read())
     assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
 
 
-def test_a_static_loss_scale_reaches_the_gradients(start: Start, recipe: Recipe) -> None:
-    engine = start(recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
-    engine.train([random_batch(recipe, FEW)], 0)
+def test_a_static_loss_scale_reaches_the_gradients(start: Start, tiny_recipe: Recipe) -> None:
+    engine = start(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
+    engine.train([random_batch(tiny_recipe, FEW)], 0)
     assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
 
 
@@ -92,10 +92,10 @@ def with_scaler(recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: in
     return State(0, state.tensors, velocity, state.ema, scaler)
 
 
-def test_an_overflow_skips_the_update(start: Start, recipe: Recipe) -> None:
-    state = with_scaler(recipe, OVERFLOWING)
-    engine = start(dynamic(recipe, weight_decay=0.1), state)
-    engine.train([random_batch(recipe, FEW)], 0)
+def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None:
+    state = with_scaler(tiny_recipe, OVERFLOWING)
+    engine = start(dynamic(tiny_recipe, weight_decay=0.1), state)
+    engine.train([random_batch(tiny_recipe, FEW)], 0)
     end = engine.read()
     assert end.scaler["scale"] == OVERFLOWING / 2
     assert bits(parameters(end)) == bits(parameters(state))
@@ -134,11 +134,11 @@ def test_a_dynamic_loss_scale_adapts(
     assert interval.loss_scale == last[0]
 
 
-def test_training_recovers_after_an_overflow(start: Start, recipe: Recipe) -> None:
-    state, batches = with_scaler(recipe, OVERFLOWING), random_batches(recipe, 2)
-    engine = start(dynamic(recipe, loss_scale_backoff=2.0**-50), state)
+def test_training_recovers_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
+    state, batches = with_scaler(tiny_recipe, OVERFLOWING), random_batches(tiny_recipe, 2)
+    engine = start(dynamic(tiny_recipe, loss_scale_backoff=2.0**-50), state)
     engine.train(batches, 0)
-    unscaled = start(recipe.replace(**FP16), State(1, state.tensors, state.momentum))
+    unscaled = start(tiny_recipe.replace(**FP16), State(1, state.tensors, state.momentum))
     unscaled.train(batches[1:], 1)
     assert distance(engine.read().momentum, unscaled.read().momentum) < BOUNDS["scaled gradient"].value
 
@@ -158,8 +158,8 @@ def test_a_state_has_no_scaler_without_dynamic_scaling(start: Start, tiny_recipe
 
 
 @pytest.mark.parametrize(("step", "keep"), [(0, 1 / 10), (1, 2 / 11), (7, 8 / 17), (11, 0.5)])
-def test_the_moving_average_follows_the_formula(start: Start, recipe: Recipe, step: int, keep: float) -> None:
-    recipe = recipe.replace(ema_decay=0.5)
+def test_the_moving_average_follows_the_formula(start: Start, tiny_recipe: Recipe, step: int, keep: float) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.5)
     state = random_state(recipe, step=step)
     engine = start(recipe, state)
     engine.train([random_batch(recipe)], step)
@@ -177,8 +177,8 @@ def test_training_is_the_same_with_a_moving_average(start: Start, tiny_recipe: R
     assert ends[0] == ends[1]
 
 
-def test_evaluating_the_moving_average_uses_its_weights_and_statistics(start: Start, recipe: Recipe) -> None:
-    recipe, batch = recipe.replace(ema_decay=0.9), random_batch(recipe)
+def test_evaluating_the_moving_average_uses_its_weights_and_statistics(start: Start, tiny_recipe: Recipe) -> None:
+    recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
     other = random_state(recipe, seed=9).tensors
     state = random_state(recipe)
     averaged = start(recipe, State(0, state.tensors, state.momentum, other)).evaluate([batch], ema=True)

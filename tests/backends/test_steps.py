@@ -1,6 +1,6 @@
 """What every engine must do: training steps, against mathematics in float64 (`oracle`)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,10 @@ STEPS = {
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
 
-def one_step(start: Start, recipe: Recipe, step: Step) -> tuple[Interval, State, oracle.Trained]:
+Stepped = tuple[Interval, State, oracle.Trained]
+
+
+def one_step(start: Start, recipe: Recipe, step: Step) -> Stepped:
     """Return what one step brought, the state after it, and what both should be."""
     recipe, state, batch = step.begin(recipe)
     engine = start(recipe, state, accumulation_steps=step.parts)
@@ -71,27 +74,37 @@ def one_step(start: Start, recipe: Recipe, step: Step) -> tuple[Interval, State,
     return interval, engine.read(), oracle.train(recipe, state, [batch], RATES, step.parts)
 
 
-@every_step
-def test_the_loss_is_that_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
-    interval, _, expected = one_step(start, tiny_recipe, step)
+def check_loss(interval: Interval, _: State, expected: oracle.Trained) -> None:
     assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
-@every_step
-def test_the_first_velocity_is_the_gradient_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
-    _, state, expected = one_step(start, tiny_recipe, step)
+def check_gradient(_: Interval, state: State, expected: oracle.Trained) -> None:
+    """Hold the first velocity, which is the gradient, against float64's."""
     assert distance(state.momentum, expected.state.momentum) < BOUNDS["gradient"].value
 
 
-@every_step
-def test_running_statistics_are_those_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
-    _, state, expected = one_step(start, tiny_recipe, step)
+def check_statistics(_: Interval, state: State, expected: oracle.Trained) -> None:
     assert distance(statistics(state), statistics(expected.state)) < BOUNDS["statistics"].value
 
 
-def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Start, recipe: Recipe) -> None:
+CHECKS = (check_loss, check_gradient, check_statistics)
+"""What is held of a step. One engine takes it for all of them; `test_faults` tries each alone."""
+
+
+@every_step
+def test_a_step_is_that_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    hold_step(start, tiny_recipe, step, *CHECKS)
+
+
+def hold_step(start: Start, tiny_recipe: Recipe, step: Step, *checks: Callable[..., None]) -> None:
+    stepped = one_step(start, tiny_recipe, step)
+    for check in checks:
+        check(*stepped)
+
+
+def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Start, tiny_recipe: Recipe) -> None:
     # Without momentum and decay the weights alone tell the gradient: (w0 - w1) / rate.
-    recipe, state, batch = Step({"momentum": 0.0}, is_steady=True).begin(recipe)
+    recipe, state, batch = Step({"momentum": 0.0}, is_steady=True).begin(tiny_recipe)
     engine = start(recipe, state, rates=[0.25])
     engine.train([batch], 0)
     gradient = {name: -way / 0.25 for name, way in moved(engine.read(), state).items() if not oracle.is_statistic(name)}
@@ -108,10 +121,10 @@ def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe
     assert np.all(engine.read().tensors["layer4.0.bn3.running_var"] > 1.9 * biased)
 
 
-def test_weights_move_by_the_rate_times_the_velocity(start: Start, recipe: Recipe) -> None:
-    state = random_state(recipe)
-    engine = start(recipe, state, rates=[0.3])
-    engine.train([random_batch(recipe)], 0)
+def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
+    state = random_state(tiny_recipe)
+    engine = start(tiny_recipe, state, rates=[0.3])
+    engine.train([random_batch(tiny_recipe)], 0)
     end = engine.read()
     expected = {name: state.tensors[name] - np.float64(0.3) * v for name, v in end.momentum.items()}
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
@@ -144,11 +157,11 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
     ],
     ids=lambda roles: ",".join(roles) or "none",
 )
-def test_weight_decay_reaches_the_listed_roles_alone(start: Start, recipe: Recipe, roles: tuple[str, ...]) -> None:
-    decay, state, batch = 0.5, random_state(recipe), random_batch(recipe)
+def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
+    decay, state, batch = 0.5, random_state(tiny_recipe), random_batch(tiny_recipe)
     velocities = []
     for each in (0.0, decay):
-        engine = start(recipe.replace(weight_decay=each, weight_decay_roles=roles), state)
+        engine = start(tiny_recipe.replace(weight_decay=each, weight_decay_roles=roles), state)
         engine.train([batch], 0)
         velocities.append(engine.read().momentum)
     for name in parameters(state):
@@ -190,10 +203,10 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
     assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
 
 
-def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, recipe: Recipe) -> None:
+def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
     # Without a rate nothing moves, so that both steps have one gradient g: v = m * g + g, whatever the rates.
-    state, batch = random_state(recipe), random_batch(recipe)
-    engine = start(recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0, 0.5])
+    state, batch = random_state(tiny_recipe), random_batch(tiny_recipe)
+    engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0, 0.5])
     engine.train([batch], 0)
     gradient = engine.read().momentum
     engine.train([batch], 1)
@@ -209,13 +222,13 @@ def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_r
     assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
 
 
-def test_two_equal_parts_have_the_gradient_of_one(start: Start, recipe: Recipe) -> None:
+def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
     # Batch norm is out of play: a part, its twin and both together have the same mean and variance.
-    part = random_batch(recipe, count=8)
+    part = random_batch(tiny_recipe, count=8)
     twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
-    state, velocities = steady_state(recipe), []
+    state, velocities = steady_state(tiny_recipe), []
     for batch, parts in ((part, 1), (twice, 1), (twice, 2)):
-        engine = start(recipe, state, accumulation_steps=parts)
+        engine = start(tiny_recipe, state, accumulation_steps=parts)
         engine.train([batch], 0)
         velocities.append(engine.read().momentum)
     assert distance(velocities[1], velocities[0]) < BOUNDS["gradient"].value

@@ -1,5 +1,6 @@
 """What every engine must do: twenty steps over a whole schedule, against mathematics in float64 (`oracle`)."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -44,7 +45,7 @@ def whole_run(recipe: Recipe, mixup: str, parts: int) -> tuple[np.ndarray, State
 
 def twenty_steps(
     start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str = "sample", parts: int = 1
-) -> tuple[State, np.ndarray, State, oracle.Trained]:
+) -> "Trajectory":
     """Return the end, the losses, the beginning, and what the first two should be."""
     recipe = recipe.replace(**{"epochs": 4, "lr": 9e-4, "ema_decay": 0.9} | changes)
     rates, begin, batches, expected = whole_run(recipe, mixup, parts)
@@ -53,28 +54,39 @@ def twenty_steps(
     return engine.read(), losses, begin, expected
 
 
-@every_schedule
-def test_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
-    end, _, begin, expected = twenty_steps(start, tiny_recipe, changes)
+Trajectory = tuple[State, np.ndarray, State, oracle.Trained]
+
+
+def check_weights(end: State, _: np.ndarray, begin: State, expected: oracle.Trained) -> None:
     assert distance(moved(end, begin), moved(expected.state, begin)) < BOUNDS["trajectory"].value
 
 
-@every_schedule
-def test_the_loss_curve_is_that_of_float64(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
-    # As near as the loss of one step: from a steady state rounding does not grow.
-    _, losses, _, expected = twenty_steps(start, tiny_recipe, changes)
+def check_curve(_: State, losses: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
+    """Hold the losses as near as those of one step: from a steady state rounding does not grow."""
     assert len(losses) == 20
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
-@every_schedule
-def test_velocities_statistics_and_moving_averages_end_where_those_of_float64_do(
-    start: Start, tiny_recipe: Recipe, changes: dict[str, Any]
-) -> None:
-    end, _, _, expected = twenty_steps(start, tiny_recipe, changes)
+def check_rest(end: State, _: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
+    """Hold velocities, statistics and moving averages."""
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
     assert distance(end.ema, expected.state.ema) < BOUNDS["statistics"].value
+
+
+CHECKS = (check_weights, check_curve, check_rest)
+"""What is held of a trajectory. One engine takes it for all of them; `test_faults` tries each alone."""
+
+
+@every_schedule
+def test_twenty_steps_go_where_float64_goes(start: Start, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+    hold_trajectory(start, tiny_recipe, changes, *CHECKS)
+
+
+def hold_trajectory(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], *checks: Callable[..., None]) -> None:
+    trajectory = twenty_steps(start, tiny_recipe, changes)
+    for check in checks:
+        check(*trajectory)
 
 
 def test_a_step_in_two_parts_goes_the_same_way_twenty_times(start: Start, tiny_recipe: Recipe) -> None:

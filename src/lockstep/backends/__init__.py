@@ -163,7 +163,7 @@ class Backend(Protocol):
         """Return the devices the framework sees, as a person would name them."""
 
     def launch(self, processes: int, arguments: list[str], distributed: str) -> int:
-        """Run `lockstep <arguments>` in so many processes under the framework's launcher; return the exit code.
+        """Run `lockstep <arguments>` in this many processes on this machine; return the exit code.
 
         `distributed` is that of the `Execution` they will have.
         """
