@@ -8,7 +8,7 @@ HOROVOD := .venv-tensorflow-horovod
 BUILDS_HOROVOD := setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
 HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSION_MINIMUM=3.5
 
-.PHONY: demo test test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
+.PHONY: demo test soak test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
 	test-tensorflow-horovod
 
 demo: $(VENV)/.torch
@@ -21,14 +21,20 @@ test: $(VENV)/.dev $(MXNET)/.made browser
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
 test-engines:
-	$(RUN)/python -m pytest tests/backends
+	$(RUN)/python -m pytest --durations=20 tests/backends
+
+# Every engine killed, signalled and launched in every way; `make test` does on one engine what is alike for all.
+soak: $(VENV)/.dev $(MXNET)/.made
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py
+	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
 
 test-others:
-	$(RUN)/python -m pytest --ignore tests/backends
+	$(RUN)/python -m pytest --durations=20 --ignore tests/backends
 
 # In MXNet's own environment: the conformance suite, runs at the command line, and what a benchmark holds cells against.
 test-mxnet: $(MXNET)/.made
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/backends tests/benchmark/test_rates.py tests/cli/test_train.py
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/backends tests/benchmark/test_rates.py tests/cli/test_train.py \
+	  tests/cli/test_loopback.py
 
 # The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
 browser:

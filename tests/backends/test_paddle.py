@@ -106,8 +106,8 @@ def module(tiny_recipe: Recipe) -> Any:
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 @pytest.mark.parametrize("size", [32, 37])
-def test_a_loaded_module_has_the_logits_of_float64(recipe: Recipe, padding: str, size: int) -> None:
-    recipe = recipe.replace(padding=padding)
+def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding: str, size: int) -> None:
+    recipe = tiny_recipe.replace(padding=padding)
     values, images = random_state(recipe).tensors, random_images(5, size)
     logits = paddle_backend.load_module(recipe, values)(normalised(images, recipe))
     assert (logits.dtype, logits.shape) == (paddle.float32, [5, recipe.logits])
@@ -130,9 +130,9 @@ def test_a_loaded_module_takes_images_that_are_not_square(tiny_recipe: Recipe, p
     assert distance(logits.numpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
 
-def test_a_loaded_module_has_a_canonical_state_dict(recipe: Recipe) -> None:
-    values = random_state(recipe).tensors
-    state = paddle_backend.load_module(recipe.replace(precision="bf16"), values).state_dict()
+def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None:
+    values = random_state(tiny_recipe).tensors
+    state = paddle_backend.load_module(tiny_recipe.replace(precision="bf16"), values).state_dict()
     assert {tensor.dtype for tensor in state.values()} == {paddle.float32}
     assert list(state) == list(values)
     assert bits({name: tensor.numpy() for name, tensor in state.items()}) == bits(values)

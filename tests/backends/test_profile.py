@@ -4,18 +4,10 @@ import json
 import pstats
 from pathlib import Path
 
-import pytest
-
 from lockstep.backends import Backend, Engine
 from lockstep.recipes import Recipe
 from tests.backends.cases import all_bits, random_batches
 from tests.backends.conftest import Start
-
-
-@pytest.fixture
-def recipe(tiny_recipe: Recipe) -> Recipe:
-    """One model is enough."""
-    return tiny_recipe
 
 
 def train(engine: Engine, recipe: Recipe, first: int = 0) -> None:
@@ -42,25 +34,27 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_trace_is_one_file_that_names_convolutions(backend: Backend, start: Start, recipe: Recipe, tmp_path: Path) -> None:
-    engine = start(recipe)
+def test_a_trace_is_one_file_that_names_convolutions(
+    backend: Backend, start: Start, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    engine = start(tiny_recipe)
     with backend.profile(tmp_path):
-        train(engine, recipe)
+        train(engine, tiny_recipe)
     (file,) = files(tmp_path)
     assert any("conv" in name.lower() for name in names_in(file))
 
 
 def test_a_process_can_trace_again_and_steps_in_between_are_not_in_it(
-    backend: Backend, start: Start, recipe: Recipe, tmp_path: Path
+    backend: Backend, start: Start, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    engine = start(recipe)
+    engine = start(tiny_recipe)
     for number in (0, 1, 2):
         (tmp_path / str(number)).mkdir()
     with backend.profile(tmp_path / "0"):
-        train(engine, recipe)
-    train(engine, recipe, 2)
+        train(engine, tiny_recipe)
+    train(engine, tiny_recipe, 2)
     with backend.profile(tmp_path / "1"):
-        train(engine, recipe, 4)
+        train(engine, tiny_recipe, 4)
     with backend.profile(tmp_path / "2"):
         pass
     traced = [[name for name in names_in(file) if "conv" in name.lower()] for n in "01" for file in files(tmp_path / n)]
@@ -70,12 +64,12 @@ def test_a_process_can_trace_again_and_steps_in_between_are_not_in_it(
 
 
 def test_the_numbers_are_the_same_bits_with_and_without(
-    backend: Backend, start: Start, recipe: Recipe, tmp_path: Path
+    backend: Backend, start: Start, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    traced, plain = start(recipe), start(recipe)
+    traced, plain = start(tiny_recipe), start(tiny_recipe)
     with backend.profile(tmp_path):
-        train(traced, recipe)
-    train(plain, recipe)
-    train(traced, recipe, 2)
-    train(plain, recipe, 2)
+        train(traced, tiny_recipe)
+    train(plain, tiny_recipe)
+    train(traced, tiny_recipe, 2)
+    train(plain, tiny_recipe, 2)
     assert all_bits(traced.read()) == all_bits(plain.read())

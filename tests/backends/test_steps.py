@@ -145,17 +145,8 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
 
 @pytest.mark.parametrize(
     "roles",
-    [
-        DEFAULT_ROLES,
-        (),
-        ("conv_weight",),
-        ("bn_scale",),
-        ("bn_bias",),
-        ("fc_weight",),
-        ("fc_bias",),
-        ("bn_scale", "fc_bias"),
-    ],
-    ids=lambda roles: ",".join(roles) or "none",
+    [DEFAULT_ROLES, ("bn_scale", "fc_bias"), ("bn_bias", "fc_weight")],  # each role once within and once without
+    ids=",".join,
 )
 def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
     decay, state, batch = 0.5, random_state(tiny_recipe), random_batch(tiny_recipe)

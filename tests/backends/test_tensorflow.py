@@ -86,8 +86,8 @@ def module(tiny_recipe: Recipe) -> Any:
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
 @pytest.mark.parametrize("size", [32, 37])
-def test_a_loaded_module_has_the_logits_of_float64(recipe: Recipe, padding: str, size: int) -> None:
-    recipe = recipe.replace(padding=padding)
+def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding: str, size: int) -> None:
+    recipe = tiny_recipe.replace(padding=padding)
     values, images = random_state(recipe).tensors, random_images(5, size)
     logits = tensorflow_backend.load_module(recipe, values)(normalised(images, recipe))
     assert (logits.dtype, logits.shape) == (tf.float32, (5, recipe.logits))
@@ -100,13 +100,13 @@ def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: 
     assert distance(traced.numpy(), module(images).numpy()) < BOUNDS["logits"].value
 
 
-def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(recipe: Recipe) -> None:
-    module = tensorflow_backend.load_module(recipe.replace(precision="bf16"), random_state(recipe).tensors)
+def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe: Recipe) -> None:
+    module = tensorflow_backend.load_module(tiny_recipe.replace(precision="bf16"), random_state(tiny_recipe).tensors)
     assert isinstance(module, tf.Module)
     layouts = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
     expected = {
         tensor.name: tuple(tensor.shape[axis] for axis in layouts[len(tensor.shape)])
-        for tensor in tensors(model_spec(recipe.model), recipe.logits)
+        for tensor in tensors(model_spec(tiny_recipe.model), tiny_recipe.logits)
     }
     assert {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in module.variables} == expected
     assert {variable.dtype for variable in module.variables} == {tf.float32}
@@ -145,7 +145,6 @@ def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
 # The step: XLA
 
 XLA = {
-    "tiny with mixup": Step(mixup="sample"),
     "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
     "narrow resnext101-32x4d in two parts": Step(NARROWED["narrow resnext101-32x4d"], "sample", parts=2, is_steady=True),
 }
@@ -335,10 +334,10 @@ def test_a_tensorflow_without_onednn_computes_the_same(
 # The step: the update
 
 
-def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, recipe: Recipe) -> None:
+def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, tiny_recipe: Recipe) -> None:
     # At rate 0 nothing moves, so that both steps have one gradient g, and w = w0 - rate (m + 1) g. With the rate inside the
     # velocity, as Keras' SGD has it, it would be w0 - rate g.
-    recipe = recipe.replace(weight_decay=0.0, momentum=0.75)
+    recipe = tiny_recipe.replace(weight_decay=0.0, momentum=0.75)
     state, batch = random_state(recipe), random_batch(recipe)
     engine = start(recipe, state, rates=[0, 0.5])
     engine.train([batch], 0)
@@ -350,11 +349,11 @@ def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, recipe
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
-def test_every_step_goes_by_its_own_rate_times_the_velocity(start: Start, recipe: Recipe) -> None:
-    rates, states = [0.3, 0.1], [random_state(recipe)]
-    engine = start(recipe, states[0], rates=rates)
+def test_every_step_goes_by_its_own_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
+    rates, states = [0.3, 0.1], [random_state(tiny_recipe)]
+    engine = start(tiny_recipe, states[0], rates=rates)
     for step in (0, 1):
-        engine.train([random_batch(recipe, seed=step)], step)
+        engine.train([random_batch(tiny_recipe, seed=step)], step)
         states.append(engine.read())
         before, after = parameters(states[step]), states[step + 1]
         expected = {name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()}

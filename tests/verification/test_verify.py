@@ -3,14 +3,27 @@
 import json
 import stat
 import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lockstep
+from lockstep import backends
+from lockstep.backends import Engine, State, World
+from lockstep.backends.torch.engine import TorchEngine
+from lockstep.data import Batch
 from lockstep.errors import BackendError, LockstepError, RecipeError
+from lockstep.metrics import Counts
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.comparison import compare
 from lockstep.verification.plot import plot
+from lockstep.verification.worker import Worker
+from lockstep.verification.workload import Workload, build
 
 QUANTITIES = [
     "logits",
@@ -100,76 +113,128 @@ def test_too_few_steps_are_refused() -> None:
         lockstep.verify(["torch"], steps=2)
 
 
-# Wrong engines, in the Python that LOCKSTEP_TORCH_PYTHON names
+# Wrong engines
 
-FAULTS: dict[str, tuple[str, list[str]]] = {
-    "decays the scale of batch norm": ("change(lambda recipe: decaying(recipe, 'bn_scale'))", ["decay"]),
-    "decays the bias of batch norm": ("change(lambda recipe: decaying(recipe, 'bn_bias'))", ["decay"]),
-    "does not decay the classifier's bias": (
-        "change(lambda recipe: recipe.replace(weight_decay_roles=('conv_weight', 'fc_weight')))",
-        ["decay"],
-    ),
-    "takes the next step's rate": ("change(rates=lambda rates: np.roll(rates, -1))", ["update"]),
+
+@dataclass(frozen=True)
+class Wrong:
+    """A PyTorch engine that is wrong: each function changes what the right one is given."""
+
+    recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    rates: Callable[[np.ndarray], np.ndarray] = lambda rates: rates
+    execution: Callable[[Execution], Execution] = lambda execution: execution
+    batches: Callable[[Batch], Batch] = lambda batch: batch
+    evaluated: Callable[[Batch], bool] = lambda batch: True
+    written: Callable[[State], State] = lambda state: state
+    counted: Callable[[Counts], Counts] = lambda counts: counts
+
+    def engine(self, recipe: Recipe, rates: np.ndarray, world: World, execution: Execution) -> Engine:
+        wrong = self
+
+        class WrongEngine(TorchEngine):
+            def train(self, batches: Iterable[Batch], first: int) -> Any:
+                return super().train(map(wrong.batches, batches), first)
+
+            def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Any:
+                return super().evaluate(filter(wrong.evaluated, batches), ema=ema)
+
+            def write(self, state: State) -> None:
+                super().write(wrong.written(state))
+
+            def fetch(self, handle: Any) -> Any:
+                interval = super().fetch(handle)
+                return replace(interval, counts=wrong.counted(interval.counts))
+
+        return WrongEngine(wrong.recipe(recipe), wrong.rates(rates), world, wrong.execution(execution))
+
+
+def decaying(role: str) -> Wrong:
+    return Wrong(recipe=lambda recipe: recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role)))
+
+
+def setting(**changes: Any) -> Wrong:
+    return Wrong(recipe=lambda recipe: recipe.replace(**changes))
+
+
+def without_running_means(state: State) -> State:
+    tensors = {name: value * 0 if name.endswith("running_mean") else value for name, value in state.tensors.items()}
+    return replace(state, tensors=tensors)
+
+
+def with_other_partners(batch: Batch) -> Batch:
+    return batch if batch.partners is None else replace(batch, partners=np.roll(batch.partners, 1))
+
+
+FAULTS: dict[str, tuple[Wrong, list[str]]] = {
+    "decays the scale of batch norm": (decaying("bn_scale"), ["decay"]),
+    "decays the bias of batch norm": (decaying("bn_bias"), ["decay"]),
+    "does not decay the classifier's bias": (setting(weight_decay_roles=("conv_weight", "fc_weight")), ["decay"]),
+    "takes the next step's rate": (Wrong(rates=lambda rates: np.roll(rates, -1)), ["update"]),
     "strides in the first convolution": (
-        "change(lambda recipe: recipe.replace(model=dataclasses.replace(recipe.model, stride_in='1x1')))",
+        Wrong(recipe=lambda recipe: recipe.replace(model=replace(recipe.model, stride_in="1x1"))),  # type: ignore[type-var]
         ["logits", "loss", "gradient"],
     ),
-    "forgets half of its momentum": ("change(lambda recipe: recipe.replace(momentum=recipe.momentum / 2))", ["momentum"]),
-    "does not smooth": ("change(lambda recipe: recipe.replace(label_smoothing=0.0))", ["loss", "gradient"]),
-    "follows statistics too fast": ("change(lambda recipe: recipe.replace(bn_momentum=0.9))", ["statistics"]),
+    "forgets half of its momentum": (
+        Wrong(recipe=lambda recipe: recipe.replace(momentum=recipe.momentum / 2)),
+        ["momentum"],
+    ),
+    "does not smooth": (setting(label_smoothing=0.0), ["loss", "gradient"]),
+    "follows statistics too fast": (setting(bn_momentum=0.9), ["statistics"]),
     "averages too fast": (
-        "change(lambda recipe: recipe.replace(ema_decay=recipe.ema_decay and 0.3))",
+        Wrong(recipe=lambda recipe: recipe.replace(ema_decay=recipe.ema_decay and 0.3)),
         ["moving average"],
     ),
-    "forgets the running mean": (
-        "write = TorchEngine.write\n"
-        "TorchEngine.write = lambda self, state: write(self, dataclasses.replace(state, tensors={name: value * 0 "
-        "if name.endswith('running_mean') else value for name, value in state.tensors.items()}))",
-        ["logits", "evaluation", "state"],
-    ),
-    "mixes with another partner": ("batches(lambda batch: swapped(batch))", ["loss"]),
-    "computes parts as one": ("execute(lambda execution: execution.replace(accumulation_steps=1))", ["two parts"]),
-    "drops the tail": (
-        "evaluate = TorchEngine.evaluate\n"
-        "TorchEngine.evaluate = lambda self, batches, ema=False: "
-        "evaluate(self, [batch for batch in batches if (batch.labels >= 0).all()], ema=ema)",
-        ["evaluation", "counts"],
-    ),
-    "counts the first four": (
-        "fetch = TorchEngine.fetch\n"
-        "def fewer(self, handle):\n"
-        "    interval = fetch(self, handle)\n"
-        "    counts = dataclasses.replace(interval.counts, top5=max(interval.counts.top5 - 1, 0))\n"
-        "    return dataclasses.replace(interval, counts=counts)\n"
-        "TorchEngine.fetch = fewer",
-        ["counts"],
-    ),
+    "forgets the running mean": (Wrong(written=without_running_means), ["logits", "evaluation", "state"]),
+    "mixes with another partner": (Wrong(batches=with_other_partners), ["loss"]),
+    "computes parts as one": (Wrong(execution=lambda how: how.replace(accumulation_steps=1)), ["two parts"]),
+    "drops the tail": (Wrong(evaluated=lambda batch: bool((batch.labels >= 0).all())), ["evaluation", "counts"]),
+    "counts the first four": (Wrong(counted=lambda counts: replace(counts, top5=max(counts.top5 - 1, 0))), ["counts"]),
 }
 
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    return build(tmp_path_factory.mktemp("work"), "resnet50-paddle-90ep", None, 6, "fp32", full=False)
+
+
+def carried_out(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
+    """Return what a worker leaves to be compared, of the right engine or a wrong one, carried out in this process."""
+    backend, execution = backends.load(name), Execution(backend=name)
+    world = backend.world(execution)
+    engine = backend if wrong is None else SimpleNamespace(engine=wrong.engine)
+    return Worker(engine, world, execution, work, rules=name != "reference").arrays()  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def expected(work: Workload) -> dict[str, np.ndarray]:
+    return carried_out(work, "reference")
+
+
+def missed(work: Workload, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> set[str]:
+    rows = [row.fields() for row in compare(found, expected, work, False)]
+    assert json.dumps(rows, allow_nan=False)
+    return {row["quantity"] for row in rows if not row["passed"]}
+
+
+def test_the_right_engine_misses_nothing_in_this_process_either(work: Workload, expected: dict[str, np.ndarray]) -> None:
+    assert missed(work, carried_out(work, "torch", Wrong()), expected) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wrong", "quantities"), FAULTS.values(), ids=FAULTS)
+def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(
+    work: Workload, expected: dict[str, np.ndarray], wrong: Wrong, quantities: list[str]
+) -> None:
+    assert set(quantities) <= missed(work, carried_out(work, "torch", wrong), expected)
+
+
+# Wrong workers, in the Python that LOCKSTEP_TORCH_PYTHON names
+
 WRONG_PYTHON = """#!{python}
-import dataclasses, sys
-import numpy as np
+import sys
 from pathlib import Path
-from lockstep.backends.torch.engine import TorchEngine
 from lockstep.data import host
 from lockstep.verification import worker
-
-def change(recipe=lambda recipe: recipe, rates=lambda rates: rates, execution=lambda execution: execution):
-    sound = TorchEngine.__init__
-    TorchEngine.__init__ = lambda self, r, t, world, e: sound(self, recipe(r), rates(t), world, execution(e))
-
-def execute(execution):
-    change(execution=execution)
-
-def decaying(recipe, role):
-    return recipe.replace(weight_decay_roles=(*recipe.weight_decay_roles, role))
-
-def swapped(batch):
-    return batch if batch.partners is None else dataclasses.replace(batch, partners=np.roll(batch.partners, 1))
-
-def batches(other):
-    sound = TorchEngine.train
-    TorchEngine.train = lambda self, batches, first: sound(self, map(other, batches), first)
 
 {fault}
 worker.main(Path(sys.argv[3]), sys.argv[4])
@@ -177,8 +242,8 @@ worker.main(Path(sys.argv[3]), sys.argv[4])
 
 
 @pytest.fixture
-def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that makes the engine of the workers wrong."""
+def wrong_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes the engine's worker wrong."""
 
     def make(fault: str) -> None:
         script = tmp_path / "python"
@@ -190,18 +255,8 @@ def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "quantities"), FAULTS.values(), ids=FAULTS)
-def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(wrong: Any, fault: str, quantities: list[str]) -> None:
-    wrong(fault)
-    report = lockstep.verify(["torch"], steps=6)
-    assert not report["passed"]
-    assert set(quantities) <= set(failed(report))
-    assert json.dumps(report, allow_nan=False)
-
-
-@pytest.mark.slow
-def test_a_loader_that_mirrors_images_is_caught(wrong: Any) -> None:
-    wrong("sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
+def test_a_loader_that_mirrors_images_is_caught(wrong_python: Any) -> None:
+    wrong_python("sound = host.decode_into\nhost.decode_into = lambda *a, flip, **k: sound(*a, flip=not flip, **k)")
     report = lockstep.verify(["torch"], steps=3)
     loader = report["engines"]["torch"]["loader"]
     assert loader["samples"]
@@ -210,8 +265,8 @@ def test_a_loader_that_mirrors_images_is_caught(wrong: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_fails_is_reported_with_its_own_words(wrong: Any) -> None:
-    wrong("raise SystemExit('no such instruction')")
+def test_an_engine_that_fails_is_reported_with_its_own_words(wrong_python: Any) -> None:
+    wrong_python("raise SystemExit('no such instruction')")
     found = lockstep.verify(["torch"], steps=3)["engines"]["torch"]
     assert found["error"].endswith("python ended with exit code 1: no such instruction")
     assert (found["passed"], found["rows"]) == (False, [])

@@ -21,7 +21,7 @@ from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded
 from lockstep.workers import end_with_parent, tell
 
 
-class _Worker:
+class Worker:
     """Carries out a workload; with `rules`, also what is held against definitions, which the reference need not show."""
 
     def __init__(self, backend: Backend, world: World, execution: Execution, workload: Workload, *, rules: bool) -> None:
@@ -180,7 +180,7 @@ def main(folder: Path, name: str) -> None:
     execution = Execution(backend=name)
     backend = backends.load(name)
     world = backend.world(execution)
-    worker = _Worker(backend, world, execution, load(folder), rules=name != "reference")
+    worker = Worker(backend, world, execution, load(folder), rules=name != "reference")
     arrays = worker.arrays()
     save_arrays(folder / f"{name}.npz", arrays)
     about = {"version": backends.FRAMEWORKS[name].version(), "device": world.device, "train_sec": worker.train_sec}
