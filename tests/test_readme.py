@@ -1,21 +1,43 @@
-"""The README's Python runs as it stands."""
+"""What README and the page of commands show is there, and the Python example runs as it stands."""
 
 import re
 from pathlib import Path
 
 import pytest
+import typer
 
+from lockstep.cli import app
 from lockstep.data.textures import draw_data_set
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, COMMANDS = ROOT / "README.md", ROOT / "docs" / "commands.md"
+ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
 
 
 @pytest.mark.slow
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", COMMANDS.read_text(encoding="utf-8"), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     draw_data_set(Path("demo/data"), train_images=40, val_images=10)
-    # The demo's images are numbered on from its 2,000 training images; here there are fewer of them.
-    example = example.replace("00200.jpg", "00004.jpg")
-    exec(compile(example, "README.md", "exec"), {})
+    # The demo's images are numbered on from its training images; here there are fewer of them.
+    example = re.sub(r"00\d+\.jpg", "00004.jpg", example)
+    exec(compile(example, str(COMMANDS), "exec"), {})
     assert "10 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"], ids=lambda page: page.name)
+def test_links_lead_to_files_of_the_project(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        on_the_web = ON_THE_WEB.match(target)
+        if on_the_web:
+            assert (ROOT / target[on_the_web.end() :]).is_file(), target
+        elif "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [README, COMMANDS], ids=lambda page: page.name)
+def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
+    known = typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
+    shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z]+)", page.read_text(encoding="utf-8")))
+    assert len(shown) >= 5
+    assert shown <= known
