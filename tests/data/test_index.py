@@ -118,6 +118,7 @@ BAD = {
 def partly_bad(root: Path) -> Path:
     image_folder(root, {name: data for name, (data, _) in BAD.items()})
     (root / "owl" / "gone.jpg").symlink_to("nowhere.jpg")
+    (root / "owl" / "loop.jpg").symlink_to("loop.jpg")
     os.utime(root / "owl", (1, 1))
     return root
 
@@ -128,7 +129,10 @@ def test_bad_files_are_left_out_of_the_rows(partly_bad: Path) -> None:
 
 def test_every_bad_file_is_listed_with_its_reason(partly_bad: Path) -> None:
     listed = {bad.file: bad.reason for bad in open_index(partly_bad).quarantined}
-    expected = {name: reason for name, (_, reason) in BAD.items()} | {"owl/gone.jpg": "No such file or directory"}
+    expected = {name: reason for name, (_, reason) in BAD.items()} | {
+        "owl/gone.jpg": "No such file or directory",
+        "owl/loop.jpg": "Too many levels of symbolic links",
+    }
     assert listed.keys() == expected.keys()
     for name, reason in expected.items():
         assert reason in listed[name]
@@ -158,6 +162,11 @@ def test_hidden_files_and_folders_are_ignored(root: Path) -> None:
     assert index.classes == ("cat", "newt", "owl")
     assert len(index) == 4
     assert index.quarantined == ()
+
+
+def test_a_looping_link_among_the_class_folders_is_no_class(root: Path) -> None:
+    (root / "loop").symlink_to("loop")
+    assert open_index(root).classes == ("cat", "newt", "owl")
 
 
 def test_files_beside_the_class_folders_are_ignored(root: Path) -> None:

@@ -21,7 +21,7 @@ from lockstep.data import pack as pack_module
 from lockstep.data.decode import decode
 from lockstep.data.formats import Bytes, Sample, recordio, tfrecord, webdataset
 from lockstep.data.index import open_index
-from lockstep.data.listing import list_images
+from lockstep.data.listing import Quarantined, list_images
 from lockstep.data.pack import Packing, pack, reduced, shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.errors import DataError
@@ -469,6 +469,16 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
     (folder / "val" / "a" / "nowhere.jpg").rename(folder / "val" / "a" / "gone.jpg")
     packed(folder, target, format)
     assert files_of(target) == files_of(packed(folder, tmp_path / "at once", format))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_looping_link_is_named_and_left_out(format: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "val" / "a" / "loop.jpg").symlink_to("loop.jpg")
+    told: list[tuple[str, Quarantined]] = []
+    pack(folder, tmp_path / "target", Packing(format), left_out=lambda split, bad: told.append((split, bad)))
+    assert told == [("val", Quarantined("a/loop.jpg", "Too many levels of symbolic links"))]
+    (folder / "val" / "a" / "loop.jpg").unlink()
+    assert files_of(tmp_path / "target") == files_of(packed(folder, tmp_path / "without", format))
 
 
 HOSTILE = ["../../x.jpg", "/etc/x.jpg", "..", "../..", "a/../../../x.jpg", ".x.jpg", "x\0y.jpg", "x\ny.jpg", "", "/", "a/."]

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from lockstep.data.doctor import Report
     from lockstep.data.index import Index
+    from lockstep.data.listing import Quarantined
 
 app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_is_help=True)
 
@@ -32,12 +33,18 @@ def pack(
 ) -> None:
     """Write a data set in another storage format: the same images in the same order, byte for byte unless reduced."""
     from lockstep.cli.console import Reporter
+    from lockstep.data.listing import printable
     from lockstep.data.pack import Packing
     from lockstep.data.pack import pack as write
 
     packing = Packing(format, shards, resize, quality, first_label, workers)
     with Reporter() as reporter:
-        counts = write(source, target, packing, reporter.progress("packing"))
+
+        def left_out(split: str, bad: "Quarantined") -> None:
+            place = f"{split}/{bad.file}" if split else bad.file
+            reporter.say(f"left out: {printable(place)}: {bad.reason}")
+
+        counts = write(source, target, packing, reporter.progress("packing"), left_out)
     for split, count in counts.items():
         print(f"{split}: {count} images in {target}")
 

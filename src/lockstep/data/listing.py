@@ -214,18 +214,21 @@ def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
     folders, listed = class_folders(source.root), listed_classes(source)
     classes = tuple(folders) if listed is None or not set(folders) <= set(listed) else listed
     label_of = {name: label for label, name in enumerate(classes)}
-    names, labels, left_out = [], [], []
+    names, labels, left_out, damaged = [], [], [], []
     for folder in sorted(folders, key=label_of.__getitem__):
-        for file in class_files(source.root / folder):
+        files, looping = class_files(source.root / folder)
+        for file in files:
             name = f"{folder}/{file}"
             if name in quarantine:
                 left_out.append(Quarantined(name, quarantine[name]))
+            elif file in looping:
+                damaged.append(Quarantined(name, os.strerror(errno.ELOOP)))
             else:
                 names.append(_encoded(name))
                 labels.append(label_of[folder])
     rows = np.zeros(len(names), ROW)
     rows["label"] = labels
-    return Listing(source, rows, Names.of(names), classes, numbered=False, left_out=tuple(left_out))
+    return Listing(source, rows, Names.of(names), classes, numbered=False, damaged=tuple(damaged), left_out=tuple(left_out))
 
 
 def _encoded(name: str) -> bytes:

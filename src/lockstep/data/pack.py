@@ -26,7 +26,7 @@ import simplejpeg
 from lockstep.data.decode import check, decode, header_size
 from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
 from lockstep.data.index import CACHE, quarantine_of
-from lockstep.data.listing import CLASSES, Listing, Progress, list_images
+from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
 from lockstep.errors import DataError
 from lockstep.machine import cores
@@ -100,16 +100,27 @@ class Split:
         return self.listing.classes[int(self.listing.rows["label"][number])]
 
 
-def pack(source: Path, target: Path, packing: Packing, progress: Progress | None = None) -> dict[str, int]:
+def pack(
+    source: Path,
+    target: Path,
+    packing: Packing,
+    progress: Progress | None = None,
+    left_out: Callable[[str, Quarantined], None] | None = None,
+) -> dict[str, int]:
     """Write the images of `source`, a data set or a folder of images, to the folder `target`; return counts of images.
 
-    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are. Only
-    an image folder may change their order: by class, if it is not. `progress` is called with the images done and the images
-    in all. Raises `DataError` if the target holds something else.
+    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are. Links
+    that loop are not: `left_out` is called with the split and each of them. Only an image folder may change the order of
+    images: by class, if it is not. `progress` is called with the images done and the images in all. Raises `DataError` if
+    the target holds something else.
     """
     if packing.format not in FORMATS:
         raise DataError(f"{packing.format} is no storage format; choose one of {', '.join(FORMATS)}")
     splits = list(_splits(source, packing))
+    if left_out is not None:
+        for split in splits:
+            for bad in split.listing.damaged:
+                left_out(split.name, bad)
     total = sum(len(split.listing) for split in splits)
     if not total:
         raise DataError(f"{source} has no images")
@@ -149,7 +160,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
     classes: tuple[str, ...] | None = None
     for name, where in find_sources(source).items():
         listing = list_images(where, classes, first_label=packing.first_label, quarantine=quarantine_of(where))
-        if listing.damaged:
+        if listing.damaged and where.format != FOLDER:
             bad = listing.damaged[0]
             raise DataError(
                 f"{where.root}: {len(listing.damaged)} stretches hold no usable image, the first at {bad.file}: "
@@ -300,7 +311,10 @@ def _read(split: Split, number: int) -> bytes:
         return split.listing.encoded(number)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{split.listing.source.root}/{split.listing.place(number)} cannot be read: {reason}") from None
+        raise DataError(
+            f"{split.listing.source.root}/{split.listing.place(number)} cannot be read: {reason}. "
+            "Put it back, or leave it out: lockstep data check --quarantine"
+        ) from None
 
 
 def reduced(data: bytes, shorter: int, quality: int) -> bytes:

@@ -1,5 +1,6 @@
 """Where the images of a split are, and in which storage format."""
 
+import errno
 import json
 import os
 import re
@@ -80,7 +81,7 @@ def find_source(root: Path) -> Source:
         raise DataError(f"there is no folder {root}; expected images in {root}/<class>/<image>")
     _check_written(root)
     with os.scandir(root) as entries:
-        folders = {entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")}
+        folders = {entry.name for entry in entries if is_folder(entry) and not entry.name.startswith(".")}
     if folders - {_DALI_INDEXES}:
         return Source(FOLDER, root)
     return _of_files(root, _visible_files(root), "") or Source(FOLDER, root)
@@ -116,7 +117,7 @@ def files_of_split(data: Path, split: str) -> list[str]:
 
 def _visible_files(root: Path) -> list[str]:
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file())
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_file(entry))
 
 
 def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
@@ -188,9 +189,9 @@ def class_folders(root: Path) -> list[str]:
     """
     with os.scandir(root) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted((entry.name for entry in visible if entry.is_dir()), key=os.fsencode)
+    folders = sorted((entry.name for entry in visible if is_folder(entry)), key=os.fsencode)
     if not folders:
-        files = sum(entry.is_file() for entry in visible)
+        files = sum(map(_is_file, visible))
         found = f"{files} files and no folders" if files else "nothing"
         raise DataError(
             f"{root} holds {found}; expected one folder for each class with its images inside. Sort ImageNet's "
@@ -199,16 +200,41 @@ def class_folders(root: Path) -> list[str]:
     return folders
 
 
-def class_files(folder: Path) -> list[str]:
-    """Return the names of the images of a class folder, sorted by their bytes.
+def class_files(folder: Path) -> tuple[list[str], set[str]]:
+    """Return the names of the images of a class folder, sorted by their bytes, and which of them are links that loop.
 
     Raises `DataError` if it is empty or holds a folder.
     """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
-    folders = sorted(entry.name for entry in visible if entry.is_dir())
+    folders = sorted(entry.name for entry in visible if is_folder(entry))
     if folders:
         raise DataError(f"{folder} holds a folder, {folders[0]}; expected images in {folder.parent}/<class>/<image>")
     if not visible:
         raise DataError(f"{folder} is empty; expected the images of a class. Remove the folder if there are none")
-    return sorted((entry.name for entry in visible), key=os.fsencode)
+    looping = {entry.name for entry in visible if entry.is_symlink() and _loops(entry)}
+    return sorted((entry.name for entry in visible), key=os.fsencode), looping
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder or a link to one; a link that cannot be followed is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _loops(link: os.DirEntry[str]) -> bool:
+    """Tell whether a link leads back to itself. One that leads nowhere may lead somewhere once a disk is mounted."""
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False

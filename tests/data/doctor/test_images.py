@@ -76,12 +76,15 @@ def test_a_decompression_bomb_stays_inside(pixels: int, tmp_path: Path, monkeypa
     assert kinds(report) == ["too-large"] * (pixels == 4_000)
 
 
-def test_a_link_to_nothing_and_a_pipe_are_unreadable(tmp_path: Path) -> None:
+def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Path) -> None:
     write(format="folder", data=tmp_path, images=SOUND)
     (tmp_path / "val/ant/gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "val/bee/loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "val/loop").symlink_to("loop")
     os.mkfifo(tmp_path / "val/bee/pipe.jpg")
     found = [(finding.kind, finding.split, finding.place, finding.detail) for finding in examine(tmp_path).findings]
     assert found == [
+        ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
         ("unreadable", "val", "bee/pipe.jpg", "it is no regular file"),
     ]

@@ -1,5 +1,6 @@
 """Where the images of a split are and what it holds, as far as that can be told of one that loaders refuse."""
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,17 @@ from lockstep.data.listing import (
     list_images,
     listed_classes,
 )
-from lockstep.data.sources import ALIASES, FOLDER, IS_OF, UNFINISHED, Source, files_of_split, find_source, find_split
+from lockstep.data.sources import (
+    ALIASES,
+    FOLDER,
+    IS_OF,
+    UNFINISHED,
+    Source,
+    files_of_split,
+    find_source,
+    find_split,
+    is_folder,
+)
 from lockstep.errors import DataError
 
 FORMAT_OF = {
@@ -94,7 +105,7 @@ def _visible(root: Path, *, folders: bool = False) -> list[str]:
     """Return the sorted names of files, or of folders."""
     try:
         with os.scandir(root) as entries:
-            return sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir() == folders)
+            return sorted(each.name for each in entries if not each.name.startswith(".") and is_folder(each) == folders)
     except OSError:  # whoever lists the images says so
         return []
 
@@ -232,7 +243,7 @@ def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
     for label, folder in enumerate(folders):
         try:
             with os.scandir(root / folder) as entries:
-                visible = {each.name: each.is_dir() for each in entries if not each.name.startswith(".")}
+                visible = {each.name: is_folder(each) for each in entries if not each.name.startswith(".")}
         except OSError as error:
             problems.append(("unreadable-file", folder, reason_of(error)))
             continue
@@ -285,4 +296,6 @@ def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
 
 
 def _kind_of_damage(reason: str) -> str:
+    if reason == os.strerror(errno.ELOOP):
+        return "unreadable"
     return "label-out-of-range" if _NO_CLASS.search(reason) else "too-large" if TOO_LARGE.search(reason) else "bad-record"
