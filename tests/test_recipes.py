@@ -118,6 +118,76 @@ def test_every_wrong_field_is_named_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "epochs",
+            99_999_999_999,
+            r"expected at most 1,000,000 \(the learning rate of every step is held in memory\), not 9{11}",
+        ),
+        ("image_size", 1_000_000, r"expected at most 4,096 \(the first activations of one image of that size are 1 GB\)"),
+        ("eval_resize", 10**6, "expected at most 4,096"),
+        ("eval_crop", 10**6, "expected at most 4,096"),
+        ("logits", 100_000_000_000, r"expected at most 1,048,576 \(no data set is read with more classes\)"),
+        ("global_batch_images", 10**9, r"expected at most 1,048,576 \(so many images of 224 px are 150 GB\)"),
+        ("lr_batch_images", 10**400, "expected at most 1,048,576"),
+        ("warmup_epochs", 1e300, "expected at most 1,000,000"),
+        ("lr_step_epochs", [30, 1e300], "expected at most 1,000,000"),
+        ("crop_attempts", 10**9, "expected at most 10,000"),
+        ("loss_scale_growth_steps", 2**31, "expected at most 2,147,483,647"),
+        ("loader_threads", 10**9, "expected at most 1,024"),
+        ("loader_batches", 10**9, "expected at most 1,024"),
+        ("accumulation_steps", 10**12, "expected at most 1,048,576"),
+        ("all_reduce_mb", 10**12, "expected at most 4,000"),
+        ("profile_steps", 10**12, "expected at most 10,000"),
+        ("log_every_steps", 10**12, "expected at most 50,000,000"),
+    ],
+)
+def test_a_number_beyond_memory_is_refused_with_the_reason(field: str, value: Any, message: str) -> None:
+    settings = Recipe if field in Recipe.model_fields else Execution
+    with pytest.raises(RecipeError, match=rf"^{field}.*: {message}"):
+        settings.of({field: value})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": SMALL_SPEC | {"layers": [10**9, 1, 1, 1]}},
+        {"model": SMALL_SPEC | {"widths": [8, 8, 8, 10**9]}},
+        {"model": SMALL_SPEC | {"widths": [8, 8, 2**16, 2**16]}},
+        {"model": "resnet50", "logits": 2**20},
+    ],
+    ids=["layers", "widths", "parameters", "classifier"],
+)
+def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(fields: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="at most"):
+        Recipe.of(fields)
+
+
+def test_every_whole_number_has_an_upper_bound() -> None:
+    names = [(each, name) for each in (Recipe, Execution) for name, value in each().fields().items() if type(value) is int]
+    assert len(names) > 15
+    for each, name in names:
+        with pytest.raises(RecipeError, match=f"^{name}"):
+            each.of({name: 10**20})
+
+
+def test_of_many_problems_the_first_are_named_and_the_rest_counted() -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.of({f"strange{i}": i for i in range(1000)})
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "... and 990 more"
+
+
+@pytest.mark.parametrize("value", [10**5000, [1] * 10**5], ids=["integer", "list"])
+def test_a_wrong_value_that_is_long_is_not_shown_in_full(value: object) -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.of({"mixup_pairing": value})
+    assert len(str(raised.value)) < 300
+
+
 @pytest.mark.parametrize("build", [Recipe, Recipe.of, Recipe().replace, Execution])
 def test_a_wrong_value_is_a_recipe_error_however_it_is_given(build: Any) -> None:
     wrong = {"log_every_steps": 0} if build is Execution else {"epochs": 0}
@@ -238,6 +308,9 @@ def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(tmp_path: Path,
         pytest.param(b"? [1, 2]\n: 5", "cannot be read as YAML", id="a list as a key"),
         pytest.param(b"seed: " + b"[" * 500, "cannot be read as YAML", id="too deep"),
         pytest.param(b"seed: !!python/object:os.system 1", "cannot be read as YAML", id="a Python object"),
+        pytest.param(b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool", id="no bool"),
+        pytest.param(b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not taken", id="alias"),
+        pytest.param(b"#" * 10**6, "it has more than 65,536 characters", id="long"),
         pytest.param(b"", "expected fields of a recipe", id="empty"),
         pytest.param(b"- epochs: 1", "expected fields of a recipe", id="list"),
         pytest.param(b"just some words", "expected fields of a recipe", id="words"),
@@ -330,6 +403,7 @@ def test_the_compiler_can_be_set_by_word_though_yaml_reads_some_as_truth_values(
         ("base=demo", "no field 'base'"),
         ("mean=[1,", r"mean: '\[1,' is not a value"),
         ("seed=2024-13-45", "seed: '2024-13-45' is not a value"),
+        ("epochs=!!int _", "epochs: '!!int _' is not a value: line 1: '_' is not a valid int"),
     ],
 )
 def test_a_setting_that_cannot_be_understood_is_refused(setting: str, message: str) -> None:

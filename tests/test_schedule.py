@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.errors import RecipeError
 from lockstep.published import RECIPES
 from lockstep.recipes import Recipe
 from lockstep.schedule import learning_rates, peak_lr
@@ -55,6 +56,11 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnet50-tensorflow-250ep": (tensorflow, 250, 5, 2.048),
     "demo": (paddle, 7, 1, 0.1),
 }
+
+
+def test_a_run_of_more_steps_than_memory_holds_is_refused_with_what_to_do() -> None:
+    with pytest.raises(RecipeError, match=r"900000 epochs of 5004 steps are 4,503,600,000 steps; .* Use fewer epochs"):
+        learning_rates(Recipe(epochs=900_000), 5004)
 
 
 @pytest.mark.parametrize("per_epoch", [1, 7])

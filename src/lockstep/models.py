@@ -15,6 +15,9 @@ from typing import Literal
 from lockstep.errors import RecipeError, nearest
 
 Role = Literal["conv_weight", "bn_scale", "bn_bias", "bn_mean", "bn_var", "fc_weight", "fc_bias"]
+MOST_LAYERS = 1000
+"""Blocks of a stage; the deepest published ResNet, of 1,202 layers, has 200."""
+MOST_CHANNELS = 2**16
 TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_weight", "fc_bias")
 
 
@@ -38,6 +41,11 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if min(*self.layers, *self.widths, self.stem_width, self.groups, self.expansion) < 1:
             raise RecipeError("layers, widths, stem_width, groups and expansion of a model must be at least 1")
+        if max(self.layers) > MOST_LAYERS or max(*self.widths, self.stem_width, self.expansion) > MOST_CHANNELS:
+            raise RecipeError(
+                f"layers of a model must be at most {MOST_LAYERS} a stage, and widths, stem_width and expansion at most "
+                f"{MOST_CHANNELS}: all of its tensors are listed before anything runs"
+            )
         if self.block == "basic" and self.groups > 1:
             raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}")
         for width in self.widths:

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from lockstep import limits
 from lockstep.errors import RecipeError, nearest
-from lockstep.models import ModelSpec, Role, model_spec, tensors
+from lockstep.models import ModelSpec, Role, model_spec, parameter_count, tensors
+from lockstep.plain_yaml import MOST_CHARACTERS, read_yaml
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -29,8 +31,10 @@ class _Settings(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            problems = [_explain(type(self), problem) for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
-            raise RecipeError("\n".join(problems)) from None
+            found = [problem for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
+            problems = [_explain(type(self), problem) for problem in found[:_MOST_PROBLEMS]]
+            more = [f"... and {len(found) - _MOST_PROBLEMS} more"] * (len(found) > _MOST_PROBLEMS)
+            raise RecipeError("\n".join(problems + more)) from None
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
@@ -53,6 +57,10 @@ class _Settings(BaseModel):
         return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
 
 
+_MOST_SHOWN = 100
+"""Characters of a wrong value in a message."""
+_MOST_PROBLEMS = 10
+"""Named of one recipe; the nearest names are looked for of each."""
 # A model that is given by its fields is no name; what is wrong with the fields is the complaint that helps.
 _NOT_A_NAME = ("model", "str")
 
@@ -66,7 +74,15 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
         known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
         return f"there is no field {where!r}. {nearest(place[-1], known)}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}, not {problem['input']!r}" if where else message
+    return f"{where}: {message}, not {_shown(problem['input'])}" if where else message
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "an integer that is too long to write"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
 class Recipe(_Settings):
@@ -75,7 +91,7 @@ class Recipe(_Settings):
     # The model.
     model: str | ModelSpec = "resnet50"
     """A name from `lockstep.models.MODELS`, or the fields of a `ModelSpec`."""
-    logits: Annotated[int, Field(ge=1)] = 1000
+    logits: Annotated[int, Field(ge=1), limits.LOGITS] = 1000
     """Outputs of the classifier. At least the number of classes; NVIDIA's TensorFlow model has 1001, the last unused."""
     padding: Literal["symmetric", "same"] = "symmetric"
     """"same": TensorFlow's SAME, which pads one more row behind than before where the stride is 2."""
@@ -97,25 +113,25 @@ class Recipe(_Settings):
     """Whether the last batch norm of every block starts with scale 0, so that a block starts as the identity."""
 
     # How long, how much, how fast.
-    epochs: Annotated[int, Field(ge=1)] = 90
+    epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 90
     """Times the training images are gone through; the images of a last step that is not full are left out."""
-    global_batch_images: Annotated[int, Field(ge=1)] = 256
+    global_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
     """Images of one optimizer step, over all ranks and accumulation."""
     lr: Positive = 0.256
     """Peak learning rate; at `lr_batch_images` images a step if `lr_scaling` is "linear"."""
     lr_scaling: Literal["linear", "none"] = "linear"
     """"linear": the peak is lr * global_batch_images / lr_batch_images. "none": lr is taken as it stands."""
-    lr_batch_images: Annotated[int, Field(ge=1)] = 256
+    lr_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
     """Images of a step that `lr` is meant for."""
     lr_unit: Literal["step", "epoch"] = "step"
     """Whether the rate changes every step or stays through an epoch."""
-    warmup_epochs: NotNegative = 5.0
+    warmup_epochs: Annotated[NotNegative, limits.EPOCHS] = 5.0
     """Length of the linear rise from `warmup_start_lr` to the peak; 0: none."""
     warmup_start_lr: NotNegative = 0.0
     """Where the rise begins."""
     warmup_counts_from: Literal[0, 1] = 0
     """Position of the first unit on the warm-up line: 0 starts at `warmup_start_lr`, 1 one increment above it."""
-    warmup_from_batch_images: Annotated[int, Field(ge=0)] = 0
+    warmup_from_batch_images: Annotated[int, Field(ge=0), limits.COUNTED] = 0
     """Warm up only if a step has at least so many images ("512 and up" on NVIDIA's pages)."""
     lr_decay: Literal["cosine", "linear", "step"] = "cosine"
     """How the rate falls from the peak; formulas in `lockstep.schedule`."""
@@ -123,7 +139,7 @@ class Recipe(_Settings):
     """Where the cosine or line begins; from "start" the rate jumps down where the warm-up ends."""
     lr_end: NotNegative = 0.0
     """Where cosine and line end."""
-    lr_step_epochs: tuple[NotNegative, ...] = ()
+    lr_step_epochs: tuple[Annotated[NotNegative, limits.EPOCHS], ...] = ()
     """Epochs after which "step" multiplies the rate by `lr_step_factor`."""
     lr_step_factor: Positive = 0.1
     """What the rate is multiplied by after each of `lr_step_epochs`."""
@@ -163,21 +179,21 @@ class Recipe(_Settings):
     """The scale, or the first one if it is dynamic."""
     loss_scale_growth: Annotated[float, Field(gt=1)] = 2.0
     """What a dynamic scale is multiplied by after `loss_scale_growth_steps` steps without overflow."""
-    loss_scale_growth_steps: Annotated[int, Field(ge=1)] = 1000
+    loss_scale_growth_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1000
     """See `loss_scale_growth`."""
     loss_scale_backoff: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """What a dynamic scale is multiplied by after overflows."""
-    loss_scale_backoff_steps: Annotated[int, Field(ge=1)] = 1
+    loss_scale_backoff_steps: Annotated[int, Field(ge=1), limits.COUNTED] = 1
     """Consecutive overflowing steps after which the scale is multiplied by `loss_scale_backoff`."""
 
     # The images.
-    image_size: Annotated[int, Field(ge=32)] = 224
+    image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """Height and width of a training image in pixels."""
     crop_area: tuple[Positive, Positive] = (0.08, 1.0)
     """Range of the random crop's share of the image's area."""
     crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
     """Range of the random crop's width over height, drawn evenly in its logarithm."""
-    crop_attempts: Annotated[int, Field(ge=1)] = 100
+    crop_attempts: Annotated[int, Field(ge=1), limits.ATTEMPTS] = 100
     """Draws of area and aspect until one fits into the image; then the largest centred crop is taken."""
     flip_probability: Fraction = 0.5
     """Share of training images that are mirrored left to right."""
@@ -190,9 +206,9 @@ class Recipe(_Settings):
     dct_scaling: bool = False
     """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
     libjpeg can: faster for large photos, and it filters as it shrinks. Training and evaluation see other pixels with it."""
-    eval_resize: Annotated[int, Field(ge=32)] = 256
+    eval_resize: Annotated[int, Field(ge=32), limits.SIDE] = 256
     """Evaluation: the shorter side is resized to so many pixels, the other in proportion (rounded down) ..."""
-    eval_crop: Annotated[int, Field(ge=32)] = 224
+    eval_crop: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """... and the centre so large is cut out."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -200,7 +216,12 @@ class Recipe(_Settings):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
-        model_spec(self.model)
+        count = parameter_count(model_spec(self.model), self.logits)
+        if count > limits.MOST_PARAMETERS:
+            raise ValueError(
+                f"the model has {count:,} parameters with {self.logits} logits; expected at most {limits.MOST_PARAMETERS:,} "
+                "(4 GB, and as much for gradients and velocities)"
+            )
         if self.crop_area[0] > self.crop_area[1] or self.crop_area[1] > 1:
             raise ValueError(f"crop_area must be a rising range within 0 to 1, not {list(self.crop_area)}")
         if self.crop_aspect[0] > self.crop_aspect[1]:
@@ -242,30 +263,30 @@ class Execution(_Settings):
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
     distributed: Literal["native", "horovod"] = "native"
     """What adds up over ranks: the framework's own way, or Horovod, which TensorFlow's engine has too."""
-    all_reduce_mb: Annotated[int, Field(ge=1)] = 25
+    all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
     """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet, which add up all in one, take no
     notice."""
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
     """Parts a rank's share of a step is computed in, one after the other."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
     """What decodes images: Lockstep's own threads, NVIDIA's DALI on the CPU or the GPU, or nothing ("synthetic": noise)."""
-    loader_threads: Annotated[int, Field(ge=0)] = 0
+    loader_threads: Annotated[int, Field(ge=0), limits.THREADS] = 0
     """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
-    loader_batches: Annotated[int, Field(ge=1)] = 2
+    loader_batches: Annotated[int, Field(ge=1), limits.BATCHES_AHEAD] = 2
     """Batches decoded ahead."""
-    profile_step: Annotated[int, Field(ge=0)] | None = None
+    profile_step: Annotated[int, Field(ge=0), limits.STEPS] | None = None
     """The first step that the framework's profiler traces; steps count from 0. None: none is."""
-    profile_steps: Annotated[int, Field(ge=1)] = 1
+    profile_steps: Annotated[int, Field(ge=1), limits.TRACED_STEPS] = 1
     """How many are traced from there on."""
     loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
     """Where figures go besides the run's own log."""
-    log_every_steps: Annotated[int, Field(ge=1)] = 10
+    log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
     """Steps after which losses are read from the device and logged."""
-    save_every_steps: Annotated[int, Field(ge=0)] = 0
+    save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
     """Besides the end of every epoch; 0: only there."""
-    evaluate_every_epochs: Annotated[int, Field(ge=1)] = 1
+    evaluate_every_epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 1
     """The last epoch is always evaluated."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    keep_checkpoints: Annotated[int, Field(ge=1), limits.STEPS] = 2
     """The newest so many are kept, and the best."""
     model_prefix: str = ""
     """Where the weights at the end of every epoch are written as MXNet's Module has them besides: PREFIX-symbol.json and
@@ -311,8 +332,9 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
 
 def _fields_in(path: Path) -> dict[str, Any]:
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        with path.open(encoding="utf-8") as file:
+            fields = read_yaml(file.read(MOST_CHARACTERS + 1))
+    except (ValueError, OSError) as error:
         raise RecipeError(f"cannot be read as YAML: {error}") from None
     if not isinstance(fields, dict):
         raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
@@ -332,9 +354,9 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
         if not equals:
             raise RecipeError(f"expected field=value, found {setting!r}")
         try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise RecipeError(f"{name}: {text!r} is not a value: {error}") from None
+            value = read_yaml(text)
+        except ValueError as error:
+            raise RecipeError(f"{name}: {text!r:.60} is not a value: {error}") from None
         if name in Recipe.model_fields:
             recipe[name] = value
         elif name in Execution.model_fields:

@@ -10,6 +10,8 @@ With u the unit's index (step, or epoch), W the warm-up's length and E the run's
 
 import numpy as np
 
+from lockstep.errors import RecipeError
+from lockstep.limits import MOST_STEPS
 from lockstep.recipes import Recipe
 
 
@@ -23,9 +25,15 @@ def peak_lr(recipe: Recipe) -> float:
 def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     """Return the learning rate of every step of the run: float64 [epochs * steps_per_epoch].
 
-    A warm-up longer than the run is cut to the run's length.
+    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than `limits.MOST_STEPS`.
     """
-    steps = np.arange(recipe.epochs * steps_per_epoch)
+    count = recipe.epochs * steps_per_epoch
+    if count > MOST_STEPS:
+        raise RecipeError(
+            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at most {MOST_STEPS:,}, whose "
+            "learning rates are held in memory. Use fewer epochs or more images a step (global_batch_images)"
+        )
+    steps = np.arange(count)
     if recipe.lr_unit == "epoch":
         units, per_epoch = steps // steps_per_epoch, 1
     else:

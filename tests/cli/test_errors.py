@@ -101,6 +101,16 @@ def test_a_wrong_command_is_answered_with_what_is_wrong(
     assert re.search(message, errors)
 
 
+def test_a_lack_of_memory_is_told_with_what_to_do(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 2 TiB")
+
+    monkeypatch.setattr("lockstep.reporting.report", greedy)
+    code, _, errors = answer("report", "run")
+    assert code == 1
+    assert errors.startswith("lockstep: not enough memory: Unable to allocate 2 TiB. Use a smaller batch")
+
+
 def test_a_device_that_is_not_there_is_told_with_where_to_look(
     answer: Run, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

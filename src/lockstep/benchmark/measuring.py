@@ -25,6 +25,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.errors import DataError
+from lockstep.limits import MOST_EPOCHS
 from lockstep.order import BatchPlan, centre_plan, training_plans
 from lockstep.recipes import Execution, Recipe
 from lockstep.training import initial_state
@@ -221,7 +222,7 @@ class _Source:
     def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:
         share: dict[str, Any] = {"rank": self._world.rank, "ranks": self._world.ranks}
         if self._cell.what == TRAIN:
-            recipe, parts = self._recipe.replace(epochs=2**31), self._execution.accumulation_steps
+            recipe, parts = self._recipe.replace(epochs=MOST_EPOCHS), self._execution.accumulation_steps
             return training_plans(recipe, sizes, 0, parts=parts, **share)
         return _evaluation_without_end(self._recipe, sizes, self._cell.batch, **share)
 

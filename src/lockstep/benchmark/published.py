@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lockstep.benchmark.reading import environment_of
 from lockstep.errors import DataError, RecipeError
+from lockstep.plain_yaml import read_yaml
 from lockstep.recipes import load_recipe
 
 PUBLISHED_SIZE = 224
@@ -85,7 +85,7 @@ class Row(BaseModel):
 @cache
 def published_rows(path: Path = ROWS) -> tuple[Row, ...]:
     """Return all rows. Raises `DataError` that names the table and the row for what is wrong."""
-    return tuple(row for table in yaml.safe_load(path.read_text(encoding="utf-8")) for row in _rows_of(dict(table)))
+    return tuple(row for table in read_yaml(path.read_text(encoding="utf-8")) for row in _rows_of(dict(table)))
 
 
 def _rows_of(table: dict[str, Any]) -> list[Row]:

@@ -63,6 +63,11 @@ def _code() -> int:
     except BrokenPipeError:  # the reader of our output has gone, such as `head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
         return 1
+    except MemoryError as error:
+        _complain(
+            f"not enough memory{f': {error}' if str(error) else ''}. Use a smaller batch, image or model, or fewer threads"
+        )
+        return 1
     except OSError as error:  # a full disk, a folder without permission: the system's words name the file and the reason
         _complain(error)
         return UserError.exit_code
@@ -71,6 +76,6 @@ def _code() -> int:
     return 0
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception | str) -> None:
     rank = os.environ.get("RANK", "0")
     print(f"{'' if rank == '0' else f'[rank {rank}] '}lockstep: {error}", file=sys.stderr)
