@@ -17,7 +17,7 @@ RATES = np.linspace(0.1, 1.0, 10)
 
 
 def train_event(step: int, **figures: Any) -> dict[str, Any]:
-    return {"kind": "train", "step": step, "first_step": step - 2, "images": 16, "images_per_sec": 4.0} | figures
+    return {"kind": "train", "step": step, "first_step": max(step - 2, 0), "images": 16, "images_per_sec": 4.0} | figures
 
 
 def events(folder: Path) -> Iterator[Event]:

@@ -1,5 +1,6 @@
 """A run's folder: one recipe, one writer, and files that are whole."""
 
+import json
 import os
 import subprocess
 import sys
@@ -194,8 +195,38 @@ def test_json_is_written_as_people_read_it(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "classes": [\n  "café"\n ],\n "loss": 0.1\n}\n'
 
 
+SCORES = {"step": 8, "loss": None, "top1_percent": 75.0, "top5_percent": 100.0, "images": 8}
+REPORT = {
+    "steps": 8,
+    "final": {"trained": SCORES},
+    "best": SCORES,
+    "classes": ["cat", "owl"],
+    "per_class": {"trained": {"images": [4, 4], "top1": [3, 3], "top5": [4, 4]}},
+    "images_per_sec": None,
+    "train_sec": 1.5,
+    "quarantined": 0,
+}
+
+
 @pytest.mark.parametrize(
-    ("content", "report"), [('{"steps": 3}', {"steps": 3}), ("", None), ('{"ste', None), (None, None)], ids=repr
+    ("content", "report"),
+    [
+        (json.dumps(REPORT), REPORT),
+        (json.dumps(REPORT)[:-1], None),
+        ("", None),
+        (None, None),
+        ("[]", None),
+        ("5", None),
+        ("{}", None),
+        ("[" * 100_000, None),
+        (json.dumps(REPORT | {"final": []}), None),
+        (json.dumps(REPORT | {"final": {"trained": SCORES | {"images": 0}}}), None),
+        (json.dumps(REPORT | {"best": None}), None),
+        (json.dumps(REPORT | {"classes": [1, 2]}), None),
+        (json.dumps(REPORT | {"per_class": {"trained": {"images": [4], "top1": [4], "top5": [4]}}}), None),
+        (json.dumps(REPORT | {"train_sec": "long"}), None),
+    ],
+    ids=lambda value: str(value)[-40:],
 )
 def test_only_a_whole_report_is_one(content: str | None, report: object, tmp_path: Path) -> None:
     if content is not None:
@@ -203,17 +234,20 @@ def test_only_a_whole_report_is_one(content: str | None, report: object, tmp_pat
     assert read_report(tmp_path) == report
 
 
+ONE, TWO = ('{"kind": "start", "step": 1}', '{"kind": "evaluate", "step": 2, "weights": "trained"}')
+
+
 @pytest.mark.parametrize(
     ("content", "entries"),
     [
         ("", []),
-        ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
-        ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
-        ('{"step": 1}\n{"st', [{"step": 1}]),
-        ('{"step": 1}\n{"st\n', [{"step": 1}]),
+        (f"{ONE}\n{TWO}\n", [json.loads(ONE), json.loads(TWO)]),
+        (f"{ONE}\n{TWO}", [json.loads(ONE)]),
+        (f'{ONE}\n{{"st', [json.loads(ONE)]),
+        (f'{ONE}\n{{"st\n', [json.loads(ONE)]),
         ('{"st', []),
         ('{"name": "caf\xc3', []),
-        ('{"loss": NaN, "lr": 0.1}\n', "NaN"),
+        ('{"kind": "note", "step": 1, "loss": NaN}\n', "NaN"),
     ],
     ids=repr,
 )
@@ -221,7 +255,7 @@ def test_a_log_is_read_up_to_the_line_that_a_killed_process_cut_off(content: str
     path = tmp_path / "log.jsonl"
     path.write_bytes(content.encode("latin-1"))
     if entries == "NaN":
-        assert str(read_log(path)) == "[{'loss': nan, 'lr': 0.1}]"
+        assert str(read_log(path)) == "[{'kind': 'note', 'step': 1, 'loss': nan}]"
     else:
         assert read_log(path) == entries
 
@@ -232,9 +266,43 @@ def test_a_missing_log_is_empty(tmp_path: Path) -> None:
 
 def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    path.write_text(f'{ONE}\n{{"st\n{TWO}\n')
     with pytest.raises(CheckpointError, match=r"log\.jsonl, line 2 is not JSON"):
         read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("5", "it is not an object"),
+        ("[]", "it is not an object"),
+        ("{}", "it has no kind"),
+        ('{"kind": 1}', "it has no kind"),
+        ('{"kind": "start"}', "it has no step"),
+        ('{"kind": "train"}', "it has no step"),
+        ('{"kind": "evaluate", "step": true}', "its step is True"),
+        ('{"kind": "evaluate", "step": 1e300, "weights": "trained"}', "its step is 1e"),
+        ('{"kind": "evaluate", "step": 4, "weights": ["trained"]}', "its weights is"),
+        ('{"kind": "evaluate", "step": 4, "weights": "trained", "top1_percent": NaN}', "its top1_percent is nan"),
+        ('{"kind": "train", "step": 2, "first_step": 0, "images": 0, "images_per_sec": 1}', "its images is 0"),
+        ('{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 0}', "its images_per_sec is 0"),
+        ('{"kind": "train", "step": 2, "first_step": 2, "images": 8, "images_per_sec": 1}', "its first_step is not below"),
+        ('{"kind": "note", "step": 2, "losses": 5}', "its losses is 5"),
+    ],
+)
+def test_a_line_of_another_shape_is_named_with_what_is_wrong(line: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{ONE}\n{line}\n")
+    with pytest.raises(CheckpointError, match=rf"log\.jsonl, line 2 is not an entry of a log: {problem}"):
+        read_log(path)
+
+
+def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 1.0}\n')
+    assert len(read_log(path)) == 1
+    with pytest.raises(CheckpointError, match="line 1 is not an entry of a log: it has no "):
+        read_log(path, whole=True)
 
 
 def test_the_environment_says_what_numbers_and_speed_depend_on() -> None:

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from lockstep import shapes
 from lockstep.backends import FRAMEWORKS
 from lockstep.errors import CheckpointError, RecipeError
 from lockstep.machine import cores, memory_bytes, processor
@@ -96,27 +97,37 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """Return the report of a finished run; None if it is not finished."""
+    """Return the report of a finished run; None if it is not finished, or the file holds something else."""
     try:
-        report: dict[str, Any] = json.loads((path / "report.json").read_text(encoding="utf-8"))
+        report: dict[str, Any] = shapes.parsed((path / "report.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return report
+    return report if shapes.is_report(report) else None
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a log; empty if there is none. A last line that a killed process cut off is left out."""
+def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
+    """Return the entries of a log; empty if there is none. A last line that a killed process cut off is left out.
+
+    With `whole`, entries have every figure that training writes; without, what it takes to go on with the log. Raises
+    `CheckpointError` that names the line of anything else.
+    """
     if not path.is_file():
         return []
     entries = []
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            entries.append(json.loads(line))
+            entry = shapes.parsed(line)
         except ValueError:
             if number == len(lines) - 1:
                 break
             raise CheckpointError(f"{path}, line {number} is not JSON; restore the file or use another --out") from None
+        problem = shapes.problem_of_entry(entry, whole=whole)
+        if problem is not None:
+            raise CheckpointError(
+                f"{path}, line {number} is not an entry of a log: {problem}; restore the file or use another --out"
+            )
+        entries.append(entry)
     return entries
 
 

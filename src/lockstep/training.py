@@ -281,7 +281,8 @@ class Training:
         """
         span = next(spans(max(step - 1, 0), self.total, self.per_epoch, self.execution), None)
         due = step > 0 and span is not None and span.stop == step and span.evaluates
-        logged = [e["weights"] for e in read_log(self.out / "log.jsonl") if e["kind"] == "evaluate" and e["step"] == step]
+        log = read_log(self.out / "log.jsonl", whole=True)
+        logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
         return due and (step == self.total or logged != self.evaluated_weights)
 
     def loop(self, batches: Iterator[Batch], first: int) -> None:

@@ -15,6 +15,7 @@ from lockstep.formats.original import Original
 from lockstep.models import recognise
 from lockstep.recipes import Recipe
 from lockstep.run import read_log
+from lockstep.shapes import is_list_of, is_text
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def best_step(entries: list[dict[str, Any]]) -> int | None:
     scores = [
         (entry["top1_percent"], -entry["step"])
         for entry in entries
-        if entry["kind"] == "evaluate" and entry["weights"] == "trained"
+        if entry["kind"] == "evaluate" and entry["weights"] == "trained" and "top1_percent" in entry
     ]
     return -int(max(scores)[1]) if scores else None
 
@@ -130,7 +131,11 @@ def _of_file(path: Path) -> Weights:
 
 def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) -> Weights:
     try:
-        recipe = Recipe.of(about["recipe"])
+        recipe, classes = Recipe.of(about["recipe"]), about["classes"]
+        if not is_list_of(is_text)(classes):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path}: what is noted with the weights is no recipe and no list of classes") from None
     except RecipeError as error:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
-    return Weights(recipe, tensors, tuple(about["classes"]), path)
+    return Weights(recipe, tensors, tuple(classes), path)

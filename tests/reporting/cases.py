@@ -103,7 +103,10 @@ def write_run(
         write_results(folder, Results(STEPS, digest, scores))
     final = {name: found.counts().summary() | {"step": STEPS, "images_per_sec": 300.0} for name, found in scores.items()}
     report = {
+        "steps": STEPS,
         "final": final,
+        "best": final["trained"],
+        "quarantined": 0,
         "classes": classes,
         "per_class": {name: found.per_class(len(classes)) for name, found in scores.items()},
         "images_per_sec": 105.0,

@@ -1,6 +1,5 @@
 """The log of a run by epochs, which is how other programs report theirs."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ from lockstep.errors import DataError
 from lockstep.order import steps_per_epoch
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.run import read_log
+from lockstep.shapes import is_count, is_environment, parsed
 
 Entry = dict[str, Any]
 """A line of `log.jsonl`."""
@@ -69,7 +69,11 @@ def read_run(folder: Path) -> LoggedRun:
         ended_at = (folder / "log.jsonl").stat().st_mtime
     except OSError as error:
         raise DataError(f"{folder} holds no run that has begun ({error.strerror}: {error.filename})") from None
-    entries = read_log(folder / "log.jsonl")
+    entries = read_log(folder / "log.jsonl", whole=True)
+    for entry in entries:
+        missing = {"elapsed_sec", *(["lr"] if entry["kind"] == "train" else [])} - entry.keys()
+        if missing:
+            raise DataError(f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}")
     epochs = _epochs(entries, steps_per_epoch(recipe, environment["train"]["images"]))
     if not epochs:
         raise DataError(f"{folder}: nothing was trained yet")
@@ -78,9 +82,11 @@ def read_run(folder: Path) -> LoggedRun:
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parsed(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path} is not JSON ({error}); restore the file") from None
+    if not is_environment(found) or not is_count(found.get("train", {}).get("images")) or not is_count(found.get("ranks")):
+        raise DataError(f"{path} is not what a run notes of its environment; restore the file")
     return found
 
 

@@ -6,7 +6,6 @@ place, and nothing is sent twice.
 
 import importlib
 import importlib.metadata
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lockstep.errors import UserError
+from lockstep.errors import CheckpointError, UserError
 from lockstep.run import write_json
+from lockstep.shapes import is_count, parsed
 
 Outcome = Literal["finished", "stopped", "failed"]
 """How a process of a run ended; one that was stopped can go on."""
@@ -112,7 +112,7 @@ class Loggers:
     def __init__(self, names: Sequence[str], opening: Opening, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._file = opening.folder / "loggers.json"
-        self._known: dict[str, Any] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self._known = _known(self._file) if self._file.is_file() else {}
         self._open: dict[str, Logger] = {}
         for name in names:
             with self._guarded(name):
@@ -167,3 +167,14 @@ class Loggers:
         except Exception as error:
             self._open.pop(name, None)
             self._warn(f"{name} failed and is told no more of this run: {type(error).__name__}: {error}")
+
+
+def _known(file: Path) -> dict[str, Any]:
+    """Return what a run's loggers call it and what was sent to them. Raises `CheckpointError` if the file is damaged."""
+    try:
+        known: dict[str, Any] = parsed(file.read_bytes())
+        if all(isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values())) for each in known.values()):
+            return known
+    except (ValueError, AttributeError, TypeError, KeyError):
+        pass
+    raise CheckpointError(f"{file} is damaged; restore it, or remove it to have the loggers begin another run")

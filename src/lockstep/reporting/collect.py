@@ -1,6 +1,5 @@
 """The folder of a run -> plain data: what is there of it, be it finished, stopped or still training."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from lockstep.published import RECIPES
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.results import Results, read_results
 from lockstep.run import read_log, read_report
+from lockstep.shapes import is_environment, parsed
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Run:
     @property
     def steps(self) -> int | None:
         """Steps of the whole run; None if it never began."""
-        return next((entry["total"] for entry in reversed(self.log) if entry["kind"] == "start"), None)
+        return next((entry["total"] for entry in reversed(self.log) if entry["kind"] == "start" and "total" in entry), None)
 
     @property
     def trouble(self) -> str | None:
@@ -99,7 +99,7 @@ def _open_run(folder: Path, name: str) -> Run:
         name=printable(name),
         recipe=load_recipe(folder),
         environment=_environment(folder),
-        log=read_log(folder / "log.jsonl"),
+        log=read_log(folder / "log.jsonl", whole=True),
         report=report,
         results=read_results(folder) if report is not None else None,
     )
@@ -108,11 +108,14 @@ def _open_run(folder: Path, name: str) -> Run:
 def _environment(folder: Path) -> dict[str, Any]:
     path = folder / "environment.json"
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found: dict[str, Any] = parsed(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError:
         raise CheckpointError(f"{path} is not JSON; restore it or remove it") from None
+    if not is_environment(found):
+        raise CheckpointError(f"{path} is not what a run notes of its environment; restore it or remove it")
+    return found
 
 
 def _names(folders: list[Path]) -> list[str]:
