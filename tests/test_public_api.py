@@ -107,7 +107,7 @@ def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: 
     state = State(7, initial_tensors(tiny_recipe), {})
     checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     (tmp_path / "run" / "recipe.yaml").write_text(tiny_recipe.to_yaml())
-    figures = {"loss": 2.0, "top1_percent": 10.0, "top5_percent": 50.0, "images": 20}
+    figures = {"loss": 2.0, "top1_percent": 10.0, "top5_percent": 50.0, "images": 20, "images_per_sec": 9.0}
     entry = {"kind": "evaluate", "step": 7, "weights": "trained"} | figures
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(entry) + "\n")
     monkeypatch.chdir(tmp_path)

@@ -184,8 +184,8 @@ def test_one_of_several_ranks_says_who_it_is_and_leaves_its_exit_code(
     assert (tmp_path / "3").read_text() == "2"
 
 
-def raising(error: BaseException) -> Callable[[], None]:
-    def app() -> None:
+def raising(error: BaseException) -> Callable[..., None]:
+    def app(**_: object) -> None:
         raise error
 
     return app

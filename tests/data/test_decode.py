@@ -242,6 +242,39 @@ def test_an_image_that_claims_billions_of_pixels_is_refused(use: Use, data: byte
         use(data)
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("use", [decode, check])
+def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused_with_what_to_do(use: Use) -> None:
+    with pytest.raises(ValueError, match=r"13000 x 13000 pixels are too many: at most 100,000,000 .*; reduce the image"):
+        use(png_that_claims(13000, 13000))
+
+
+def test_a_jpeg_of_120_megapixels_is_decoded() -> None:
+    with pytest.raises(ValueError, match="premature end"):  # its header alone is so large
+        check(jpeg_that_claims(10_000, 12_000) + bytes(8_000))
+
+
+@pytest.mark.parametrize("use", [decode, check])
+def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_decoded(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(module.Image.Image, "load", fail)
+    data = encoded(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
+    sides = struct.pack("<I", (9_000 - 1) | (8_000 - 1) << 14)
+    data = data[:21] + sides + data[25:]
+    with pytest.raises(ValueError, match=f"9000 x 8000 pixels are too many for a file of {len(data)} bytes"):
+        use(data)
+
+
+def test_a_blank_page_of_one_bit_a_pixel_is_decoded() -> None:
+    page = encoded(Image.new("1", (4960, 7016)), "PNG", optimize=True)
+    assert len(page) < 6_000
+    assert check(page) == (7016, 4960)
+
+
 @pytest.mark.parametrize("use", [decode, check])
 @pytest.mark.parametrize("error", [TypeError("odd"), struct.error("odd"), IndexError("odd"), MemoryError("odd")], ids=repr)
 def test_whatever_pillow_raises_is_a_value_error(use: Use, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

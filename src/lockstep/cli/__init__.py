@@ -1,7 +1,9 @@
 """The command line: thin wrappers over the public functions, one file per command."""
 
+import io
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -20,8 +22,12 @@ from lockstep.cli import (
     train,
     verify,
 )
+from lockstep.cli.terminal import print
 from lockstep.errors import LockstepError, UserError
 from lockstep.launched import follow_launcher, leave_exit_code
+
+# Click's, which Typer holds under another name in each of its versions.
+_Misuse: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 
 app = typer.Typer(
     name="lockstep",
@@ -56,7 +62,10 @@ def run() -> None:
 
 def _code() -> int:
     try:
-        app()
+        return int(app(standalone_mode=False) or 0)
+    except _Misuse as error:
+        _explain(error)
+        return int(error.exit_code)
     except LockstepError as error:
         _complain(error)
         return error.exit_code
@@ -73,7 +82,13 @@ def _code() -> int:
         return UserError.exit_code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    return 0
+
+
+def _explain(misuse: Any) -> None:
+    """Print usage and what is wrong with it, or the help of a command that was given nothing."""
+    words = io.StringIO()
+    misuse.show(file=words)
+    print(words.getvalue(), end="", file=sys.stderr)
 
 
 def _complain(error: Exception | str) -> None:

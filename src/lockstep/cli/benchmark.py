@@ -1,12 +1,12 @@
 """`lockstep benchmark`; here its `loader`, the others in files beside this."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published
+from lockstep.cli.terminal import print, print_json
 
 app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
 for name, summary in benchmark_grid.COMMANDS.items():
@@ -37,7 +37,7 @@ def loader(
     with Reporter() as reporter:
         found = compare(loaders.split(","), work, turns, None if as_json else reporter.progress("measuring"))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return
     results = found["results"]
     first = next(iter(results))

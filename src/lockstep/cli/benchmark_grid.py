@@ -1,6 +1,5 @@
 """`lockstep benchmark train`, `inference` and `all`; and `cell`, which they start for every cell."""
 
-import json
 import shlex
 import signal
 import sys
@@ -11,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import print_json
 
 COMMANDS = {
     "train": "Measure training steps: images/s with an interval, times of steps, and what bounds them.",
@@ -97,7 +97,7 @@ def measure(
 
         report = benchmark(cells, plan, out=out, command=command, listener=None if as_json else listener)
     if as_json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
     else:
         show(report, other)
     if not any(entry["status"] == OK for entry in entries_of(report, cells)):

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockstep.cli.terminal import print
+
 if TYPE_CHECKING:
     from lockstep.benchmark.published import Beside, Comparison
 

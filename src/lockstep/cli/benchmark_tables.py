@@ -8,6 +8,7 @@ from rich.table import Table
 from lockstep.benchmark.comparison import Pair, between, claims, differences
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.statistics import printed
+from lockstep.cli import terminal
 
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
@@ -28,7 +29,7 @@ def line(entry: Entry, *, kept: bool) -> str:
 
 def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
     """Print the tables of a report; with another, also the two side by side."""
-    console = Console(highlight=False, width=_WIDTH)
+    console = terminal.console(width=_WIDTH)
     measured = [entry for entry in report["cells"] if entry["status"] == OK]
     for what in dict.fromkeys(entry["what"] for entry in measured):
         console.print(f"\n{what}, images/s of all ranks, times of an iteration in ms", markup=False)

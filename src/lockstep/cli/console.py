@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from lockstep.cli.terminal import console, in_line
 from lockstep.launched import is_leading
 
 
@@ -13,7 +13,7 @@ class Reporter:
     """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = console(soft_wrap=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -80,7 +80,7 @@ class Reporter:
         if bad:
             self.say(f"{len(bad)} bad images are left out:")
         for split, image in bad[:10]:
-            self.say(f"  {split}/{image['file']}: {image['reason']}")
+            self.say(f"  {split}/{in_line(image['file'])}: {image['reason']}")
         if len(bad) > 10:
             self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
         if event["step"]:

@@ -1,11 +1,12 @@
 """`lockstep data`: look at data sets, check them, and write them in another storage format."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from lockstep.cli.terminal import in_line, print, print_json
 
 if TYPE_CHECKING:
     from lockstep.data.doctor import Report
@@ -42,7 +43,7 @@ def pack(
 
         def left_out(split: str, bad: "Quarantined") -> None:
             place = f"{split}/{bad.file}" if split else bad.file
-            reporter.say(f"left out: {printable(place)}: {bad.reason}")
+            reporter.say(f"left out: {in_line(printable(place))}: {bad.reason}")
 
         counts = write(source, target, packing, reporter.progress("packing"), left_out)
     for split, count in counts.items():
@@ -64,7 +65,7 @@ def info(data: Data, as_json: AsJson = False) -> None:
 
     found = {split: facts(index) for split, index in _indexes(data, quiet=as_json)}
     if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print_json(found)
         return
     for split, about in found.items():
         print(split)
@@ -85,7 +86,7 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
         ("shorter side", f"{sizes['least']} to {sizes['most']} px, median {sizes['median']}"),
         ("digest", about["digest"][:16]),
     ]
-    rows += [(name[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]]
+    rows += [(in_line(name)[:18], f"{count:>7} {'#' * (count // bar)}") for name, count in shown[:10]]
     if len(shown) > 10:
         rows += [("...", f"{len(shown) - 10} more; --json lists all")]
     return rows
@@ -108,7 +109,7 @@ def check(
         report = examine(data, logits=logits or None, smallest=smallest, progress=progress)
     written = report.write_quarantine() if quarantine else []
     if as_json:
-        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+        print_json(report.as_json())
     else:
         for line in _report_lines(report):
             print(line)
@@ -133,7 +134,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
         for finding in found[:_SHOWN]:
             where = f"{finding.split}/{finding.place}" if finding.split else finding.place
             name = f" ({finding.name})" if finding.name and finding.name != finding.place else ""
-            yield f"         {printable(where + name)}: {printable(finding.detail)}"
+            yield f"         {in_line(printable(where + name))}: {in_line(printable(finding.detail))}"
         if len(found) > _SHOWN:
             yield f"         ... and {len(found) - _SHOWN} more; --json lists all"
         yield f"         -> {about.remedy}"
@@ -188,4 +189,4 @@ def _indexes(data: Path, *, anew: bool = False, quiet: bool = False) -> "list[tu
 
 def _print_quarantined(index: "Index") -> None:
     for bad in index.listed_quarantine():
-        print(f"  left out: {bad['file']}: {bad['reason']}")
+        print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")

@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+from lockstep.cli.terminal import print
+
 
 def command() -> None:
     """Show the frameworks and devices found here, and how to install what is missing."""

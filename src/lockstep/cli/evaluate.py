@@ -1,12 +1,12 @@
 """`lockstep evaluate`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import in_line, print, print_json
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     if not is_leading():
         return
     if as_json:
-        print(json.dumps(result, indent=1, ensure_ascii=False))
+        print_json(result)
         return
     print(f"{result['source']} on {result['data']}")
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
@@ -45,4 +45,4 @@ def command(
     for remark in result["remarks"]:
         print(f"  note: {remark}")
     for bad in result["quarantined"]:
-        print(f"  left out: {bad['file']}: {bad['reason']}")
+        print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")

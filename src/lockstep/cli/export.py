@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import print
 
 
 def command(

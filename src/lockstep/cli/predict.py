@@ -1,12 +1,12 @@
 """`lockstep predict`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import in_line, print, print_json
 
 
 def command(
@@ -34,9 +34,9 @@ def command(
             {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}
             for p in found
         ]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print_json(rows)
         return
     for prediction in found:
-        print(prediction.path)
+        print(in_line(str(prediction.path)))
         for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
-            print(f"  {100 * probability:6.2f} %  {name}")
+            print(f"  {100 * probability:6.2f} %  {in_line(name)}")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.terminal import console, print
+
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
 
@@ -53,7 +55,6 @@ def diff(
     b: Annotated[str, typer.Argument(help="Another.")],
 ) -> None:
     """Show the fields in which two recipes differ."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from lockstep.recipes import difference, load_recipe
@@ -65,4 +66,4 @@ def diff(
     table = Table(*(Column(header, overflow="fold") for header in ("field", a, b)), box=None)
     for name, values in changed.items():
         table.add_row(name, *(str(value) for value in values))
-    Console(highlight=False).print(table, markup=False)
+    console().print(table, markup=False)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.terminal import print
+
 
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],

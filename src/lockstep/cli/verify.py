@@ -1,11 +1,12 @@
 """`lockstep verify`."""
 
-import json
 import signal
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+from lockstep.cli.terminal import console, print, print_json
 
 
 def command(
@@ -43,7 +44,7 @@ def command(
             listener=None if as_json else reporter,
         )
     if as_json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
     else:
         _show(report)
     if plot is not None:
@@ -56,12 +57,11 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console, recipe = Console(highlight=False), report["recipe"]
+    out, recipe = console(), report["recipe"]
     kind = "the model itself" if report["full"] else "a narrow variant"
-    console.print(
+    out.print(
         f"{report['steps']} steps of {report['images']} images at {recipe['image_size']} px in {recipe['precision']}, "
         f"{kind}, against NumPy in float64 ({report['reference']['seconds']:.1f} s)",
         markup=False,
@@ -75,7 +75,7 @@ def _show(report: dict[str, Any]) -> None:
             table.add_row(name, "time", "", f"{engine['seconds']:.1f} s", "", "")
     if report["furthest_apart"]:
         table.add_row("any two", *_cells(report["furthest_apart"]))
-    console.print(table)
+    out.print(table)
     for name, engine in report["engines"].items():
         print(f"{name}: {_summary(engine)}")
     if recipe["precision"] == "tf32":

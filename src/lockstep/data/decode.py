@@ -5,6 +5,8 @@ EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays a
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import cv2
 import numpy as np
@@ -12,6 +14,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from lockstep.data import jpeg, turbojpeg
+from lockstep.data.bombs import MOST_PIXELS, check_size, decoding
 from lockstep.data.turbojpeg import Window
 
 # One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
@@ -23,8 +26,6 @@ _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow knows dozens of formats, some of which (EPS) it hands to another program.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _JPEG = b"\xff\xd8"
-# Pillow's own limit, for JPEG too: more is an attack or a mistake. Half a gigabyte as RGB.
-_MOST_PIXELS = 2 * (1024**3 // 4 // 3)
 
 
 def decode(data: bytes, reduction: int = 1) -> np.ndarray:
@@ -39,7 +40,10 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     if size is None:
         return _pillow(data)
     height, width = (-(-side // reduction) for side in size)
-    return np.asarray(simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False))
+    with decoding(height * width):
+        return np.asarray(
+            simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False)
+        )
 
 
 def check(data: bytes) -> tuple[int, int]:
@@ -52,11 +56,12 @@ def check(data: bytes) -> tuple[int, int]:
         raise ValueError("empty file")
     size = _jpeg_size(data)
     if size is None:
-        height, width, _ = _pillow(data).shape
-        return height, width
+        return _check_by_pillow(data)
     try:
-        # An eighth of the size: all of the file is read and entropy-decoded, at two thirds of the cost.
-        simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
+        # An eighth of the size: all of the file is read and entropy-decoded, at two thirds of the cost. A progressive one
+        # is held in memory as coefficients of all its pixels.
+        with decoding(size[0] * size[1]):
+            simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
     except ValueError as error:
         if not any(words in str(error) for words in _HARMLESS):
             raise
@@ -93,19 +98,37 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     # Damaged, or rare but sound: TurboJPEG does not name every ratio of chroma sampling, nor simplejpeg TurboJPEG's 4:4:1
     except (ValueError, KeyError):
         return None
-    if height * width > _MOST_PIXELS:
-        raise ValueError(f"{width} x {height} pixels are too many")
+    check_size(height, width, len(data), MOST_PIXELS)
     return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
 
 
 def _pillow(data: bytes) -> np.ndarray:
+    with _loaded_by_pillow(data) as image:
+        return _as_rgb(image)
+
+
+def _check_by_pillow(data: bytes) -> tuple[int, int]:
+    with _loaded_by_pillow(data) as image:
+        _as_rgb(image.crop((0, 0, 1, 1)))  # whether it can be converted; all of it takes twice the memory
+        return image.height, image.width
+
+
+def _as_rgb(image: Image.Image) -> np.ndarray:
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+    image.info.pop("transparency", None)  # Pillow would warn that it goes
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+@contextmanager
+def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
+    """Give an image with its pixels; what is raised for it within is a `ValueError`."""
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        image.load()
-        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
-            image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
-        image.info.pop("transparency", None)  # Pillow would warn that it goes
-        return np.asarray(image.convert("RGB"))
+        check_size(image.height, image.width, len(data))
+        with decoding(image.height * image.width):
+            image.load()
+            yield image
     except UnidentifiedImageError:
         raise ValueError("not an image in a known format") from None
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
@@ -155,8 +178,9 @@ def decode_into(
 
 
 def _window(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray | None:
-    part = jpeg.decode_window(data, size, window) if reduction == 1 else None
-    return part if part is not None else turbojpeg.decode_window(data, size, _reduced(window, reduction), reduction)
+    with decoding(window[2] * window[3]):
+        part = jpeg.decode_window(data, size, window) if reduction == 1 else None
+        return part if part is not None else turbojpeg.decode_window(data, size, _reduced(window, reduction), reduction)
 
 
 def _reduced(window: Window, reduction: int) -> Window:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.bombs import USUAL
 from lockstep.data.turbojpeg import Window
 
 _jpeg: Any = None
@@ -37,12 +38,13 @@ def is_there() -> bool:
 def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
     """Return a window of a JPEG whose height and width are `size`: uint8 RGB [height, width, 3].
 
-    The array is valid until the same thread decodes again. None if the decoder is not there, or the file is of a kind, or
+    The array is valid until the same thread decodes again. None if the decoder is not there, the window has more than usual
+    pixels (its thread would keep the memory), or the file is of a kind, or
     damaged in a way, that is left to libjpeg-turbo. Raises `ValueError` if the window is not within the image.
     """
-    if _jpeg is None:
-        return None
     _, _, height, width = window
+    if _jpeg is None or height * width > USUAL:
+        return None
     buffers = _of_thread
     room, pixels = _jpeg.sizes(len(data), height, width)
     if buffers.room.size < room:
