@@ -1,5 +1,6 @@
 """Sums and counts. A mean is made where it is printed, never before, so that any number of ranks and batches add up."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -32,6 +33,15 @@ class Counts:
             "top5_percent": 100 * self.top5 / self.images,
             "images": self.images,
         }
+
+
+def as_text(loss: float | None) -> str:
+    """Return a loss as it is shown; one that is not finite, of which files keep null, in words.
+
+    >>> as_text(0.34567), as_text(None), as_text(float("inf"))
+    ('0.3457', 'not finite', 'not finite')
+    """
+    return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
 
 
 @dataclass(frozen=True)

@@ -258,11 +258,12 @@ def test_a_jpeg_of_120_megapixels_is_decoded() -> None:
 def test_a_few_bytes_that_claim_millions_of_pixels_are_refused_before_they_are_decoded(
     use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    data = encoded(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
+
     def fail(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(module.Image.Image, "load", fail)
-    data = encoded(Image.new("RGB", (16, 16)), "WEBP", lossless=True)
     sides = struct.pack("<I", (9_000 - 1) | (8_000 - 1) << 14)
     data = data[:21] + sides + data[25:]
     with pytest.raises(ValueError, match=f"9000 x 8000 pixels are too many for a file of {len(data)} bytes"):

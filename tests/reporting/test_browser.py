@@ -1,5 +1,6 @@
 """The page in headless Chromium. Without a browser these tests fail, unless LOCKSTEP_WITHOUT_BROWSER is set."""
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Recipe
+from lockstep.reporting.page import MISSING
 from lockstep.run import read_log
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import NASTY
@@ -107,6 +109,30 @@ def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(show: Show, 
         )
         assert max(box[0] for box in boxes) > 0.8 * (width - 60)
         assert max(box[1] for box in boxes) > 30
+
+
+def test_a_run_of_one_interval_and_a_class_without_images_are_shown_as_they_are(
+    show: Show, recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b", "none"], images=40)
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    (folder / "log.jsonl").write_text("\n".join([*lines[:2], lines[-1], ""]))
+    report = json.loads((folder / "report.json").read_text())
+    for columns in report["per_class"].values():
+        for name in ("images", "top1", "top5"):
+            columns[name][2] = 0
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "validation.npz").unlink()
+    page = show(lockstep.report(folder, tmp_path / "page.html"))
+    for number in range(page.locator(".chart").count()):
+        assert plot(page, number).locator(".mark").count() + plot(page, number).locator(".curve:not(.raw)").count() >= 2
+        assert not [
+            text
+            for text in plot(page, number).locator("text").all_text_contents()
+            if text.startswith(("-", "\N{MINUS SIGN}"))
+        ]
+    assert plot(page, 2).locator("circle.mark").count() == 1  # the rate of the one interval
+    assert column(page, "#per-class", 3)[2] == MISSING
 
 
 def test_the_pointer_shows_the_values_of_its_step(show: Show, page_of_one: Path, run: Path) -> None:

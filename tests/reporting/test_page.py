@@ -134,6 +134,40 @@ def test_numbers_that_are_none_are_no_invalid_json(recipe: Recipe, tmp_path: Pat
     assert page_of(folder, tmp_path / "page.html").data["charts"][0]["curves"][0]["values"][0] is None
 
 
+@pytest.mark.parametrize("word", ["null", "NaN", "Infinity"])
+def test_losses_that_are_not_finite_are_said_in_words(word: str, recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"], steps=30)
+    *lines, last = (folder / "log.jsonl").read_text().splitlines()
+    assert '"kind": "evaluate"' in last
+    lines[2] = re.sub(r'"losses": \[[^,]*, [^,]*', f'"losses": [{word}, {word}', lines[2])
+    last = re.sub(r'"loss": [^,]*', f'"loss": {word}', last)
+    (folder / "log.jsonl").write_text("\n".join([*lines, last, ""]))
+    page = page_of(folder, tmp_path / "page.html")
+    assert (
+        "The loss is not finite in training at 2 steps, the first of them 6 and in the evaluation at step 30 (trained)"
+        in page.text
+    )
+    assert '<p class="figure">not finite</p>' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_one_of_a_thing_is_no_plural(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe.replace(epochs=7), classes=["a", "b"])
+    text = (folder / "recipe.yaml").read_text()
+    assert "· 4 epochs ·" in re.sub(r"\s+", " ", page_of(folder, tmp_path / "page.html").text)
+    (folder / "recipe.yaml").write_text(text.replace("epochs: 4\n", "epochs: 1\n"))
+    assert "· 1 epoch ·" in re.sub(r"\s+", " ", page_of(folder, tmp_path / "page.html").text)
+
+
+def test_the_command_is_shown_as_it_is_typed_and_in_full(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=recipe, classes=["a", "b"])
+    about = json.loads((folder / "environment.json").read_text())
+    command = ["lockstep", "train", *(part for i in range(9) for part in ("--set", f"mean=[{i}, 1, 2]"))]
+    (folder / "environment.json").write_text(json.dumps(about | {"command": command}))
+    text = page_of(folder, tmp_path / "page.html").text
+    assert "lockstep train --set 'mean=[0, 1, 2]' --set" in text
+    assert "--set 'mean=[8, 1, 2]'" in text
+
+
 def test_names_that_are_not_utf_8_are_written_all_the_same(recipe: Recipe, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run\udcff", recipe=recipe, classes=["a", "b"])
     assert page_of(folder, tmp_path / "page.html").data["runs"][0]["name"] == "run\N{REPLACEMENT CHARACTER}"

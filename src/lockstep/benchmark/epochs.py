@@ -1,5 +1,6 @@
 """The log of a run by epochs, which is how other programs report theirs."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,8 +39,9 @@ class Epoch:
         return float(self.intervals[-1]["lr"])
 
     def mean(self, name: str) -> float:
-        """Return the mean over the epoch's images of a figure that every interval has the mean of."""
-        return sum(entry[name] * entry["images"] for entry in self.intervals) / images_of(self.intervals)
+        """Return the mean over the epoch's images of a figure that every interval has the mean of; NaN if one has none."""
+        found = [math.nan if entry[name] is None else entry[name] * entry["images"] for entry in self.intervals]
+        return sum(found) / images_of(self.intervals)
 
 
 @dataclass(frozen=True)

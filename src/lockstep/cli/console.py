@@ -7,6 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from lockstep.cli.terminal import console, in_line
 from lockstep.launched import is_leading
+from lockstep.metrics import as_text
 
 
 class Reporter:
@@ -97,7 +98,7 @@ class Reporter:
         name = "" if event["weights"] == "trained" else " (moving average)"
         self.say(
             f"step {event['step']}{name}: top-1 {event['top1_percent']:.2f} %, top-5 {event['top5_percent']:.2f} %, "
-            f"loss {event['loss']:.4f} on {event['images']} images"
+            f"loss {as_text(event['loss'])} on {event['images']} images"
         )
 
     def _on_trace(self, event: dict[str, Any]) -> None:
@@ -120,7 +121,7 @@ class Reporter:
         rows = [
             ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
             ("top-5", f"{final['top5_percent']:.2f} %"),
-            ("loss", f"{final['loss']:.4f}"),
+            ("loss", as_text(final["loss"])),
             ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"),
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),

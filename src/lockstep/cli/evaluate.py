@@ -28,6 +28,7 @@ def command(
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.launched import is_leading
+    from lockstep.metrics import as_text
 
     how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:
@@ -41,7 +42,7 @@ def command(
     print(f"{result['source']} on {result['data']}")
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
     print(f"  top-5   {result['top5_percent']:.2f} %")
-    print(f"  loss    {result['loss']:.4f}")
+    print(f"  loss    {as_text(result['loss'])}")
     for remark in result["remarks"]:
         print(f"  note: {remark}")
     for bad in result["quarantined"]:

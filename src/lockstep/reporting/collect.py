@@ -1,5 +1,6 @@
 """The folder of a run -> plain data: what is there of it, be it finished, stopped or still training."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,20 @@ class Run:
         return f"not finished: at step {self.step}{of}"
 
     @property
+    def gaps(self) -> str | None:
+        """Where losses are not finite, which no curve can show; None if all are."""
+        steps = [
+            entry["first_step"] + i + 1
+            for entry in self.training
+            for i, loss in enumerate(entry["losses"])
+            if not _is_finite(loss)
+        ]
+        evaluated = [f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])]
+        found = [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
+        found += [f"in the evaluation at step {', '.join(evaluated[:3])}"] if evaluated else []
+        return f"The loss is not finite {' and '.join(found)}; the curves leave that out." if found else None
+
+    @property
     def final(self) -> dict[str, dict[str, Any]]:
         """The last evaluation by weights ("trained", "ema"); of a run that is not finished the newest there is."""
         if self.report is not None:
@@ -103,6 +118,10 @@ def _open_run(folder: Path, name: str) -> Run:
         report=report,
         results=read_results(folder) if report is not None else None,
     )
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _environment(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from lockstep.metrics import as_text
 from lockstep.reporting import summary
 from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import charts
@@ -71,7 +72,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"percent": _percent, "number": _number, "duration": _duration}
+    environment.filters |= {
+        "percent": _percent,
+        "number": _number,
+        "duration": _duration,
+        "loss": as_text,
+        "counted": _counted,
+    }
     return environment
 
 
@@ -81,6 +88,15 @@ def _file(name: str) -> str:
 
 def _percent(share: float | None, digits: int = 2) -> str:
     return MISSING if share is None else f"{100 * share:.{digits}f}"
+
+
+def _counted(count: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> _counted(1, "epoch"), _counted(90, "epoch")
+    ('1 epoch', '90 epochs')
+    """
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -13,10 +13,11 @@ from lockstep.reporting.curves import Chart, charts
 from lockstep.reporting.views import Matrix, View, views
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-_STYLES = {"training": "-", "validation": "o-", "moving average": "s--"}
+_STYLES = {"training": "o-", "validation": "o-", "moving average": "s--"}
 _MOST_NUMBERS = 25
 """Rows of a confusion matrix up to which its cells are numbered and its classes named."""
 
@@ -52,6 +53,9 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
         names.append(plain(runs[curve.run].name) + ("" if curve.kind == "training" else f", {curve.kind}"))
         values = np.array(curve.values, np.float64)  # None becomes NaN, a gap
         alone = curve.kind == "training"
+        shown = np.isfinite(np.pad(values, 1, constant_values=np.nan))
+        # A line needs two points: one without neighbours gets a mark.
+        isolated = np.flatnonzero(shown[1:-1] & ~shown[:-2] & ~shown[2:])
         axes.plot(
             curve.steps,
             values,
@@ -61,14 +65,26 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
             linewidth=1 if alone else 1.6,
             alpha=0.6 if alone else 1,
             markersize=4,
+            markevery=isolated.tolist() if alone else None,
         )
     axes.set(title=chart.title, xlabel="step", ylabel=chart.unit.strip(), yscale="log" if chart.logarithmic else "linear")
     over_steps([axes])
+    _keep_to_what_can_be(axes, chart)
     legend = axes.get_legend()
     assert legend is not None
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)  # not the label: matplotlib shows none that begins with "_"
     return figure
+
+
+def _keep_to_what_can_be(axes: "Axes", chart: Chart) -> None:
+    """Leave no room below 0 for what is never negative, nor above 100 % for shares."""
+    found = [value for curve in chart.curves for value in curve.values if value is not None]
+    low, high = axes.get_ylim()
+    if found and not chart.logarithmic:
+        low = max(low, 0.0) if min(found) >= 0 else low
+        high = min(high, 100.0) if chart.unit == " %" and max(found) <= 100 else high
+        axes.set_ylim(low, high)
 
 
 def _of_matrix(matrix: Matrix, name: str) -> "Figure":

@@ -1,5 +1,6 @@
 """Runs side by side: results with their intervals, agreement, speed, recipes and environments."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ class Result:
     weights: str
     step: int
     images: int
-    loss: float
+    loss: float | None
+    """None or infinite if it is not finite."""
     top1: float
     top1_interval: tuple[float, float]
     top5: float
@@ -152,6 +154,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in values.items():
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{name}.")
+        elif name == "command" and isinstance(value, list):
+            found[f"{prefix}{name}"] = printable(shlex.join(map(str, value)))
         elif isinstance(value, list):
             found[f"{prefix}{name}"] = printable(", ".join(map(str, value[:5]))) + (
                 f" and {len(value) - 5} more" if len(value) > 5 else ""

@@ -82,7 +82,8 @@ class Chart {
       [low, high] = [low / 1.15, high * 1.15];
     } else {
       const margin = (high - low || Math.abs(high) || 1) * 0.06;
-      [low, high] = [low >= 0 ? Math.max(low - margin, 0) : low - margin, high + margin];
+      const most = this.spec.unit === " %" && high <= 100 ? 100 : Infinity;
+      [low, high] = [low >= 0 ? Math.max(low - margin, 0) : low - margin, Math.min(high + margin, most)];
     }
     this.x = (step) => inner.x0 + ((step - range[0]) / (range[1] - range[0])) * (inner.x1 - inner.x0);
     const place = this.log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low);
@@ -123,6 +124,9 @@ class Chart {
       const y = this.y(values[i]);
       if (y === null) { pen = false; continue; }
       d += `${pen ? "L" : "M"}${this.x(curve.steps[i]).toFixed(1)} ${y.toFixed(1)}`;
+      // A line needs two points: one without neighbours gets a mark.
+      const alone = !pen && (i + 1 >= values.length || this.y(values[i + 1]) === null);
+      if (alone && curve.kind === "training") draw(this.layer, ...this.mark(curve, this.x(curve.steps[i]), y, 3.2, "mark"));
       pen = true;
     }
     if (d) draw(this.layer, "path", { class: `curve ${kind} run-${curve.run % 8}`, d });

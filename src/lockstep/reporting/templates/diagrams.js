@@ -71,7 +71,7 @@ function paintMatrix(plot) {
       : wrong && 0.12 + 0.88 * (Math.log1p(wrong) / Math.log1p(largest));
     if (colour) draw(svg, "rect", { x: box.x + gap, y: box.y + gap, width: cell - 2 * gap, height: cell - 2 * gap, rx: single ? 3 : 0, class: single && own ? "cell right" : "cell", "fill-opacity": (single && own ? 0.12 + 0.78 * colour : 0.9 * colour).toFixed(3) });
     if (single && images) draw(svg, "text", { x: box.x + cell / 2, y: box.y + cell / 2 + 4, class: colour > 0.6 ? "count inverse" : "count" }, images);
-    const text = [{ text: "images", value: `${images} of ${matrix.images[i]}` }, { text: "share", value: percent(images / of) }];
+    const text = [{ text: "images", value: `${images} of ${matrix.images[i]}` }, { text: "share", value: matrix.images[i] ? percent(images / of) : "–" }];
     if (own && !single) text.push({ text: "right", value: right }, { text: "wrong in the group", value: wrong });
     boxes.push({ ...box, title: own ? matrix.names[i] : `${matrix.names[i]} → ${matrix.names[j]}`, rows: text });
   }));

@@ -2,7 +2,7 @@
 
 function fillClasses() {
   const rows = view.classes.map(([name, images, top1, top5, low, high, other]) => {
-    const share = (hits) => (images ? (100 * hits) / images : 0).toFixed(2);
+    const share = (hits) => (images ? ((100 * hits) / images).toFixed(2) : "–");
     const row = node("tr");
     row.append(
       node("th", { scope: "row" }, name), node("td", { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
