@@ -10,6 +10,12 @@ def test_cores_are_those_this_process_may_use() -> None:
     assert cores() == len(os.sched_getaffinity(0))
 
 
+def test_all_cores_count_where_a_system_does_not_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert cores() == 7
+
+
 @pytest.mark.parametrize(("processes", "share"), [(None, 6), ("1", 6), ("2", 3), ("4", 1), ("16", 1)])
 def test_launched_processes_share_the_cores(processes: str | None, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.machine.cores", lambda: 6)

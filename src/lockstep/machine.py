@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Return the cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the cores this process may use, or where the system does not say, all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_of_cores() -> int:

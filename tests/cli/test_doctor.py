@@ -50,7 +50,7 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = "pip install 'lockstep-vision[torch]'"
+    hint = "pip install torch==2.13.0"
     assert backends.FRAMEWORKS["torch"].install == hint
     monkeypatch.setitem(backends.FRAMEWORKS, "torch", Framework(("no-such-distribution",), hint))
     code, output, _ = answer("doctor")

@@ -91,6 +91,6 @@ def test_without_the_package_it_is_told_how_to_get_it(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(BackendError, match=r"pip install 'lockstep-vision\[onnx\]'"):
+    with pytest.raises(BackendError, match="pip install onnx=="):
         lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx")
     assert not (tmp_path / "model").exists()

@@ -191,15 +191,20 @@ class Framework:
 FRAMEWORKS: dict[str, Framework] = {
     "mxnet": Framework(
         ("mxnet",),
-        "python3.11 -m venv .venv-mxnet && .venv-mxnet/bin/pip install 'lockstep-vision[mxnet]' (or make mxnet-env). "
-        "It is an environment of its own, found beside this one or by LOCKSTEP_MXNET_PYTHON",
+        "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet && "
+        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is an environment of its own, found beside this one or by "
+        "LOCKSTEP_MXNET_PYTHON",
     ),
-    "paddle": Framework(("paddlepaddle", "paddlepaddle-gpu"), "pip install 'lockstep-vision[paddle]'"),
-    "reference": Framework(("numpy",), "pip install lockstep-vision"),
-    "tensorflow": Framework(("tensorflow", "tensorflow-cpu"), "pip install 'lockstep-vision[tensorflow]'"),
-    "torch": Framework(("torch",), "pip install 'lockstep-vision[torch]'"),
+    "paddle": Framework(("paddlepaddle", "paddlepaddle-gpu"), "pip install paddlepaddle==3.3.1"),
+    "reference": Framework(("numpy",), "pip install numpy"),
+    "tensorflow": Framework(("tensorflow", "tensorflow-cpu"), "pip install tensorflow==2.21.0"),
+    "torch": Framework(("torch",), "pip install torch==2.13.0"),
 }
-"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow."""
+"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
+
+What to type names the versions that are tested together (`constraints.txt`), without Lockstep's own name: so it is right
+wherever Lockstep was installed from.
+"""
 
 
 def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:

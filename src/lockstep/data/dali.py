@@ -22,7 +22,7 @@ from lockstep.machine import share_of_cores
 from lockstep.order import BatchPlan
 
 DISTRIBUTIONS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
-INSTALL = "pip install 'lockstep-vision[dali]'"
+INSTALL = "pip install nvidia-dali-cuda120==2.4.0"
 
 
 class DaliLoader:

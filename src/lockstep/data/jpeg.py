@@ -17,7 +17,10 @@ _jpeg: Any = None
 with suppress(ImportError):
     _jpeg = importlib.import_module("lockstep.data._jpeg")
 
-MISSING = "it takes GCC 12 when the package is installed, and AVX2; libjpeg-turbo does its work, with the same pixels"
+MISSING = (
+    "it takes GCC 12 when the package is built (or the wheel for Linux on x86-64), and AVX2; libjpeg-turbo does its work, "
+    "with the same pixels"
+)
 
 
 class _Buffers(threading.local):

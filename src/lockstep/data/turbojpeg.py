@@ -13,7 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-INSTALL = "pip install turbojpeg (Python 3.11), or the system's libturbojpeg 3; until then whole images are decoded"
+INSTALL = (
+    "pip install turbojpeg==0.0.2 (Python 3.11 to 3.13, Linux on x86-64), or the system's libturbojpeg 3; "
+    "until then whole images are decoded"
+)
 Window = tuple[int, int, int, int]
 """Top, left, height, width in pixels."""
 

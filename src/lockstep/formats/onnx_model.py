@@ -45,7 +45,7 @@ def _onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise BackendError("exporting to ONNX needs its package: pip install 'lockstep-vision[onnx]'") from None
+        raise BackendError("exporting to ONNX needs its package: pip install onnx==1.23.2") from None
     return onnx
 
 

@@ -93,8 +93,8 @@ class Kind:
 
 LOGGERS: dict[str, Kind] = {
     "tensorboard": Kind(("tensorboardX",), "pip install tensorboardX", forgets=True),
-    "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install 'lockstep-vision[mlflow]'", forgets=False),
-    "wandb": Kind(("wandb",), "pip install 'lockstep-vision[wandb]'", forgets=False),
+    "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install mlflow-skinny==3.17.2 alembic sqlalchemy", forgets=False),
+    "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
 }
 """By name; `open_logger(opening)` of the module of that name opens one."""
 

@@ -6,6 +6,9 @@ from typing import Any
 
 scan: Any = None
 """The compiled module; None where it was not built or the processor has no SSE 4.2: Python does all of its work then."""
-MISSING = "it takes GCC when the package is installed, and SSE 4.2; Python does its work, with the same result"
+MISSING = (
+    "it takes GCC when the package is built (or the wheel for Linux on x86-64), and SSE 4.2; Python does its work, with the "
+    "same result"
+)
 with suppress(ImportError):
     scan = importlib.import_module("lockstep.data.formats._scan")

@@ -1,0 +1,53 @@
+"""What users are told to install can be had: packages of indexes at versions that are tested, Lockstep from its files."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.data import dali
+from lockstep.loggers import LOGGERS
+
+ROOT = Path(__file__).parent.parent
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("src/**/*.py")]
+LINES = [line for text in TEXTS for line in text.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+MESSAGES = {
+    **{name: FRAMEWORKS[name].install for name in ("paddle", "tensorflow", "torch")},
+    **{name: LOGGERS[name].install for name in ("mlflow", "wandb")},
+    "dali": dali.INSTALL,
+}
+
+
+def pins() -> dict[str, str]:
+    """Versions that are tested together, by canonical name; TensorFlow's are those of its package without GPUs."""
+    names = ("constraints-mxnet.txt", "constraints.txt")
+    lines = [line.split("==") for name in names for line in (ROOT / name).read_text().splitlines() if "==" in line]
+    found = {canonicalize_name(name): version for name, version in lines}
+    return found | {"tensorflow": found["tensorflow-cpu"]}
+
+
+def test_lockstep_is_never_asked_of_an_index() -> None:
+    assert len(LINES) > 10
+    assert [line for line in LINES if re.search(r"pip install.*lockstep-vision", line)] == []
+
+
+def test_versions_are_those_that_are_tested_together() -> None:
+    named = {pair for line in LINES for pair in re.findall(r"([\w-]+)(?:\[[\w-]+\])?==(\d[\w.]*\d)", line)}
+    made_up = {("frame", "1.0")}  # the example of docs/adding-a-backend.md
+    assert {name for name, _ in named} > {"torch", "tensorflow", "paddlepaddle", "onnx"}
+    assert {(name, pins().get(canonicalize_name(name))) for name, _ in named - made_up} == named - made_up
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_names_the_packages_of_the_extra(name: str) -> None:
+    command, verb, *packages = shlex.split(MESSAGES[name])
+    assert (command, verb) == ("pip", "install")
+    assert {Requirement(package).name for package in packages} == {Requirement(package).name for package in EXTRAS[name]}
