@@ -51,3 +51,7 @@ def test_a_message_names_the_packages_of_the_extra(name: str) -> None:
     command, verb, *packages = shlex.split(MESSAGES[name])
     assert (command, verb) == ("pip", "install")
     assert {Requirement(package).name for package in packages} == {Requirement(package).name for package in EXTRAS[name]}
+
+
+def test_a_citation_has_the_version_of_the_package() -> None:
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

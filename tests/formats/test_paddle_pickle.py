@@ -148,7 +148,7 @@ ASKED: dict[str, tuple[Any, str]] = {
     "more code": (Ask(exec, "open('{}', 'w')"), r"builtins\.exec"),
     "an attribute": (Ask(getattr, (), "__class__"), r"builtins\.getattr"),
     "an import": (Ask(__import__, "os"), r"builtins\.__import__"),
-    "a file": (Ask(open, "{}", "w"), r"io\.open"),
+    "a file": (Ask(open, "{}", "w"), r"_?io\.open"),
     "values of a file": (Ask(np.fromfile, "/etc/passwd"), r"numpy.*\.fromfile"),
     "a string's encoding": (Ask(codecs.lookup, "latin1"), r"_codecs\.lookup"),
     "a class": (CheckpointError("text"), r"lockstep\.errors\.CheckpointError"),

@@ -1,0 +1,32 @@
+# syntax=docker/dockerfile:1
+# Lockstep with PyTorch for CPUs. Not built by our CI; linted with hadolint.
+#
+#   docker build --tag lockstep --build-arg PIP_EXTRA_INDEX_URL=URL .
+#   docker run --rm --volume "$PWD":/work lockstep train --recipe demo --data DATA --out RUN
+#
+# URL is PyTorch's index of builds for CPUs, as its start page names it. Without it the image also holds the libraries of
+# CUDA, several gigabytes that it does not use.
+
+FROM python:3.11.14-bookworm AS build
+WORKDIR /source
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE NOTICE ./
+COPY src src
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.11.14-slim-bookworm
+LABEL org.opencontainers.image.source="https://github.com/lockstep-vision/lockstep" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PYTHONUNBUFFERED=1
+ARG PIP_EXTRA_INDEX_URL
+# The framework first: it is large and changes seldom, so that its layer is kept when Lockstep changes.
+RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
+    python -m pip install --no-cache-dir --constraint /constraints.txt torch
+RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
+    --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    python -m pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+RUN useradd --create-home --uid 1000 lockstep \
+    && install --directory --owner lockstep /work
+USER 1000
+WORKDIR /work
+ENTRYPOINT ["lockstep"]
+CMD ["doctor"]
