@@ -1,7 +1,7 @@
 """What users may rely on: the names, what importing costs, and the examples in the docstrings."""
 
 import doctest
-import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -42,6 +42,16 @@ def test_exactly_these_names_are_public() -> None:
 @pytest.mark.parametrize("name", lockstep.__all__)
 def test_every_public_name_is_there_and_documented(name: str) -> None:
     assert getattr(lockstep, name).__doc__
+
+
+def test_the_version_is_that_of_the_package_or_of_a_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lockstep.__version__ == importlib.metadata.version("lockstep-vision")
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert lockstep.__version__ == "0+source"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

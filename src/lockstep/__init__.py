@@ -3,9 +3,11 @@
 What is public is what this module lists; everything else may change. Importing it loads no framework.
 """
 
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here: `python -m lockstep` could find it in the current folder (see __main__.py).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from lockstep.conversion import convert
     from lockstep.errors import LockstepError, UserError
     from lockstep.exporting import export
@@ -50,8 +52,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name when it is first used, so that the command line answers at once."""
+    if name == "__version__":
+        from lockstep.version import version
+
+        return version()
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     import importlib

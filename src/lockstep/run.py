@@ -21,6 +21,7 @@ from lockstep.backends import FRAMEWORKS
 from lockstep.errors import CheckpointError, RecipeError
 from lockstep.machine import cores, memory_bytes, processor
 from lockstep.recipes import Recipe, difference, load_recipe
+from lockstep.version import version as lockstep_version
 
 
 class RunFolder:
@@ -140,7 +141,7 @@ def environment(backend: str) -> dict[str, Any]:
     """Return what numbers and speed depend on outside the recipe: versions, processor, cores."""
     framework = FRAMEWORKS[backend]
     return {
-        "lockstep": version("lockstep-vision"),
+        "lockstep": lockstep_version(),
         "python": platform.python_version(),
         "numpy": version("numpy"),
         backend: framework.version(),

@@ -34,6 +34,7 @@ def carry_out(command: Sequence[str | Path], folder: Path, progress: Callable[[i
     """
     # A worker is no rank of anything, whatever this process is, and what it leaves behind goes with the folder.
     environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS} | {"TMPDIR": str(folder)}
+    environment["PYTHONSAFEPATH"] = "1"  # a module in the current folder is none of a worker's
     with (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors:
         with subprocess.Popen(
             command,

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lockstep.machine import cores, processor
 from lockstep.recipes import Recipe
 from lockstep.recorder import Listener, Recorder
 from lockstep.run import write_json
+from lockstep.version import version
 from lockstep.workers import carry_out
 
 
@@ -80,7 +80,7 @@ def _machine() -> dict[str, Any]:
     """Return what cells of one report must have in common besides the plan."""
     found = gpus()
     return {
-        "lockstep": version("lockstep-vision"),
+        "lockstep": version(),
         "processor": processor(),
         "cores": cores(),
         "gpus": [gpu["gpu"] for gpu in found],

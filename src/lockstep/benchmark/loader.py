@@ -315,7 +315,7 @@ def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, i
 
 
 def _in_a_process(name: str, work: Work) -> Turn | str:
-    command = [sys.executable, "-m", __name__, name, json.dumps(asdict(work))]
+    command = [sys.executable, "-P", "-m", __name__, name, json.dumps(asdict(work))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

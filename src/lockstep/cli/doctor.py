@@ -52,7 +52,7 @@ def _found_by(python: Path, name: str) -> str:
     """Return what a framework's own environment says of it."""
     code = f"from lockstep.cli.doctor import found_here; print(found_here({name!r}))"
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=False)
     except OSError as error:
         return f"{python} cannot be run: {error.strerror}"
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()

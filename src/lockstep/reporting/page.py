@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.resources import files
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -14,6 +13,7 @@ from lockstep.reporting import summary
 from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import charts
 from lockstep.reporting.views import as_data, image_key, views, with_images
+from lockstep.version import version
 
 TEMPLATE = "report.html.j2"
 SCRIPTS = ("drawing.js", "curves.js", "diagrams.js", "report.js")
@@ -56,7 +56,7 @@ def render(runs: Sequence[Run]) -> str:
             style=Markup(style),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
-            lockstep_version=version("lockstep-vision"),
+            lockstep_version=version(),
             framework_version=_framework_version,
             interval_scale=_interval_scale(summary.results(runs)),
         )

@@ -82,7 +82,7 @@ def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
 def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
     progress, began = recorder.progress(engine), time.perf_counter()
-    command: list[str | Path] = [python, "-m", "lockstep.verification.worker", folder, engine]
+    command: list[str | Path] = [python, "-P", "-m", "lockstep.verification.worker", folder, engine]
     result = folder / f"{engine}.json"
     try:
         ended = carry_out(command, folder, progress)

@@ -205,7 +205,7 @@ def devices() -> list[str]:
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
     """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
 
 
 def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
@@ -245,7 +245,7 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
     try:
         for role in ("scheduler", "server"):
             environment = os.environ | shared | {"DMLC_ROLE": role}
-            command = [sys.executable, "-c", _HELPER, str(heard)]
+            command = [sys.executable, "-P", "-c", _HELPER, str(heard)]
             helpers.append(subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True))
         os.close(heard)
         yield shared | {"DMLC_ROLE": "worker"}, held

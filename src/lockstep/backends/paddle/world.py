@@ -121,7 +121,7 @@ def _device_name(device: str) -> str:
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
     """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-m", "lockstep", *arguments], distributed)
+    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
 
 
 def launch_python(processes: int, arguments: list[str], distributed: str) -> int:

@@ -1,0 +1,15 @@
+"""Which Lockstep this is."""
+
+from importlib import metadata
+
+DISTRIBUTION = "lockstep-vision"
+SOURCE_TREE = "0+source"
+"""The version of a source tree that was never installed."""
+
+
+def version() -> str:
+    """Return the installed version; `SOURCE_TREE` if Lockstep runs from a source tree that was never installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return SOURCE_TREE
