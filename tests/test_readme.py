@@ -25,7 +25,9 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "10 " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
 def test_links_lead_to_files_of_the_project(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         on_the_web = ON_THE_WEB.match(target)

@@ -424,3 +424,29 @@ def test_a_difference_names_both_values_in_the_order_of_the_fields() -> None:
         ("mixup_coefficient", ("batch", "sample")),
         ("mixup_pairing", ("permutation", "reverse")),
     ]
+
+
+# What a recipe is based on
+
+
+def test_a_recipe_knows_the_name_it_was_loaded_by_through_changes(tmp_path: Path) -> None:
+    (tmp_path / "my pets.yaml").write_text("base: demo\nepochs: 3\n")
+    assert load_recipe("demo").replace(epochs=1).based_on == "demo"
+    assert load_recipe(tmp_path / "my pets.yaml").based_on == "my pets"
+    assert Recipe(epochs=1).based_on == ""
+
+
+def test_a_recipe_in_a_runs_folder_has_the_name_it_notes_or_none(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("based_on: demo\nepochs: 3\n")
+    assert load_recipe(tmp_path).based_on == "demo"
+    assert load_recipe(tmp_path).epochs == 3
+    (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
+    assert load_recipe(tmp_path).based_on == ""
+
+
+def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
+    demo = load_recipe("demo")
+    assert demo == demo.named("another")
+    assert hash(demo) == hash(demo.named("another"))
+    assert demo != demo.replace(seed=1)
+    assert "based_on" not in demo.fields()

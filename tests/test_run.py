@@ -38,6 +38,32 @@ def test_a_run_goes_on_in_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> Non
         assert (folder.path / "log.jsonl").exists()
 
 
+def test_a_run_keeps_the_name_of_the_recipe_it_was_started_with(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe.named("with: a colon"))
+    begin(tmp_path / "run", tiny_recipe.named("the same fields"))
+    assert load_recipe(tmp_path / "run").based_on == "with: a colon"
+    assert load_recipe(tmp_path / "run") == tiny_recipe
+
+
+def test_a_run_that_has_no_name_takes_that_of_a_recipe_with_the_same_fields(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe)
+    begin(tmp_path / "run", tiny_recipe.named("tiny"))
+    assert load_recipe(tmp_path / "run").based_on == "tiny"
+
+
+def test_a_run_under_a_recipe_that_continues_its_own_is_not_finished(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    begin(tmp_path / "run", tiny_recipe)
+    write_json(tmp_path / "run" / "report.json", {"steps": 14})
+    other = tiny_recipe.replace(epochs=7)
+    with pytest.raises(RecipeError, match=r"\nIt cannot, says this test\.\nUse another --out"):
+        RunFolder(tmp_path / "run", other, lambda there: "It cannot, says this test.").__enter__()
+    assert read_report(tmp_path / "run") == {"steps": 14}
+    with RunFolder(tmp_path / "run", other, lambda there: None if there == tiny_recipe else "") as folder:
+        assert folder.changed == {"epochs": (2, 7)}
+    assert read_report(tmp_path / "run") is None
+    assert load_recipe(tmp_path / "run") == other
+
+
 def test_another_recipe_is_refused_and_every_field_that_differs_is_shown(tiny_recipe: Recipe, tmp_path: Path) -> None:
     begin(tmp_path / "run", tiny_recipe)
     other = tiny_recipe.replace(epochs=7, lr=0.5, mean=(1.0, 2.0, 3.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from lockstep import limits
 from lockstep.errors import RecipeError, nearest
@@ -214,6 +214,29 @@ class Recipe(_Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides initial weights, order, crops, flips and MixUp; nothing else is random."""
 
+    _based_on: str = PrivateAttr(default="")
+
+    @property
+    def based_on(self) -> str:
+        """The recipe that this one is, or a variant of: a published name, or that of a file without suffix; "" if unknown.
+
+        It decides nothing: recipes with the same fields are equal.
+        """
+        return self._based_on
+
+    def named(self, name: str) -> Self:
+        """Return a copy that is based on the recipe of this name."""
+        copy = self.model_copy()
+        copy._based_on = name
+        return copy
+
+    def replace(self, /, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated again; it is based on the same recipe."""
+        return super().replace(**changes).named(self.based_on)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
         count = parameter_count(model_spec(self.model), self.logits)
@@ -302,7 +325,8 @@ def load_recipe(source: str | Path | Recipe) -> Recipe:
     """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
 
     A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from: a published one, or a
-    file as seen from this one. Raises `RecipeError`.
+    file as seen from this one. The optional key `based_on` is a name and changes nothing; in a run's folder it is that of
+    the recipe it was started with. Raises `RecipeError`.
     """
     return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
 
@@ -312,7 +336,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     from lockstep.published import RECIPES
 
     if source in RECIPES:
-        return RECIPES[source]()
+        return RECIPES[source]().named(source)
     path = folder / source
     if (path / "recipe.yaml").is_file():
         path = path / "recipe.yaml"
@@ -322,12 +346,19 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
         raise RecipeError(f"{path} is its own base")
     try:
         fields = _fields_in(path)
-        base = fields.pop("base", None)
-        if base is None:
-            return Recipe.of(fields)
-        return Recipe.of(_load(str(base), path.parent, (*seen, path.resolve())).fields() | fields)
+        base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
+        if base is not None:
+            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields
+        return Recipe.of(fields).named(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
+
+
+def _name_of(path: Path, noted: object) -> str:
+    """Return the name of the recipe in a file, where `noted` is its `based_on`; a run that noted none has none."""
+    if noted is not None and not isinstance(noted, str):
+        raise RecipeError(f"based_on: expected the name of a recipe, not {noted!r:.60}")
+    return noted if noted is not None else path.stem if path.name != "recipe.yaml" else ""
 
 
 def _fields_in(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The folder of a run.
 
-recipe.yaml        every field, resolved           log.jsonl     what happened, one JSON object a line
+recipe.yaml        every field, and `based_on`     log.jsonl     what happened, one JSON object a line
 environment.json   machine, versions, data         report.json   the result, once the run is finished
 checkpoints/       see `lockstep.checkpoint`       tensorboard/  the same figures as events
 validation.npz     the result for every image, see `lockstep.results`
@@ -11,10 +11,13 @@ loggers.json: what loggers call the run, see `lockstep.loggers`; profile/: trace
 import fcntl
 import json
 import platform
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self, TextIO
+
+import yaml
 
 from lockstep import shapes
 from lockstep.backends import FRAMEWORKS
@@ -27,10 +30,16 @@ from lockstep.version import version as lockstep_version
 class RunFolder:
     """A run's folder, opened for writing by one process; a context manager."""
 
-    def __init__(self, path: Path, recipe: Recipe) -> None:
+    def __init__(self, path: Path, recipe: Recipe, refusal: Callable[[Recipe], str | None] | None = None) -> None:
+        """`refusal` tells why the run that is there, of the recipe it is called with, cannot go on under another recipe, in
+        sentences; None if it can. Without it no run can.
+        """
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        """Fields of the recipe in which a run that is there goes on with other values: those before, and the new ones."""
         self._recipe = recipe
+        self._refusal = refusal or (lambda there: "")
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -57,9 +66,12 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointError(f"another process is training in {self.path}; wait for it or use another --out") from None
-        self._check_recipe()
+        name = self._check_recipe() or self._recipe.based_on
+        if self.changed:
+            (self.path / "report.json").unlink(missing_ok=True)  # first: it says that the run is finished
         # First of all files: without it a folder is not a run's, and a killed run could not be started again.
-        write_text(self.path / "recipe.yaml", self._recipe.to_yaml())
+        note = yaml.safe_dump({"based_on": name}, allow_unicode=True) if name else ""
+        write_text(self.path / "recipe.yaml", note + self._recipe.to_yaml())
         self.checkpoints.mkdir(exist_ok=True)
 
     def _refuse_other_things(self) -> None:
@@ -74,15 +86,19 @@ class RunFolder:
         logged = (self.path / "log.jsonl").exists()
         return self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()) and not logged
 
-    def _check_recipe(self) -> None:
+    def _check_recipe(self) -> str:
+        """Return the name of the recipe that the run was started with; "" if it noted none or there is no run."""
         if not (self.path / "recipe.yaml").is_file() or self._is_fresh():
-            return
-        changed = difference(load_recipe(self.path / "recipe.yaml"), self._recipe)
-        if changed:
+            return ""
+        there = load_recipe(self.path / "recipe.yaml")
+        changed = difference(there, self._recipe)
+        why = self._refusal(there) if changed else None
+        if why is not None:
             lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
-            raise RecipeError(
-                f"{self.path} holds a run of another recipe:\n" + "\n".join(lines) + "\nUse another --out, or its recipe."
-            )
+            advice = f"{why}\nUse another --out, or its recipe.".lstrip()
+            raise RecipeError(f"{self.path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
+        self.changed = changed
+        return there.based_on
 
 
 def write_text(path: Path, text: str) -> None:
@@ -104,6 +120,20 @@ def read_report(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return report if shapes.is_report(report) else None
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Return what a run noted of its environment when it last began; empty if it never did. Raises `CheckpointError`."""
+    file = path / "environment.json"
+    try:
+        found: dict[str, Any] = shapes.parsed(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
+    if not shapes.is_environment(found):
+        raise CheckpointError(f"{file} is not what a run notes of its environment; restore it or remove it")
+    return found
 
 
 def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:

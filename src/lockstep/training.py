@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import backends, checkpoint, starting
+from lockstep import backends, checkpoint, resuming, starting
 from lockstep.backends import Engine, Handle, Interval, State, World
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
@@ -29,7 +29,8 @@ from lockstep.loggers import check_installed
 from lockstep.metrics import Scores, Throughput
 from lockstep.mistakes import pictures_of_mistakes
 from lockstep.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
-from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.published import RECIPES
+from lockstep.recipes import Execution, Recipe, difference
 from lockstep.recorder import Listener, Recorder
 from lockstep.results import Results, write_results
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
@@ -80,9 +81,9 @@ def _next_multiple(step: int, every: int) -> int:
 
 
 def train(
-    recipe: str | Path | Recipe,
-    data: str | Path,
-    out: str | Path,
+    recipe: str | Path | Recipe | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
     *,
     weights: str | Path | None = None,
     execution: Execution | None = None,
@@ -95,6 +96,10 @@ def train(
 
     Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
+
+    A run that is there needs nothing but `out`: without `recipe` it goes on with its own, and with its execution if none is
+    given; without `data` it goes on with its images. Of its recipe, the schedule may be another, such as more epochs, if the
+    learning rates of all steps already done stay the same (`lockstep.resuming`).
 
     With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
     and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
@@ -110,7 +115,11 @@ def train(
     >>> report["final"]["trained"]["images"]
     20
     """
-    recipe, execution, out = load_recipe(recipe), execution or Execution(), Path(out)
+    if out is None:
+        raise TypeError("train() needs out, the run's folder")
+    out = Path(out)
+    asked = resuming.complete(out, recipe, data, execution)
+    recipe, execution = asked.recipe, asked.execution
     given = None if weights is None else Path(weights)
     with StopRequests() as stop:
         backend = backends.load(execution.backend)
@@ -120,14 +129,20 @@ def train(
             with Recorder(listener if leads else None, execution.loggers) as recorder:
                 if leads:
                     check_installed(execution.loggers)
+                if asked.taken:
+                    recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
                 check_shares(recipe, world.ranks * execution.accumulation_steps)
                 start = open_start(given, recipe, out) if leads else None
-                sets = open_sets(Path(data), recipe, recorder, stop)
-                rates = learning_rates(recipe, steps_per_epoch(recipe, len(sets[0])))
-                with RunFolder(out, recipe) if leads else nullcontext():
+                sets = open_sets(asked.data, recipe, recorder, stop)
+                images = len(sets[0])
+                rates = learning_rates(recipe, steps_per_epoch(recipe, images))
+                folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
+                with folder if leads else nullcontext():
                     world.any(False)  # if rank 0 was refused the folder, the others learn it here
                     with backend.engine(recipe, rates, world, execution) as engine:
-                        return Training(recipe, execution, world, engine, sets, out, stop, recorder).carry_out(rates, start)
+                        training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
+                        training.start_notes = _changes(folder.changed)
+                        return training.carry_out(rates, start)
         finally:
             world.close()
 
@@ -226,7 +241,8 @@ class Training:
             return
         starting.forget(self.out)
         if start is not None:
-            values, self.start_notes = starting.write(self.out, self.recipe, start)
+            values, notes = starting.write(self.out, self.recipe, start)
+            self.start_notes += notes
             self.write_checkpoint(initial_state(self.recipe, values))
 
     def start_state(self) -> tuple[State, list[str]]:
@@ -244,6 +260,7 @@ class Training:
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
         """Open the log and note where training starts."""
         about = environment(self.execution.backend) | {
+            "recipe": self.recipe.based_on,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "device": self.world.device,
             "ranks": self.world.ranks,
@@ -253,10 +270,11 @@ class Training:
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
         if self.world.rank == 0:
-            config = self.recipe.fields() | {name: about[name] for name in ("device", "ranks", "data")}
+            config = self.recipe.fields() | {name: about[name] for name in ("recipe", "device", "ranks", "data")}
             self.recorder.open(self.out, step, rates, evaluates_again=unevaluated, about=config)
             write_json(self.out / "environment.json", about)
         start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes(step)}
+        start |= {"steps_per_epoch": self.per_epoch, "changed": changed_fields(self.recipe)}
         self.recorder.log(start | {"environment": about})
 
     def notes(self, step: int) -> list[str]:
@@ -451,6 +469,7 @@ class Training:
         evaluations = self.recorder.evaluations
         last = evaluations[-1]["step"]
         report = {
+            "recipe": self.recipe.based_on,
             "model": self.recipe.fields()["model"],
             "epochs": self.recipe.epochs,
             "steps": self.total,
@@ -488,6 +507,18 @@ def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -
     """Return the state before the first step, of these tensors or the recipe's initial ones."""
     values = values or initial_tensors(recipe)
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
+
+
+def changed_fields(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields in which a recipe is not the published one that it is based on; empty if that is none of these."""
+    if recipe.based_on not in RECIPES:
+        return {}
+    return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
+
+
+def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Return what to tell of a run that goes on under another schedule."""
+    return [f"{name} is {new} from here on; so far this run had {old}" for name, (old, new) in changed.items()]
 
 
 def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:

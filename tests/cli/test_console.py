@@ -19,6 +19,7 @@ ABOUT = {
     "val": {"images": 20, "quarantined": []},
 }
 START = {"kind": "start", "step": 0, "total": 40, "damaged": [], "notes": [], "environment": ABOUT}
+WHOLE = START | {"steps_per_epoch": 10}
 REPORT = {
     "steps": 40,
     "final": {"trained": {"top1_percent": 91.254, "top5_percent": 99.5, "loss": 0.34567, "images": 400}},
@@ -84,6 +85,37 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
             "  ... and 3 more, all in environment.json",
         ],
     ),
+    "a start of a published recipe": (
+        [WHOLE | {"changed": {"epochs": 4, "lr": 0.1}, "environment": ABOUT | {"recipe": "demo"}}],
+        ["recipe demo with epochs=4, lr=0.1: 4 epochs of 10 steps", FIRST_LINE],
+    ),
+    "a start of a recipe with many changes": (
+        [WHOLE | {"changed": dict.fromkeys("abcdefghi", 1), "environment": ABOUT | {"recipe": "demo"}}],
+        ["recipe demo with a=1, b=1, c=1, d=1, e=1, f=1 and 3 other fields: 4 epochs of 10 steps", FIRST_LINE],
+    ),
+    "a start of a recipe without a name": ([WHOLE | {"total": 10}], ["a recipe of 1 epoch of 10 steps", FIRST_LINE]),
+    "a resumed run": (
+        [event("taken", out="runs/[a]", taken={"recipe": "its recipe (demo)", "execution": "backend=mxnet"})],
+        ["resuming runs/[a] with its recipe (demo); backend=mxnet"],
+    ),
+    # From step 2 on, where the first interval ends: 98 s for 8 steps until step 10, so 368 s for 30; 6 s for the last one.
+    "epochs and the time left": (
+        [
+            WHOLE | {"environment": ABOUT | {"recipe": "demo"}, "elapsed_sec": 5.0},
+            *(
+                event("train", step=step, first_step=first, elapsed_sec=second, loss=2.0, images_per_sec=9.0, lr=0.1)
+                for first, step, second in ((0, 2, 65.0), (2, 10, 163.0), (10, 39, 287.0), (39, 40, 300.0))
+            ),
+        ],
+        [
+            "recipe demo: 4 epochs of 10 steps",
+            FIRST_LINE,
+            "epoch 1 of 4, step 2 of 40: loss 2.000, 9.0 images/s, lr 0.1, 19 min left",
+            "epoch 1 of 4, step 10 of 40: loss 2.000, 9.0 images/s, lr 0.1, 6 min left",
+            "epoch 4 of 4, step 39 of 40: loss 2.000, 9.0 images/s, lr 0.1, 6 s left",
+            "epoch 4 of 4, step 40 of 40: loss 2.000, 9.0 images/s, lr 0.1",
+        ],
+    ),
     "an interval": (
         [START, event("train", step=10, loss=2.30259, images_per_sec=21.04, lr=0.0123456)],
         [FIRST_LINE, "step 10 of 40: loss 2.303, 21.0 images/s, lr 0.01235"],
@@ -139,10 +171,10 @@ def test_a_long_line_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
 SHOW = f"""
 from lockstep.cli.console import Reporter
 with Reporter() as reporter:
-    reporter({START!r})
+    reporter({WHOLE!r} | {{"elapsed_sec": 0.0}})
     for done in (1, 2, 3):
         reporter({{"kind": "progress", "what": "evaluating", "done": done, "total": 4}})
-    reporter({{"kind": "train", "step": 20, "loss": 1.5, "images_per_sec": 9.0, "lr": 0.1}})
+    reporter({{"kind": "train", "step": 20, "loss": 1.5, "images_per_sec": 9.0, "lr": 0.1, "elapsed_sec": 60.0}})
 """
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
 
@@ -173,6 +205,8 @@ def test_a_terminal_shows_a_bar_and_no_line_for_every_interval() -> None:
     shown = on_a_terminal("-c", SHOW)
     assert FIRST_LINE in shown
     assert "20/40" in shown
+    assert "epoch 2 of 4" in shown
+    assert "60 s left" in shown or "1 min left" in shown
     assert "loss 1.500, 9.0 images/s" in shown
     assert "step 20 of 40" not in shown
     assert COLOUR.search(shown)

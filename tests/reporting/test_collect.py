@@ -1,5 +1,6 @@
 """What is read from the folders of runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,14 @@ def test_the_nearest_published_recipe_is_the_one_with_the_fewest_other_fields(ru
     name, fields = opened(run).published
     assert name == "demo"
     assert fields == {"epochs": (7, 4), "ema_decay": (0.0, 0.99)}
+
+
+def test_a_run_is_compared_with_the_published_recipe_that_it_is_based_on(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "named")
+    note = "based_on: resnet50-mxnet-90ep\n"
+    (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
+    found = opened(tmp_path / "named")
+    assert (found.recipe_name, found.published[0]) == ("resnet50-mxnet-90ep", "resnet50-mxnet-90ep")
+    (tmp_path / "named" / "recipe.yaml").write_text("based_on: my pets\n" + (run / "recipe.yaml").read_text())
+    found = opened(tmp_path / "named")
+    assert (found.recipe_name, found.published[0]) == ("my pets", "demo")

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import lockstep
 from lockstep.errors import CheckpointError, UserError
@@ -180,3 +182,15 @@ def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: 
         lockstep.report(run, tmp_path / "no" / "page.html")
     with pytest.raises(CheckpointError, match="is no run's folder"):
         lockstep.report(tmp_path / "nothing", tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("demo", "based on demo"), ("<b>pets", "<b>pets · nearest published: demo"), ("", " nearest published:")],
+)
+def test_a_page_names_the_recipe_of_a_run(name: str, shown: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "named")
+    note = yaml.safe_dump({"based_on": name}) if name else ""
+    (tmp_path / "named" / "recipe.yaml").write_text(note + (run / "recipe.yaml").read_text())
+    page = page_of(tmp_path / "named", tmp_path / "page.html")
+    assert shown in page.text

@@ -3,11 +3,41 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lockstep.cli.terminal import console, in_line
+from lockstep.data.listing import printable
 from lockstep.launched import is_leading
 from lockstep.metrics import as_text
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """A task's own words about the time left; where it has none, the time that its bar's speed gives."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of a task."""
+        own = task.fields.get("left")
+        return super().render(task) if own is None else Text(f"{own} left", style="progress.remaining")
+
+
+def time_left(seconds: float) -> str:
+    """Return a time as a person says it who does not know it exactly.
+
+    >>> time_left(0.2), time_left(75), time_left(3 * 3600 + 125), time_left(50 * 3600)
+    ('1 s', '1 min', '3 h 2 min', '2 d 2 h')
+    """
+    if seconds < 60:
+        return f"{max(round(seconds), 1)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class Reporter:
@@ -17,9 +47,9 @@ class Reporter:
         self.console = console(soft_wrap=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),  # epoch, steps, time left and loss fit into 80 columns with it
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            _TimeLeft(),
             TextColumn("{task.fields[note]}"),
             console=self.console,
             transient=True,
@@ -27,7 +57,9 @@ class Reporter:
         )
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
-        self._total = 0
+        self._total = self._per_epoch = self._epochs = self._first = 0
+        self._since: tuple[int, float] | None = None
+        """Step and second from which the time left is reckoned."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -50,10 +82,11 @@ class Reporter:
         """Print a line above the progress bar."""
         self.console.print(text, markup=False)
 
-    def _advance(self, what: str, done: int, total: int, note: str = "") -> None:
+    def _advance(self, what: str, done: int, total: int, note: str = "", left: str | None = None, title: str = "") -> None:
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total, note="")
-        self._bar.update(self._tasks[what], completed=done, note=note)
+            # With what was done before: a bar that jumps there would take it for speed.
+            self._tasks[what] = self._bar.add_task(what, total=total, completed=done, note="", left=None)
+        self._bar.update(self._tasks[what], completed=done, note=note, left=left, description=title or what)
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
@@ -66,13 +99,21 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
+    def _on_taken(self, event: dict[str, Any]) -> None:
+        self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
+
     def _on_start(self, event: dict[str, Any]) -> None:
-        self._total = event["total"]
-        about = event["environment"]
+        self._total, about = event["total"], event["environment"]
+        self._per_epoch = event.get("steps_per_epoch", 0)
+        self._epochs = self._total // self._per_epoch if self._per_epoch else 0
+        self._first = event["step"]
+        self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
         for message in event["damaged"]:
             self.say(f"skipped a damaged checkpoint: {message}")
         for note in event["notes"]:
             self.say(f"note: {note}")
+        if self._per_epoch:
+            self.say(self._recipe_line(about.get("recipe", ""), event.get("changed", {})))
         ranks = f", {about['ranks']} ranks" if about["ranks"] > 1 else ""
         self.say(
             f"{about['train']['images']} training and {about['val']['images']} validation images on {about['device']}{ranks}"
@@ -86,13 +127,37 @@ class Reporter:
             self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
         if event["step"]:
             self.say(f"going on after step {event['step']} of {event['total']}")
-        self._advance("training", event["step"], event["total"])
+        self._advance("training", event["step"], event["total"], title=self._epoch(event["step"] + 1))
+
+    def _recipe_line(self, name: str, changed: dict[str, Any]) -> str:
+        some = [f"{field}={value}" for field, value in list(changed.items())[:6]]
+        more = f" and {len(changed) - 6} other fields" if len(changed) > 6 else ""
+        given = f" with {printable(', '.join(some))}{more}" if some else ""
+        length = f"{_count(self._epochs, 'epoch')} of {_count(self._per_epoch, 'step')}"
+        return f"recipe {printable(name)}{given}: {length}" if name else f"a recipe of {length}"
+
+    def _epoch(self, step: int) -> str:
+        """Return which epoch has the step, counted from 1; "training" if that is not known."""
+        if not self._per_epoch:
+            return "training"
+        return f"epoch {min((step - 1) // self._per_epoch + 1, self._epochs)} of {self._epochs}"
+
+    def _left(self, step: int, second: float) -> str | None:
+        """Return how long the rest takes if it goes on as it has in this process, evaluation and saving included."""
+        if self._since is None or step <= self._since[0] or step >= self._total:
+            return None
+        return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
 
     def _on_train(self, event: dict[str, Any]) -> None:
-        note = f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
-        self._advance("training", event["step"], self._total, note)
+        step, second = event["step"], event.get("elapsed_sec", 0.0)
+        left = self._left(step, second)
+        if self._since is not None and self._since[0] == self._first:
+            self._since = (step, second)  # the first steps of a process wait for compilers and caches
+        epoch, note = self._epoch(step), f"loss {event['loss']:.3f}, {event['images_per_sec']:.1f} images/s"
+        self._advance("training", step, self._total, note, left, epoch)
         if not self.console.is_terminal:
-            self.say(f"step {event['step']} of {self._total}: {note}, lr {event['lr']:.4g}")
+            where = f"{epoch}, step {step} of {self._total}" if self._per_epoch else f"step {step} of {self._total}"
+            self.say(f"{where}: {note}, lr {event['lr']:.4g}" + (f", {left} left" if left else ""))
 
     def _on_evaluate(self, event: dict[str, Any]) -> None:
         name = "" if event["weights"] == "trained" else " (moving average)"

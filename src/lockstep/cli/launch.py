@@ -1,7 +1,8 @@
 """`lockstep launch`."""
 
 from itertools import pairwise
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -24,14 +25,19 @@ def command(
     if not context.args:
         raise UserError("nothing to launch; expected a command behind --, such as: lockstep launch -n 2 -- train ...")
     arguments = list(context.args)
-    how = Execution.of(
-        {
-            name: _agreed(name, value, arguments) or default
-            for name, value, default in (("backend", backend, "torch"), ("distributed", distributed, "native"))
-        }
-    )
+    last = _last(arguments)
+    found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
+    how = Execution.of({name: value for name in found if (value := found[name] or last.get(name)) is not None})
     options.go_where_installed(how.backend)
     raise typer.Exit(backends.load(how.backend).launch(processes, arguments, how.distributed))
+
+
+def _last(arguments: list[str]) -> dict[str, Any]:
+    """Return how the run was last carried out that a launched command resumes; empty if it says its recipe itself."""
+    from lockstep.resuming import last_execution
+
+    out = _said("out", arguments)
+    return last_execution(Path(out)) if arguments[0] == "train" and out and _said("recipe", arguments) is None else {}
 
 
 def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:

@@ -20,15 +20,28 @@ Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the 
 
 def settings(assignments: list[str] | None, backend: str, **options: Any) -> tuple[dict[str, Any], Any]:
     """Return the changes of the recipe, and the execution; `options` are fields of it, None if not given."""
-    from lockstep.launched import name_rank
-    from lockstep.recipes import Execution, parse_settings
+    from lockstep.recipes import Execution
+
+    recipe, given = fields(assignments, backend=backend, **options)
+    how = Execution.of(given)
+    prepare(how.backend)
+    return recipe, how
+
+
+def fields(assignments: list[str] | None, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields that are given of the recipe and of the execution; `options` are some of the latter, None if not."""
+    from lockstep.recipes import parse_settings
 
     recipe, execution = parse_settings(assignments or [])
-    chosen = {"backend": backend} | {name: value for name, value in options.items() if value is not None}
-    how = Execution.of(chosen | execution)
-    go_where_installed(how.backend)
-    name_rank(how.backend)  # before anybody speaks: only rank 0 does
-    return recipe, how
+    return recipe, {name: value for name, value in options.items() if value is not None} | execution
+
+
+def prepare(backend: str) -> None:
+    """Have the command carried out where a backend is installed, by a process that knows its rank."""
+    from lockstep.launched import name_rank
+
+    go_where_installed(backend)
+    name_rank(backend)  # before anybody speaks: only rank 0 does
 
 
 def traced_steps(text: str | None) -> dict[str, int]:

@@ -9,20 +9,29 @@ from lockstep.cli import options
 
 
 def command(
-    recipe: Annotated[str, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")],
-    data: Annotated[Path, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there resumes, and needs no other option.")],
+    recipe: Annotated[
+        str | None, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Start a new run from these: a run, a checkpoint or a file; see docs/checkpoints.md.")
     ] = None,
-    backend: options.Backend = "torch",
+    backend: Annotated[str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")] = None,
     loader: options.Loader = None,
     xla: Annotated[bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")] = False,
     distributed: options.Distributed = None,
     model_prefix: Annotated[
         str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option(help="Write events for TensorBoard into the run's folder.")] = True,
+    tensorboard: Annotated[
+        bool | None,
+        typer.Option(
+            "--tensorboard/--no-tensorboard", help="Write events for TensorBoard into the run's folder; the default."
+        ),
+    ] = None,
     loggers: Annotated[
         list[str] | None, typer.Option("--logger", help="Send figures to mlflow or wandb, too; may be repeated.")
     ] = None,
@@ -31,20 +40,35 @@ def command(
     ] = None,
     assignments: options.Set = None,
 ) -> None:
-    """Train a recipe, evaluating and saving as it goes; the same command again goes on where it stopped."""
-    from lockstep import load_recipe, train
-    from lockstep.cli.console import Reporter
+    """Train a recipe, or resume a run, evaluating and saving.
 
-    changes, execution = options.settings(
+    The same command again, or --out alone, resumes a run where it stopped.
+    """
+    from lockstep import train
+    from lockstep.cli.console import Reporter
+    from lockstep.launched import is_leading
+    from lockstep.resuming import complete
+
+    changes, how = options.fields(
         assignments,
-        backend,
+        backend=backend,
         **options.traced_steps(profile),
         loader=loader,
         compile="on" if xla else None,
         distributed=distributed,
         model_prefix=model_prefix,
-        loggers=list(dict.fromkeys([*(["tensorboard"] if tensorboard else []), *(loggers or [])])),
+        loggers=_loggers(tensorboard, loggers),
     )
+    asked = complete(out, recipe, data, changes=changes, how=how)
+    options.prepare(asked.execution.backend)
     with Reporter() as reporter:
-        recipe_now = load_recipe(recipe).replace(**changes)
-        train(recipe_now, data, out, weights=weights, execution=execution, listener=reporter)
+        if asked.taken and is_leading():
+            reporter({"kind": "taken", "out": str(out), "taken": asked.taken})
+        train(asked.recipe, asked.data, out, weights=weights, execution=asked.execution, listener=reporter)
+
+
+def _loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:
+    """Return where figures go; None if nothing was said of it."""
+    if tensorboard is None and others is None:
+        return None
+    return list(dict.fromkeys([*([] if tensorboard is False else ["tensorboard"]), *(others or [])]))

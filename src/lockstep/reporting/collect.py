@@ -11,8 +11,7 @@ from lockstep.errors import CheckpointError
 from lockstep.published import RECIPES
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.results import Results, read_results
-from lockstep.run import read_log, read_report
-from lockstep.shapes import is_environment, parsed
+from lockstep.run import read_environment, read_log, read_report
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,17 @@ class Run:
         """The names of the classes; empty if the run is not finished."""
         return [printable(name) for name in self.report["classes"]] if self.report else []
 
+    @property
+    def recipe_name(self) -> str:
+        """The recipe that this run's is or is based on; "" if the run did not note it."""
+        return printable(self.recipe.based_on)
+
     @cached_property
     def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The published recipe with the fewest other fields, and these fields as (published, of this run)."""
-        found = {name: difference(build(), self.recipe) for name, build in RECIPES.items()}
+        """The published recipe that this run's is based on, or else the one with the fewest other fields, and these fields
+        as (published, of this run)."""
+        names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
+        found = {name: difference(RECIPES[name](), self.recipe) for name in names}
         return min(found.items(), key=lambda each: len(each[1]))
 
 
@@ -113,7 +119,7 @@ def _open_run(folder: Path, name: str) -> Run:
         folder=folder,
         name=printable(name),
         recipe=load_recipe(folder),
-        environment=_environment(folder),
+        environment=read_environment(folder),
         log=read_log(folder / "log.jsonl", whole=True),
         report=report,
         results=read_results(folder) if report is not None else None,
@@ -122,19 +128,6 @@ def _open_run(folder: Path, name: str) -> Run:
 
 def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _environment(folder: Path) -> dict[str, Any]:
-    path = folder / "environment.json"
-    try:
-        found: dict[str, Any] = parsed(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise CheckpointError(f"{path} is not JSON; restore it or remove it") from None
-    if not is_environment(found):
-        raise CheckpointError(f"{path} is not what a run notes of its environment; restore it or remove it")
-    return found
 
 
 def _names(folders: list[Path]) -> list[str]:
