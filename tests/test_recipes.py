@@ -397,8 +397,8 @@ def test_the_compiler_can_be_set_by_word_though_yaml_reads_some_as_truth_values(
     ("setting", "message"),
     [
         ("epochs", "expected field=value, found 'epochs'"),
-        ("epoch=2", "no field 'epoch'. Did you mean epochs"),
-        ("log_every_step=2", "no field 'log_every_step'. Did you mean log_every_steps"),
+        ("epoch=2", "no field 'epoch'. Did you mean --set epochs=2"),
+        ("log_every_step=2", "no field 'log_every_step'. Did you mean --set log_every_steps=2"),
         ("=5", "no field ''"),
         ("base=demo", "no field 'base'"),
         ("mean=[1,", r"mean: '\[1,' is not a value"),

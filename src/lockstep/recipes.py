@@ -15,6 +15,7 @@ from lockstep import limits
 from lockstep.errors import RecipeError, nearest
 from lockstep.models import ModelSpec, Role, model_spec, parameter_count, tensors
 from lockstep.plain_yaml import MOST_CHARACTERS, read_yaml
+from lockstep.synonyms import fields_meant, instead_of_setting
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -72,7 +73,9 @@ def _explain(cls: type[BaseModel], problem: Any) -> str:
     where = ".".join(place)
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
-        return f"there is no field {where!r}. {nearest(place[-1], known)}"
+        meant = fields_meant(place[-1], known)
+        hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
+        return f"there is no field {where!r}. {hint}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{where}: {message}, not {_shown(problem['input'])}" if where else message
 
@@ -393,8 +396,8 @@ def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]
         elif name in Execution.model_fields:
             execution[name] = value
         else:
-            known = [*Recipe.model_fields, *Execution.model_fields]
-            raise RecipeError(f"there is no field {name!r}. {nearest(name, known)}")
+            hint = instead_of_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
+            raise RecipeError(f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}")
     return recipe, execution
 
 

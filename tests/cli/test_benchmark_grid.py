@@ -172,7 +172,7 @@ def test_what_is_not_steady_is_said(answer: Answer, measured: list[dict[str, Any
         (("train", "--backend", "tortch"), "Did you mean torch"),
         (("train", "--model", "resnet51"), "there is no model 'resnet51'"),
         (("train", "--set", "precision=bf16"), "give it as --dtype"),
-        (("train", "--set", "imagesize=3"), "Did you mean image_size"),
+        (("train", "--set", "imagesize=3"), "Did you mean --set image_size=3"),
         (("train", "--num-examples", 5), "synthetic data are one batch"),
         (("train", "--compare", "none.json"), "none.json cannot be read"),
         (("train", "--data", "none"), "there is no folder none"),

@@ -325,7 +325,7 @@ def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
 def test_a_user_error_of_launched_ranks_keeps_its_exit_code(arguments: list[object], tmp_path: Path) -> None:
     code, _, errors = call("launch", "-n", 2, "--", *arguments, "--out", tmp_path / "run", "--set", "epoch=1")
     assert code == 2
-    assert "Did you mean epochs" in errors
+    assert "Did you mean --set epochs=" in errors
     assert "Traceback" not in errors
 
 

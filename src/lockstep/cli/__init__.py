@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from lockstep.cli import (
     train,
     verify,
 )
+from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print
 from lockstep.errors import LockstepError, UserError
 from lockstep.launched import follow_launcher, leave_exit_code
@@ -31,25 +32,43 @@ _Misuse: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__
 
 app = typer.Typer(
     name="lockstep",
-    help="ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, four frameworks, the same numbers.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.command)
-app.command("train")(train.command)
-app.command("evaluate")(evaluate.command)
-app.command("predict")(predict.command)
-app.command("convert")(convert.command)
-app.command("export")(export.command)
-app.command("verify")(verify.command)
-app.command("report")(report.command)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from lockstep.version import version
+
+        print(f"lockstep {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """ResNet-50 v1.5 and ResNeXt101-32x4d: one recipe, four frameworks, the same numbers."""
+
+
+app.command("demo", cls=Command)(demo.command)
+app.command("train", cls=Command)(train.command)
+app.command("evaluate", cls=Command)(evaluate.command)
+app.command("predict", cls=Command)(predict.command)
+app.command("convert", cls=Command)(convert.command)
+app.command("export", cls=Command)(export.command)
+app.command("verify", cls=Command)(verify.command)
+app.command("report", cls=Command)(report.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
-app.command("doctor")(doctor.command)
+app.command("doctor", cls=Command)(doctor.command)
 
 
 def run() -> None:

@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published
+from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print, print_json
 
 app = typer.Typer(help="Measure training, inference and loaders.", no_args_is_help=True)
 for name, summary in benchmark_grid.COMMANDS.items():
-    app.command(name, help=summary)(benchmark_grid.measure)
+    app.command(name, help=summary, cls=Command)(benchmark_grid.measure)
 app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
 app.command("convert")(benchmark_convert.command)
@@ -29,7 +30,10 @@ def loader(
     turns: Annotated[int, typer.Option(min=1, help="Turns of each loader, one after the other.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare loaders on the same JPEGs, cores and output: images a second, and processor time of an image."""
+    """Compare loaders on the same JPEGs, cores and output.
+
+    In images a second, and processor time of an image.
+    """
     from lockstep.benchmark.loader import Work, compare
     from lockstep.cli.console import Reporter
 

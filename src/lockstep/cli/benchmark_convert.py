@@ -13,7 +13,10 @@ def command(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
 ) -> None:
-    """Write a run or a benchmark report in the form of another program: NVIDIA's examples, dllogger or timm."""
+    """Write a run or a report in another program's form.
+
+    That of NVIDIA's examples, dllogger or timm.
+    """
     from lockstep.benchmark.forms import converted
 
     out.write_text(converted(source, form), encoding="utf-8")  # not renamed into place: it may be /dev/stdout

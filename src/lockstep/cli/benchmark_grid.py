@@ -13,8 +13,8 @@ from lockstep.cli import options
 from lockstep.cli.terminal import print_json
 
 COMMANDS = {
-    "train": "Measure training steps: images/s with an interval, times of steps, and what bounds them.",
-    "inference": "Measure inference: from uint8 images in main memory to logits there.",
+    "train": "Measure training steps and what bounds their speed.",
+    "inference": "Measure inference, from uint8 images to logits.",
     "all": "Measure training and inference, in one report.",
 }
 """Each with its help; docs/benchmarking.md says how every figure is computed."""

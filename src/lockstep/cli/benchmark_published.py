@@ -20,7 +20,10 @@ def command(
         bool, typer.Option("--all", help="Rows of other batches and other numbers of accelerators too.")
     ] = False,
 ) -> None:
-    """Show what was measured beside what NVIDIA and MLPerf published; speeds are divided on the same hardware alone."""
+    """Compare with what NVIDIA and MLPerf published.
+
+    Speeds are divided only on the same hardware.
+    """
     from lockstep.benchmark.published import compare, published_rows
     from lockstep.benchmark.reading import read_benchmark
 

@@ -32,7 +32,10 @@ def pack(
     quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of what is reduced.")] = 95,
     first_label: Annotated[int, typer.Option(min=0, help="The number the source's files give their first class.")] = 0,
 ) -> None:
-    """Write a data set in another storage format: the same images in the same order, byte for byte unless reduced."""
+    """Write a data set in another storage format.
+
+    It has the same images in the same order, byte for byte unless reduced.
+    """
     from lockstep.cli.console import Reporter
     from lockstep.data.listing import printable
     from lockstep.data.pack import Packing
@@ -52,7 +55,10 @@ def pack(
 
 @app.command("index")
 def index(data: Data) -> None:
-    """Decode every image once and keep what training needs to know; an index that is there is made anew."""
+    """Decode every image once and keep what training needs to know.
+
+    An index that is there is made again.
+    """
     for split, index in _indexes(data, anew=True):
         print(f"{split}: {len(index)} images of {len(index.classes)} classes, {len(index.quarantined)} left out")
         _print_quarantined(index)
@@ -100,7 +106,10 @@ def check(
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Write unusable images to quarantine.json.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read and decode every image, and look for what spoils a training; exit code 1 if something was found."""
+    """Read all images and look for what would spoil a training.
+
+    The exit code is 1 if something was found.
+    """
     from lockstep.cli.console import Reporter
     from lockstep.data.doctor import examine
 
@@ -149,7 +158,10 @@ def show(
     images: Annotated[int, typer.Option(min=1, max=1000, help="How many images.")] = 32,
     split: Annotated[str, typer.Option(help="train, as the first step sees it, or val, as an evaluation does.")] = "train",
 ) -> None:
-    """Draw a contact sheet of what the model sees, after cropping, flipping and resizing."""
+    """Draw a contact sheet of images as the model sees them.
+
+    They are cropped, flipped and resized.
+    """
     from lockstep.data.sheet import contact_sheet, write_sheet
     from lockstep.errors import DataError, nearest
     from lockstep.recipes import load_recipe

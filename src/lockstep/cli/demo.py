@@ -14,7 +14,7 @@ def command(
     backend: options.Backend = "torch",
     assignments: options.Set = None,
 ) -> None:
-    """Draw a small data set, train ResNet-50 v1.5 on it for two minutes, and predict some of its images."""
+    """Draw images, train ResNet-50 v1.5 on them, and predict some."""
     from lockstep import load_recipe, predict, train
     from lockstep.cli.console import Reporter
     from lockstep.data.textures import draw_data_set

@@ -7,7 +7,7 @@ from lockstep.cli.terminal import print
 
 
 def command() -> None:
-    """Show the frameworks and devices found here, and how to install what is missing."""
+    """Show what is installed here, and how to install the rest."""
     from lockstep import backends
     from lockstep.data import jpeg, turbojpeg
     from lockstep.data.dali import DISTRIBUTIONS, INSTALL

@@ -24,7 +24,7 @@ def command(
     distributed: options.Distributed = None,
     assignments: options.Set = None,
 ) -> None:
-    """Evaluate trained weights on a folder of images; every image counts once."""
+    """Evaluate trained weights on images; every image counts once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.launched import is_leading

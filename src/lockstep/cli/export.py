@@ -20,7 +20,7 @@ def command(
     ema: options.Ema = False,
     precision: Annotated[str, typer.Option(help="What a SavedModel computes in: fp32, bf16 or fp16.")] = "fp32",
 ) -> None:
-    """Write a model for a framework's server, its preprocessing inside."""
+    """Write a model for a framework's server, preprocessing inside."""
     from lockstep import export
 
     result = export(source, folder, to=to, which=which, ema=ema, precision=precision)

@@ -17,7 +17,10 @@ def command(
         str | None, typer.Option(help="What adds up over ranks: native or horovod; by default that of the command.")
     ] = None,
 ) -> None:
-    """Run a command in several processes under the framework's launcher: `lockstep launch -n 2 -- train ...`."""
+    """Run a command in several processes, one for each GPU.
+
+    Such as: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
+    """
     from lockstep import backends
     from lockstep.errors import UserError
     from lockstep.recipes import Execution

@@ -15,7 +15,10 @@ def command(
         Path | None, typer.Option(metavar="FOLDER", help="Write the figures there too, each as PNG and SVG.")
     ] = None,
 ) -> None:
-    """Write one HTML page about one or several runs: curves, accuracy, confusion, calibration, mistakes, speed, recipe."""
+    """Write one HTML page about one or several runs.
+
+    It shows curves, accuracy, confusion, calibration, mistakes, speed and recipe.
+    """
     from lockstep import report
 
     print(report(runs, out, plots=plots))

@@ -21,7 +21,10 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
-    """Show that engines compute the same numbers: each against a reference in NumPy. Exit code 1 if one does not."""
+    """Show that all engines compute the same numbers.
+
+    Each is compared with a reference in NumPy; the exit code is 1 if one differs by more than rounding explains.
+    """
     from lockstep import verify
     from lockstep.cli.console import Reporter
 

@@ -1,0 +1,124 @@
+"""What other programs call the fields and options of this one, so that a message can name the right one.
+
+The words are those of torchvision's and timm's training scripts, Keras, Ultralytics, fastai and NVIDIA's examples.
+"""
+
+import difflib
+import shlex
+from collections.abc import Collection
+
+_FIELDS = {
+    "accumulation_steps": "accum accum_iter accumulate accumulate_grad_batches grad_accum grad_accum_steps "
+    "gradient_accumulation gradient_accumulation_steps",
+    "antialias": "resize_antialias",
+    "batch_norm": "sync_batchnorm sync_bn syncbn",
+    "bn_epsilon": "batchnorm_eps bn_eps eps epsilon",
+    "bn_momentum": "batchnorm_mom batchnorm_momentum bn_mom",
+    "compile": "jit torchcompile",
+    "crop_area": "crop_scale min_random_area random_resized_crop_scale scale",
+    "crop_aspect": "aspect aspect_ratio ratio",
+    "device": "gpu_id",
+    "ema_decay": "ema model_ema model_ema_decay",
+    "epochs": "epoch max_epochs n_epoch n_epochs nb_epochs num_epochs total_epochs train_epochs",
+    "eval_crop": "test_size val_crop val_crop_size val_image_size val_size",
+    "eval_resize": "data_val_resize resize resize_size val_resize val_resize_size",
+    "evaluate_every_epochs": "eval_every eval_interval val_freq val_interval",
+    "flip_probability": "flip fliplr hflip random_mirror",
+    "global_batch_images": "b batch batch_size batchsize bs global_batch global_batch_size mini_batch_size minibatch_size "
+    "per_device_train_batch_size total_batch_size train_batch_size",
+    "image_size": "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution size "
+    "train_crop_size",
+    "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
+    "label_smoothing": "label_smooth smoothing",
+    "layout": "channels_last data_format data_layout memory_format",
+    "loader": "data_backend dataloader",
+    "loader_batches": "prefetch prefetch_factor",
+    "loader_threads": "dali_threads data_nthreads data_workers j num_threads num_workers nworkers threads workers",
+    "log_every_steps": "disp_batches log_every log_every_n_steps log_interval logging_steps print_freq print_interval",
+    "logits": "class_count classes n_classes nb_classes nc num_class num_classes num_labels",
+    "loss_scale": "static_loss_scale",
+    "loss_scaling": "dynamic_loss_scale",
+    "lr": "base_lr eta initial_lr lr0 lrate learn_rate learning_rate learningrate max_lr",
+    "lr_decay": "lr_policy lr_schedule lr_scheduler sched schedule scheduler",
+    "lr_end": "end_lr eta_min final_lr lr_min lrf min_lr",
+    "lr_step_epochs": "decay_milestones lr_milestones lr_steps milestones",
+    "lr_step_factor": "decay_rate gamma lr_factor lr_gamma",
+    "lr_unit": "sched_on_updates",
+    "mixup_alpha": "mixup",
+    "model": "a architecture backbone arch model_name net network",
+    "momentum": "mom",
+    "precision": "amp amp_dtype bf16 bfloat16 dtype float16 fp16 fp32 half mixed_precision tf32",
+    "save_every_steps": "checkpoint_every save_every save_freq save_frequency save_interval save_steps",
+    "seed": "manual_seed random_seed rng_seed",
+    "sparsity": "asp prune pruning sparse",
+    "warmup_epochs": "lr_warmup lr_warmup_epochs warm_up warm_up_epochs warmup warmup_length",
+    "warmup_start_lr": "lr_warmup_decay warmup_lr warmup_lr_init",
+    "weight_decay": "l2 wd weightdecay",
+    "zero_init_last_bn": "bn_gamma_init0 zero_gamma zero_init_last zero_init_residual",
+}
+_OPTIONS = {
+    "--backend": "engine framework",
+    "--batch": "b batch_size bs",
+    "--data": "data_dir data_path data_root dataset dataset_dir imagenet input input_dir",
+    "--loader": "data_backend dataloader",
+    "--out": "experiment log_dir logdir model_dir o output output_dir results_dir run_dir save_dir workspace",
+    "--profile": "trace",
+    "--recipe": "cfg config hyp yaml",
+    "--weights": "checkpoint ckpt finetune fine_tune from_pretrained init_checkpoint init_from initial_checkpoint load "
+    "load_weights pretrained",
+}
+_ADVICE = {
+    "A run resumes by itself: lockstep train --out RUN": "auto_resume continue load_epoch restart resume resume_from",
+    "One process for each GPU: lockstep launch -n N -- train ...": "devices gpus n_gpus ngpus nproc nproc_per_node num_gpus",
+    "It is another command: lockstep evaluate RUN --data DATA": "eval eval_only evaluate only_inference test_only validate",
+}
+_REMARKS = {"global_batch_images": " (images of a step, over all ranks)"}
+
+
+def _turned(table: dict[str, str]) -> dict[str, str]:
+    return {word: meant for meant, words in table.items() for word in words.split()}
+
+
+_FIELD_OF, _OPTION_OF, _ADVICE_OF = _turned(_FIELDS), _turned(_OPTIONS), _turned(_ADVICE)
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").lower().replace("-", "_")
+
+
+def fields_meant(name: str, known: Collection[str]) -> list[str]:
+    """Return the fields of `known` that a name can mean, the likeliest first: at most three, or none.
+
+    >>> fields_meant("Batch-Size", ["epochs", "global_batch_images"]), fields_meant("epoch", ["epochs", "seed"])
+    (['global_batch_images'], ['epochs'])
+    """
+    plain = _plain(name)
+    if plain in known:
+        return [plain]
+    if _FIELD_OF.get(plain) in known:
+        return [_FIELD_OF[plain]]
+    near = difflib.get_close_matches(plain, [*known, *_FIELD_OF], n=5, cutoff=0.75)
+    near = near or difflib.get_close_matches(plain, list(known), n=3, cutoff=0.6)
+    found = [each if each in known else _FIELD_OF[each] for each in near]
+    return [each for each in dict.fromkeys(found) if each in known][:3]
+
+
+def instead_of_setting(name: str, value: str, known: Collection[str]) -> str:
+    """Return a sentence that says what to type instead of a setting of an unknown field; "" if nothing is like it."""
+    found = [f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}" for field in fields_meant(name, known)]
+    return f"Did you mean {' or '.join(found)}?" if found else ""
+
+
+def instead_of_option(option: str, value: str, options: Collection[str], known: Collection[str]) -> str:
+    """Return a sentence that says what to type instead of an option that a command does not have; "" if nothing is like it.
+
+    `options` are the command's own, `known` the fields that it can set.
+    """
+    plain = _plain(option)
+    if (own := _OPTION_OF.get(plain)) in options:
+        return f"Did you mean {own} {value}?"
+    if plain in _ADVICE_OF and "--recipe" in options:
+        return _ADVICE_OF[plain]
+    # What is near one of its own options is answered by the parser, which names these.
+    near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)
+    return "" if near else instead_of_setting(plain, value, known)
