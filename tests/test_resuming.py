@@ -74,14 +74,14 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(run: Path, tiny_r
         (lambda run: (run / "recipe.yaml").unlink(), RecipeError, r"no run in .*a run; a new run needs a recipe and images"),
         (lambda run: (run / "environment.json").unlink(), DataError, r"does not say which images .*; add --data DATA"),
         (lambda run: note(run, data="/no/such"), DataError, r"trained on /no/such, which is not there; .* --data DATA"),
-        (lambda run: note(run, data=7), DataError, r"add --data DATA"),
+        (lambda run: note(run, data=7), CheckpointError, r"environment.json is not what a run notes"),
         (
             lambda run: note(run, execution={"loader_threads": -1}),
             CheckpointError,
             r"json: execution: loader_th",
         ),
-        (lambda run: (run / "environment.json").write_text("[]"), CheckpointError, r"environment.json is not JSON as"),
-        (lambda run: (run / "environment.json").write_text("{"), CheckpointError, r"environment.json is not JSON as"),
+        (lambda run: (run / "environment.json").write_text("[]"), CheckpointError, r"environment.json is not what a run notes"),
+        (lambda run: (run / "environment.json").write_text("{"), CheckpointError, r"environment.json is not JSON;"),
         (lambda run: (run / "recipe.yaml").write_text("based_on: [1]"), RecipeError, r"based_on: expected the name"),
     ],
 )
