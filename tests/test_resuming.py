@@ -80,7 +80,11 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(run: Path, tiny_r
             CheckpointError,
             r"json: execution: loader_th",
         ),
-        (lambda run: (run / "environment.json").write_text("[]"), CheckpointError, r"environment.json is not what a run notes"),
+        (
+            lambda run: (run / "environment.json").write_text("[]"),
+            CheckpointError,
+            r"environment.json is not what a run notes",
+        ),
         (lambda run: (run / "environment.json").write_text("{"), CheckpointError, r"environment.json is not JSON;"),
         (lambda run: (run / "recipe.yaml").write_text("based_on: [1]"), RecipeError, r"based_on: expected the name"),
     ],

@@ -16,6 +16,7 @@ from lockstep.data.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.errors import DataError
 from lockstep.initial import zero_momentum
+from lockstep.machine import emulation
 from lockstep.order import centre_plan, evaluation_plans
 from lockstep.recipes import Execution
 from lockstep.recorder import Listener, Recorder
@@ -56,6 +57,7 @@ def predict(
     ema: bool = False,
     precision: str | None = None,
     execution: Execution | None = None,
+    listener: Listener | None = None,
 ) -> list[Prediction]:
     """Return the `top` likeliest classes of every image file, preprocessed as in the recipe's evaluation.
 
@@ -64,13 +66,15 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `precision` is another than the recipe's, such as "fp32". Raises `DataError` naming the first file that is not an image.
+    `precision` is another than the recipe's, such as "fp32", which is taken unasked where this processor emulates the
+    recipe's; `listener` is told so. Raises `DataError` naming the first file that is not an image.
     """
-    weights = open_weights(source, which=which, ema=ema).in_precision(precision)
+    weights = open_weights(source, which=which, ema=ema)
     execution = execution or Execution()
     paths = [Path(image) for image in images]
     world = backends.load(execution.backend).world(execution)
     try:
+        weights = _settled(weights, precision, world, execution, Recorder(listener if world.rank == 0 else None))
         with _engine(weights, world, execution) as engine:
             return [found for path in paths for found in _predicted(weights, engine, path, top)]
     finally:
@@ -103,6 +107,21 @@ def _prepared(weights: Weights, path: Path) -> np.ndarray:
     return out
 
 
+def _settled(
+    weights: Weights, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
+) -> Weights:
+    """Return the weights in the precision asked for, else in the recipe's, or fp32 where that would be emulated."""
+    precision = asked or weights.recipe.fields()["precision"]
+    emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
+    if emulated is None:
+        return weights.in_precision(asked)
+    if asked is not None:
+        recorder.note(f"{emulated}: --set precision=fp32 gives the same within rounding")
+        return weights.in_precision(asked)
+    recorder.note(f"computes in fp32; {emulated}, which the recipe names (--set precision={precision} computes in it)")
+    return weights.in_precision("fp32")
+
+
 def _engine(weights: Weights, world: backends.World, execution: Execution) -> Engine:
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
@@ -123,21 +142,23 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has no such.
 
-    Every image counts once. `precision` is another than the recipe's, such as "fp32". Works in several processes too
-    (torchrun); every process calls this and gets the result.
+    Every image counts once. `precision` is another than the recipe's, such as "fp32", which is taken unasked where this
+    processor emulates the recipe's; `listener` is told so. Works in several processes too (torchrun); every process calls
+    this and gets the result.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", which="best")
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights = open_weights(source, which=which, ema=ema).in_precision(precision)
-    execution, recipe = execution or Execution(), weights.recipe
+    weights, execution = open_weights(source, which=which, ema=ema), execution or Execution()
     data = Path(data)
     images = find_split(data, "val") if holds_split(data, "val") else find_source(data)
     world = backends.load(execution.backend).world(execution)
     recorder = Recorder(listener if world.rank == 0 else None)
     try:
+        weights = _settled(weights, precision, world, execution, recorder)
+        recipe = weights.recipe
         index = open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing"))
         if len(index.classes) > recipe.logits:
             raise DataError(f"{images.named} has {len(index.classes)} classes, the model only {recipe.logits} logits")
@@ -154,6 +175,7 @@ def evaluate(
         "source": str(weights.source),
         "remarks": list(weights.remarks),
         "data": images.named,
+        "precision": recipe.precision,
         **scores.counts().summary(),
         "quarantined": index.listed_quarantine(),
         "classes": index.classes,

@@ -1,7 +1,12 @@
-"""The machine this process runs on."""
+"""The machine this process runs on: cores, memory, processor, and what processor and GPU multiply in hardware."""
 
 import os
 import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -22,8 +27,206 @@ def memory_bytes() -> int:
 
 def processor() -> str:
     """Return the name of the processor."""
+    text = _cpuinfo()
+    return next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), "") or (
+        platform.processor() or platform.machine()
+    )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a processor or GPU multiplies in hardware."""
+
+    extensions: tuple[str, ...]
+    """Instruction sets that libraries may use, such as "AVX2"; of a GPU its compute capability."""
+    precisions: tuple[str, ...]
+    """Of "fp32", "tf32", "bf16", "fp16" and "int8", those that are multiplied in hardware."""
+    pays: str
+    """The precision to train in: the fastest that needs no loss scaling."""
+    limit: str | None = None
+    """The environment variable and value that keep libraries from more; None: nothing does."""
+
+    @property
+    def emulated(self) -> tuple[str, ...]:
+        """Floating-point precisions of recipes that the processor computes by way of others."""
+        return tuple(name for name in ("bf16", "fp16") if name not in self.precisions)
+
+
+@dataclass(frozen=True)
+class _Extension:
+    name: str
+    flags: tuple[str, ...]
+    """All of these must be in /proc/cpuinfo."""
+    bit: int
+    """In oneDNN's `dnnl_cpu_isa_t`; 0: its limit does not concern it."""
+    multiplies: tuple[str, ...] = ()
+
+
+_X86 = (
+    _Extension("AVX2", ("avx2", "fma"), 0x4),
+    _Extension("AVX-VNNI", ("avx_vnni",), 0x8, ("int8",)),
+    _Extension("AVX-512", ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 0x20),
+    _Extension("AVX512-VNNI", ("avx512_vnni",), 0x40, ("int8",)),
+    _Extension("AVX512-BF16", ("avx512_bf16",), 0x80, ("bf16",)),
+    _Extension("AVX512-FP16", ("avx512_fp16",), 0x100, ("fp16",)),
+    _Extension("AMX-INT8", ("amx_tile", "amx_int8"), 0x400, ("int8",)),
+    _Extension("AMX-BF16", ("amx_tile", "amx_bf16"), 0x800, ("bf16",)),
+    _Extension("AMX-FP16", ("amx_tile", "amx_fp16"), 0x1000, ("fp16",)),
+)
+"""AVX-NE-CONVERT is not among them: it converts bf16 and fp16, and multiplies in float32."""
+_ARM = (
+    _Extension("NEON", ("asimd",), 0),
+    _Extension("SVE", ("sve",), 0),
+    _Extension("FP16", ("asimdhp",), 0, ("fp16",)),
+    _Extension("BF16", ("bf16",), 0, ("bf16",)),
+    _Extension("I8MM", ("i8mm",), 0, ("int8",)),
+)
+
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_MASKS = {
+    "SSE41": 0x1,
+    "AVX": 0x3,
+    "AVX2": 0x7,
+    "AVX2_VNNI": 0xF,
+    "AVX2_VNNI_2": 0x1F,
+    "AVX512_CORE": 0x27,
+    "AVX512_CORE_VNNI": 0x67,
+    "AVX512_CORE_BF16": 0xE7,
+    "AVX512_CORE_FP16": 0x1EF,
+    "AVX10_1_512": 0x1EF,
+    "AVX512_CORE_AMX": 0xFEF,
+    "AVX10_1_512_AMX": 0xFEF,
+    "AVX512_CORE_AMX_FP16": 0x1FEF,
+    "AVX10_1_512_AMX_FP16": 0x1FEF,
+}
+"""What a limit leaves, by its value: oneDNN 3, `dnnl_types.h`. Other values it takes for none."""
+
+
+def arithmetic_of(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
+    """Return what a processor multiplies in hardware, from the text of its /proc/cpuinfo.
+
+    oneDNN, with which all engines convolve on CPUs, uses no more than ONEDNN_MAX_CPU_ISA allows. That is how one processor
+    stands in for a smaller one. bf16 pays where an x86 processor multiplies it. On ARM fp32 is advised: no engine's training
+    in bf16 was measured there.
+    """
+    words = {
+        name.strip(): set(values.split())
+        for name, _, values in (line.partition(":") for line in cpuinfo.splitlines())
+        if name.strip() in ("flags", "Features")
+    }
+    if "Features" in words:
+        found, limit = [each for each in _ARM if set(each.flags) <= words["Features"]], None
+    else:
+        there = [each for each in _X86 if set(each.flags) <= words.get("flags", set())]
+        limit, mask = _limit(environment)
+        found = [each for each in there if each.bit & mask]
+        limit = limit if found != there else None
+    multiplied = {name for each in found for name in each.multiplies}
+    return Arithmetic(
+        extensions=tuple(each.name for each in found),
+        precisions=("fp32", *(name for name in ("bf16", "fp16", "int8") if name in multiplied)),
+        pays="bf16" if "bf16" in multiplied and "Features" not in words else "fp32",
+        limit=limit,
+    )
+
+
+def _limit(environment: Mapping[str, str]) -> tuple[str | None, int]:
+    for name in _LIMITS:
+        value = environment.get(name, "").upper()
+        if value:
+            return f"{name}={value}", _MASKS.get(value, -1)
+    return None, -1
+
+
+@cache
+def arithmetic() -> Arithmetic:
+    """Return what this processor multiplies in hardware, as libraries may use it."""
+    return arithmetic_of(_cpuinfo(), os.environ)
+
+
+def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
+    """Return what a GPU of NVIDIA's multiplies in its tensor cores (fp32: outside of them), by its compute capability.
+
+    Source: the table of tensor cores' types in the CUDA C++ programming guide: fp16 from 7.0, int8 from 7.2, bf16 and tf32
+    from 8.0. bf16 pays from 8.0; fp16, which needs loss scaling, from 7.0.
+    """
+    since = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 2)}
+    found = tuple(name for name, first in since.items() if capability >= first)
+    pays = next((name for name in ("bf16", "fp16") if name in found), "fp32")
+    return Arithmetic((f"compute capability {capability[0]}.{capability[1]}",), found, pays)
+
+
+@cache
+def gpu() -> tuple[str, Arithmetic] | None:
+    """Return name and arithmetic of the first GPU as NVIDIA's driver tells them; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return _gpu_of(done.stdout) if done.returncode == 0 else None
+
+
+def _gpu_of(answer: str) -> tuple[str, Arithmetic] | None:
+    name, _, capability = (answer.splitlines() or [""])[0].rpartition(", ")
+    major, dot, minor = capability.strip().partition(".")
+    return (name, arithmetic_of_gpu((int(major), int(minor)))) if dot and (major + minor).isdigit() else None
+
+
+def fast_precision(on_gpu: bool) -> str:
+    """Return the precision to train in on this machine's GPU or processor: "bf16", "fp16" (older GPUs) or "fp32"."""
+    if not on_gpu:
+        return arithmetic().pays
+    found = gpu()
+    return found[1].pays if found is not None else "fp32"
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A precision that an engine computes by way of others on this processor."""
+
+    precision: str
+    slower: str
+    """Than fp32, as measured, such as "7 to 16 times"."""
+    instead: str
+    """The precision to take."""
+
+    def __str__(self) -> str:
+        return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
+
+
+def emulation(precision: str, *, on_gpu: bool, backend: str = "torch", found: Arithmetic | None = None) -> Emulation | None:
+    """Return what an engine emulates when it computes in a precision; None where hardware multiplies it.
+
+    `found` is the arithmetic of another processor than this one.
+    """
+    if on_gpu or precision not in ("bf16", "fp16"):
+        return None
+    found = found or arithmetic()
+    if precision in found.precisions and (backend, precision) not in _NEVER_IN_HARDWARE:
+        return None
+    by_512 = _SLOWER_WITH_AVX_512.get((backend, precision)) if "AVX-512" in found.extensions else None
+    slower = by_512 or _SLOWER.get((backend, precision))
+    return None if slower is None else Emulation(precision, slower, found.pays)
+
+
+_NEVER_IN_HARDWARE = {("paddle", "fp16"), ("mxnet", "fp16"), ("tensorflow", "fp16")}
+"""These round to fp16 and multiply in float32, whatever the processor has."""
+_SLOWER = {
+    ("torch", "bf16"): "7 to 16 times",
+    ("torch", "fp16"): "8 to 40 times",
+    ("paddle", "bf16"): "6 to 12 times",
+    ("paddle", "fp16"): "2 to 3 times",
+    ("mxnet", "fp16"): "10 times",
+    ("tensorflow", "bf16"): "several times",
+}
+"""By backend and precision, as docs/numerics.md has them measured. TensorFlow's fp16 and the reference lose nothing."""
+_SLOWER_WITH_AVX_512 = {("torch", "bf16"): "1 to 2 times"}
+"""The same where oneDNN has AVX-512 to emulate with."""
+
+
+@cache
+def _cpuinfo() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return ""

@@ -81,6 +81,10 @@ class Recorder:
         if self._listener is not None:
             self._listener(event)
 
+    def note(self, message: str) -> None:
+        """Tell the listener of something that is allowed and that users like to know before the work begins."""
+        self.tell({"kind": "note", "message": message})
+
     def warn(self, message: str) -> None:
         """Tell the listener of something that went wrong and does not end the run."""
         self.tell({"kind": "warning", "message": message})

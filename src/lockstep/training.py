@@ -26,6 +26,7 @@ from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupt
 from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
 from lockstep.loggers import check_installed
+from lockstep.machine import emulation
 from lockstep.metrics import Scores, Throughput
 from lockstep.mistakes import pictures_of_mistakes
 from lockstep.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
@@ -285,8 +286,9 @@ class Training:
             found.append(
                 f"steps {traced.start} to {traced.stop - 1} are not traced: there are steps {step} to {self.total - 1}"
             )
-        if self.recipe.precision == "fp16" and not self.world.on_gpu:
-            found.append("fp16 is slow on CPUs; --set precision=bf16 or fp32 is not")
+        emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
+        if emulated is not None:
+            found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
         classes = len(self.training.classes)
         if classes < self.recipe.logits and self.recipe.logits - classes > 1:
             found.append(f"the images have {classes} classes, the model {self.recipe.logits} logits: --set logits={classes}")

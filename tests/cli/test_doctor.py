@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep import backends
+from lockstep import backends, machine
 from lockstep.backends import Framework
+from lockstep.cli.doctor import multiplies
 from lockstep.data import jpeg, turbojpeg
 from lockstep.data.formats import scan
+from lockstep.machine import arithmetic_of, arithmetic_of_gpu
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -21,11 +23,12 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     assert lines[0] == f"lockstep   {versions[0]}, Python {platform.python_version()}, NumPy {versions[1]}"
     assert f", {len(os.sched_getaffinity(0))} cores, " in lines[1]
     assert lines[1].endswith(" GiB")
+    assert lines[2].startswith("multiplies fp32")
     found = {name: framework.version() for name, framework in backends.FRAMEWORKS.items()}
     assert found["reference"] == versions[1]
     assert f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}" in lines
     assert found["mxnet"] is None, "it has an environment of its own"
-    for (name, version), line in zip(found.items(), lines[2:], strict=False):
+    for (name, version), line in zip(found.items(), lines[3:], strict=False):
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
         assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
@@ -71,3 +74,27 @@ def test_a_framework_that_does_not_load_is_shown_with_the_reason(answer: Run, mo
 def test_any_of_a_frameworks_distributions_will_do() -> None:
     found = Framework(("no-such-distribution", "numpy"), "").version()
     assert found == importlib.metadata.version("numpy")
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "line"),
+    [
+        ("fma avx2", "", "fp32 in hardware (AVX2); bf16, fp16 are emulated; train in fp32"),
+        ("fma avx2 avx512_bf16", "", "fp32, bf16 in hardware (AVX2, AVX512-BF16); fp16 is emulated; train in bf16"),
+        (
+            "fma avx2 avx512_bf16",
+            "AVX2",
+            "fp32 in hardware (AVX2, limited by ONEDNN_MAX_CPU_ISA=AVX2); bf16, fp16 are emulated; train in fp32",
+        ),
+    ],
+)
+def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: str) -> None:
+    assert multiplies(arithmetic_of(f"flags: {flags}", {"ONEDNN_MAX_CPU_ISA": limit})) == line
+
+
+def test_a_gpu_is_shown_with_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
+    _, output, _ = answer("doctor")
+    [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
+    fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"
+    assert line == f"gpu        Tesla T4: {fast}; bf16 is emulated; train in fp16"

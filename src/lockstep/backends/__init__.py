@@ -244,13 +244,18 @@ def refuse_layout(asked: str, own: str) -> None:
         )
 
 
-def load(name: str) -> Backend:
-    """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
+def check_installed(name: str) -> None:
+    """Raise `BackendError` if there is no backend of that name or its framework is missing; imports nothing."""
     if name not in FRAMEWORKS:
         raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     framework = FRAMEWORKS[name]
     if framework.version() is None:
         raise BackendError(f"backend {name!r} needs {framework.distributions[0]}: {framework.install}")
+
+
+def load(name: str) -> Backend:
+    """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
+    check_installed(name)
     # Read by GNU's OpenMP when the framework loads it. By default its threads wait for each other spinning, so that beside
     # another busy program a step takes many times its share; giving way early costs 1 to 2 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -5,12 +5,17 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockstep.benchmark.cells import Cell
 
 COMMANDS = {
     "train": "Measure training steps and what bounds their speed.",
@@ -86,6 +91,8 @@ def measure(
         layouts=_words(layouts),
         data=data,
     )
+    for message in _emulated(cells, execution):
+        print(f"note: {message}", file=sys.stderr)
     command = shlex.join(["lockstep", *sys.argv[1:]])
     with Reporter() as reporter:
 
@@ -120,6 +127,16 @@ def _whats(command: str, only_inference: bool) -> list[str]:
     if not found:
         raise UserError("--only-inference leaves nothing of `benchmark train`; use `benchmark inference`")
     return found
+
+
+def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
+    """Return what of a grid this processor emulates, each once; nothing where a GPU computes."""
+    from lockstep.machine import emulation, gpu
+
+    on_gpu = execution.get("device") != "cpu" and gpu() is not None
+    asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)
+    found = [(backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked]
+    return [f"{backend}: {each}; {each.instead} is not: --dtype {each.instead}" for backend, each in found if each]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,36 +1,65 @@
 """`lockstep demo`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print
 
+KINDS = ("blobs", "checks", "dots", "rays", "rings", "stripes")
+"""The textures that are drawn: those that a network tells apart soonest."""
+IMAGES = 1000
+
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for images and run.")] = Path("demo"),
+    images: Annotated[
+        int, typer.Option(help="Training images to draw; a fifth as many are for validation.", min=5 * len(KINDS))
+    ] = IMAGES,
     backend: options.Backend = "torch",
     assignments: options.Set = None,
 ) -> None:
     """Draw images, train ResNet-50 v1.5 on them, and predict some."""
-    from lockstep import load_recipe, predict, train
+    from lockstep import backends, load_recipe, predict, train
     from lockstep.cli.console import Reporter
     from lockstep.data.textures import draw_data_set
 
     changes, execution = options.settings(assignments, backend)
+    recipe = load_recipe("demo").replace(**changes)  # what is wrong with a setting is said before anything is drawn
+    backends.check_installed(execution.backend)
     data, run = out / "data", out / "run"
     with Reporter() as reporter:
-        draw_data_set(data, progress=lambda done, total: reporter(_drawing(done, total)))
-        train(load_recipe("demo").replace(**changes), data, run, execution=execution, listener=reporter)
-    images = [sorted(folder.iterdir())[0] for folder in sorted((data / "val").iterdir()) if folder.name[0] != "."]
+        reporter.say(f"drawing {images} training and {images // 5} validation images of {len(KINDS)} textures in {data}")
+        progress = reporter.progress("drawing images")
+        draw_data_set(data, train_images=images, val_images=images // 5, kinds=KINDS, progress=progress)
+        if "precision" not in changes:
+            precision, why = _precision(run, execution)
+            reporter.say(f"precision {precision}: {why}")
+            recipe = recipe.replace(precision=precision)
+        train(recipe, data, run, execution=execution, listener=reporter)
+    pictures = [sorted(folder.iterdir())[0] for folder in sorted((data / "val").iterdir()) if folder.name[0] != "."]
     print("\npredictions:")
-    for found in predict(run, images, top=1, execution=execution):
+    for found in predict(run, pictures, top=1, execution=execution):
         name = found.path.relative_to(data)
         print(f"  {name!s:<24} {found.classes[0]:<10} {100 * found.probabilities[0]:6.2f} %")
-    print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict --run {run} {images[0]}")
+    print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict --run {run} {pictures[0]}")
 
 
-def _drawing(done: int, total: int) -> dict[str, object]:
-    return {"kind": "progress", "what": "drawing images", "done": done, "total": total}
+def _precision(run: Path, execution: Any) -> tuple[str, str]:
+    """Return what to train in and why: what a run that is there was begun in, else what this machine is fast in."""
+    from lockstep import backends, load_recipe
+    from lockstep.machine import emulation, fast_precision
+
+    if (run / "recipe.yaml").is_file():
+        return load_recipe(run).precision, "the run that is there was begun in it"
+    world = backends.load(execution.backend).world(execution)
+    world.close()
+    device = world.device if world.on_gpu else "this processor"
+    if fast_precision(world.on_gpu) == "bf16":
+        return "bf16", f"{device} multiplies it in hardware"
+    if world.on_gpu:  # its fp16, which older ones have, needs loss scaling
+        return "fp32", f"{device} does not multiply bf16 in hardware"
+    emulated = emulation("bf16", on_gpu=False, backend=execution.backend)
+    return "fp32", str(emulated) if emulated else "training in bf16 was not measured on processors like this one"

@@ -2,6 +2,10 @@
 
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.machine import Arithmetic
 
 from lockstep.cli.terminal import print
 
@@ -13,11 +17,15 @@ def command() -> None:
     from lockstep.data.dali import DISTRIBUTIONS, INSTALL
     from lockstep.data.formats import scan
     from lockstep.errors import BackendError
+    from lockstep.machine import arithmetic, gpu
     from lockstep.run import environment
 
     about = environment("torch")
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
     print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
+    print(f"{'multiplies':<10} {multiplies(arithmetic())}")
+    if (found_gpu := gpu()) is not None:
+        print(f"{'gpu':<10} {found_gpu[0]}: {multiplies(found_gpu[1])}")
     for name, framework in backends.FRAMEWORKS.items():
         try:
             python = backends.interpreter(name)
@@ -34,6 +42,21 @@ def command() -> None:
     print(f"{'lists':<10} {'compiled: TFRecord files and tars' if scan.scan is not None else f'missing; {scan.MISSING}'}")
     found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
     print(f"{'turbojpeg':<10} {found}")
+
+
+def multiplies(found: "Arithmetic") -> str:
+    """Return what a device multiplies in hardware and what pays, as a person reads it.
+
+    >>> from lockstep.machine import arithmetic_of
+    >>> multiplies(arithmetic_of("flags: avx2 fma", {}))
+    'fp32 in hardware (AVX2); bf16, fp16 are emulated; train in fp32'
+    """
+    limit = f", limited by {found.limit}" if found.limit else ""
+    emulated = (
+        f"; {', '.join(found.emulated)} {'are' if len(found.emulated) > 1 else 'is'} emulated" if found.emulated else ""
+    )
+    extensions = ", ".join(found.extensions) or "no extension known"
+    return f"{', '.join(found.precisions)} in hardware ({extensions}{limit}){emulated}; train in {found.pays}"
 
 
 def found_here(name: str) -> str:

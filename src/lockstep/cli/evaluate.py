@@ -1,7 +1,7 @@
 """`lockstep evaluate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,7 +32,12 @@ def command(
 
     how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:
-        listener = None if as_json else reporter
+
+        def listener(event: dict[str, Any]) -> None:
+            options.show_note(event)
+            if not as_json:
+                reporter(event)
+
         result = evaluate(source, data, which=which, ema=ema, batch_images=batch, **how, listener=listener)
     if not is_leading():
         return

@@ -18,7 +18,9 @@ def command(
     to: Annotated[str, typer.Option(help="savedmodel, paddle-inference or onnx.")] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
-    precision: Annotated[str, typer.Option(help="What a SavedModel computes in: fp32, bf16 or fp16.")] = "fp32",
+    precision: Annotated[
+        str | None, typer.Option(help="What a SavedModel computes in: fp32 (default), bf16 or fp16.", show_default=False)
+    ] = None,
 ) -> None:
     """Write a model for a framework's server, preprocessing inside."""
     from lockstep import export

@@ -44,6 +44,12 @@ def prepare(backend: str) -> None:
     name_rank(backend)  # before anybody speaks: only rank 0 does
 
 
+def show_note(event: dict[str, Any]) -> None:
+    """Print the notes among the events of a command on standard error, so that what it prints stays machine-readable."""
+    if event["kind"] == "note":
+        print(f"note: {event['message']}", file=sys.stderr)
+
+
 def traced_steps(text: str | None) -> dict[str, int]:
     """Return the fields of an execution that `--profile N[:M]` says."""
     from lockstep.errors import RecipeError

@@ -28,7 +28,7 @@ def command(
     from lockstep import predict
 
     how = options.for_inference(assignments, backend)
-    found = predict(source, images, top=top, which=which, ema=ema, **how)
+    found = predict(source, images, top=top, which=which, ema=ema, **how, listener=options.show_note)
     if as_json:
         rows = [
             {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}

@@ -4,7 +4,7 @@ Every image is a function of (seed, split, number): a pattern with random angle,
 noise, 96 pixels on its shorter side and up to 144 on the other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -106,23 +106,24 @@ def draw_data_set(
     train_images: int = 2000,
     val_images: int = 400,
     seed: int = 0,
+    kinds: Collection[str] = tuple(PATTERNS),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, evenly over the kinds; files that are there stay.
+    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, evenly over these kinds; files that are there stay.
 
     The numbers of validation images follow those of the training images, so no image is in both.
     """
-    jobs = list(_jobs(root, train_images, val_images))
+    jobs = list(_jobs(root, kinds, train_images, val_images))
     with ThreadPoolExecutor(cores()) as pool:
         for done, _ in enumerate(pool.map(lambda job: _write(seed, *job), jobs), start=1):
             if progress is not None:
                 progress(done, len(jobs))
 
 
-def _jobs(root: Path, train_images: int, val_images: int) -> Iterator[tuple[Path, str, int]]:
-    each = {"train": train_images // len(PATTERNS), "val": val_images // len(PATTERNS)}
+def _jobs(root: Path, kinds: Collection[str], train_images: int, val_images: int) -> Iterator[tuple[Path, str, int]]:
+    each = {"train": train_images // len(kinds), "val": val_images // len(kinds)}
     for split, first, count in (("train", 0, each["train"]), ("val", each["train"], each["val"])):
-        for kind in PATTERNS:
+        for kind in kinds:
             folder = root / split / kind
             folder.mkdir(parents=True, exist_ok=True)
             for number in range(first, first + count):

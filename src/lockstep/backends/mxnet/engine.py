@@ -25,6 +25,7 @@ from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.data import Batch
 from lockstep.errors import BackendError
+from lockstep.machine import arithmetic
 from lockstep.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
 
@@ -434,6 +435,8 @@ def _rank_of(logits: Array, labels: Array) -> Array:
 
 def _configure(recipe: Recipe, execution: Execution, world: MxnetWorld) -> None:
     if not world.on_gpu:
+        if recipe.precision == "bf16" and "AVX-512" not in arithmetic().extensions:
+            raise BackendError("MXNet computes in bf16 on processors with AVX-512 alone; --set precision=fp32 here")
         keep_freed_memory()
         return
     # MXNet asks the environment, when an operator first computes.
