@@ -16,6 +16,7 @@ from lockstep import checkpoint
 from lockstep.data.textures import draw_data_set
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
 from lockstep.formats import mxnet_params
+from lockstep.machine import Arithmetic
 from lockstep.recipes import Execution, Recipe
 from lockstep.run import read_log
 from lockstep.training import spans
@@ -337,8 +338,14 @@ def test_a_step_of_more_images_than_there_are_is_refused(textures: Path, tiny_re
     ids=str,
 )
 def test_what_is_allowed_but_seldom_meant_is_noted(
-    changes: dict[str, Any], words: list[str], textures: Path, tiny_recipe: Recipe, tmp_path: Path
+    changes: dict[str, Any],
+    words: list[str],
+    textures: Path,
+    tiny_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lockstep.machine.arithmetic", lambda: Arithmetic(("AVX-512",), ("fp32", "bf16"), "bf16"))
     events: list[dict[str, Any]] = []
     lockstep.train(tiny_recipe.replace(epochs=1, **changes), textures, tmp_path / "run", listener=events.append)
     notes = next(event for event in events if event["kind"] == "start")["notes"]

@@ -8,6 +8,7 @@ import pytest
 from lockstep import checkpoint, cli
 from lockstep.backends import State
 from lockstep.initial import initial_tensors
+from lockstep.machine import Arithmetic
 from lockstep.recipes import Recipe
 
 Answer = tuple[int, str, str]
@@ -28,6 +29,19 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         "HOROVOD_RANK",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processor of the tester's own decides on notes: in this process it is one that emulates nothing."""
+    everything = Arithmetic(("AVX2", "AVX-512"), ("fp32", "bf16", "fp16", "int8"), "bf16")
+    monkeypatch.setattr("lockstep.machine.arithmetic", lambda: everything)
+
+
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process computes on a processor that has AVX2 and no more."""
+    monkeypatch.setattr("lockstep.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32"))
 
 
 @pytest.fixture
@@ -55,9 +69,18 @@ def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def run_folder(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
     """A run that stands at step 7, its classes those of the textures."""
-    folder = tmp_path / "run"
-    about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "train").glob("[!.]*"))}
-    checkpoint.save(folder / "checkpoints", State(7, initial_tensors(tiny_recipe), {}), data_digest="", about=about)
+    return _run(tiny_recipe, textures, tmp_path / "run")
+
+
+@pytest.fixture
+def run_in_bf16(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
+    """The same, trained in bf16."""
+    return _run(tiny_recipe.replace(precision="bf16"), textures, tmp_path / "run-bf16")
+
+
+def _run(recipe: Recipe, textures: Path, folder: Path) -> Path:
+    about = {"recipe": recipe.fields(), "classes": sorted(path.name for path in (textures / "train").glob("[!.]*"))}
+    checkpoint.save(folder / "checkpoints", State(7, initial_tensors(recipe), {}), data_digest="", about=about)
     entry = {"kind": "evaluate", "step": 7, "weights": "trained", "top1_percent": 10.0}
     (folder / "log.jsonl").write_text(json.dumps(entry) + "\n")
     return folder

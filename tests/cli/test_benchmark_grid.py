@@ -203,10 +203,20 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
     assert json.loads(out.read_text())["cells"][0]["status"] == "ok"
 
 
+@pytest.mark.usefixtures("without_bf16")
+def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(answer: Answer, measured: list[dict[str, Any]]) -> None:
+    code, output, errors = answer("benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json")
+    assert code == 0
+    assert errors.splitlines() == [
+        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; fp32 is not: --dtype fp32"
+    ]
+    assert len(json.loads(output)["cells"]) == len(measured) == 8
+
+
 @pytest.mark.slow
 def test_the_installed_command_measures() -> None:
     small = ("--set", "image_size=32", "--set", "eval_crop=32", "--set", "eval_resize=36")
-    code, output, errors = call("benchmark", "all", "--model", "resnet18", "--dtype", "bf16", "-b", 2, "-i", 2, *small)
+    code, output, errors = call("benchmark", "all", "--model", "resnet18", "-b", 2, "-i", 2, *small)
     assert (code, errors) == (0, "")
-    assert "train torch resnet18 bf16, n 1, batch 2: " in output
-    assert "inference torch resnet18 bf16, n 1, batch 2: " in output
+    assert "train torch resnet18 fp32, n 1, batch 2: " in output
+    assert "inference torch resnet18 fp32, n 1, batch 2: " in output

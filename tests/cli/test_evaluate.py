@@ -43,3 +43,13 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--checkpoint", which)
     assert (code, output) == (2, "")
     assert errors == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps [7]\n"
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_weights_of_bf16_are_evaluated_in_fp32_where_it_is_emulated(answer: Run, run_in_bf16: Path, textures: Path) -> None:
+    code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json")
+    assert (code, json.loads(output)["precision"]) == (0, "fp32")
+    assert errors.startswith("note: computes in fp32; bf16 is emulated on this processor")
+    output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", "--set", "precision=bf16")[1:]
+    assert json.loads(output)["precision"] == "bf16"
+    assert errors.startswith("note: bf16 is emulated on this processor")

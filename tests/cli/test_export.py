@@ -27,3 +27,9 @@ def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path:
     code, _, errors = answer("export", run_folder, tmp_path / "model", "--to", "saved_modle")
     assert code == 2
     assert re.match("lockstep: there is no format 'saved_modle' to export to", errors)
+
+
+def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(answer: Run, run_in_bf16: Path, tmp_path: Path) -> None:
+    code, output, _ = answer("export", run_in_bf16, tmp_path / "model", "--to", "onnx")
+    assert code == 0
+    assert output.splitlines()[1:] == ["note: computes in fp32; the weights were trained in bf16"]

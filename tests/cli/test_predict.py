@@ -47,3 +47,31 @@ def test_a_moving_average_that_is_missing_is_told(answer: Run, run_folder: Path,
     code, _, errors = answer("predict", images[0], "--run", run_folder, "--ema")
     assert code == 2
     assert "has no moving average; the recipe's ema_decay is 0" in errors
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted(
+    answer: Run, run_folder: Path, run_in_bf16: Path, images: list[Path]
+) -> None:
+    in_fp32 = answer("predict", *images, "--run", run_folder, "--json")[1]
+    code, output, errors = answer("predict", *images, "--run", run_in_bf16, "--json")
+    assert (code, output) == (0, in_fp32)
+    assert errors == (
+        "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than fp32, which the recipe "
+        "names (--set precision=bf16 computes in it)\n"
+    )
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    code, output, errors = answer("predict", *images, "--run", run_folder, "--json", "--set", "precision=bf16")
+    assert code == 0
+    assert errors == (
+        "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set precision=fp32 gives the same "
+        "within rounding\n"
+    )
+    assert json.loads(output) != json.loads(answer("predict", *images, "--run", run_folder, "--json")[1])
+
+
+def test_nothing_is_noted_where_the_processor_multiplies_bf16(answer: Run, run_in_bf16: Path, images: list[Path]) -> None:
+    assert answer("predict", *images, "--run", run_in_bf16)[2] == ""

@@ -8,9 +8,9 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import print
 
-KINDS = ("blobs", "checks", "dots", "rays", "rings", "stripes")
+KINDS = ("bricks", "checks", "dots", "rays", "rings", "zigzag")
 """The textures that are drawn: those that a network tells apart soonest."""
-IMAGES = 1000
+IMAGES = 1200
 
 
 def command(
@@ -27,7 +27,8 @@ def command(
     from lockstep.data.textures import draw_data_set
 
     changes, execution = options.settings(assignments, backend)
-    recipe = load_recipe("demo").replace(**changes)  # what is wrong with a setting is said before anything is drawn
+    # What is wrong with a setting, and a framework that is missing, are told before anything is drawn.
+    recipe = load_recipe("demo").replace(**({"logits": len(KINDS)} | changes))
     backends.check_installed(execution.backend)
     data, run = out / "data", out / "run"
     with Reporter() as reporter:

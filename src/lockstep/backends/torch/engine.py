@@ -22,11 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.backends import Interval, State, check_fit, check_masks
 from lockstep.backends.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
+from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.errors import BackendError
+from lockstep.machine import arithmetic, share_of_cores
 from lockstep.metrics import Counts, Scores
 from lockstep.models import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
@@ -74,8 +76,8 @@ class TorchEngine:
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._reduced(execution)
-        self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
+        self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
         self._parameters = dict(self.model.named_parameters())
         self._optimizer = self._new_optimizer()
@@ -103,10 +105,14 @@ class TorchEngine:
         return distributed
 
     def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
-        on_gpu = self._device.type == "cuda"
-        if execution.compile == "on" or (execution.compile == "auto" and on_gpu):
+        asked = execution.compile
+        if asked == "on" or (asked == "auto" and (self._device.type == "cuda" or self._pays(len(self._learning_rates)))):
             return torch.compile(module)
         return module
+
+    def _pays(self, steps: int) -> bool:
+        found, cores = arithmetic(), share_of_cores()
+        return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
 
     def _new_optimizer(self) -> torch.optim.SGD:
         roles = {tensor.name: tensor.role for tensor in tensors(self._spec, self._recipe.logits)}

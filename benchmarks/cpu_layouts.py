@@ -1,0 +1,134 @@
+"""The PyTorch engine as it chooses by itself on a CPU, against a hand-written loop in NCHW, in NHWC, and in NHWC compiled.
+
+Every turn is a process of its own: PyTorch compiles and lays out once. To stand in for a processor with AVX2 alone, set
+ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2; the result's name says which kind it was.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.machine import arithmetic, cores
+from lockstep.recipes import Execution
+from lockstep.training import initial_state
+from measuring import median, recipe, record, rounded
+
+WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
+LONG_RUN_STEPS = 100_000
+"""The engine is told of a run so long that compiling pays where it saves anything."""
+WARMUP_STEPS = 2
+
+
+def engine_step(precision: str, size: int, batch: int) -> Callable[[], object]:
+    """Return a step of the engine as `auto` has it."""
+    from lockstep.data import Batch
+
+    settings = recipe(precision=precision, image_size=size, global_batch_images=batch)
+    backend = backends.load("torch")
+    world = backend.world(Execution())
+    built = backend.engine(settings, np.full(LONG_RUN_STEPS, 0.001), world, Execution())
+    built.write(initial_state(settings))
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
+    held = Batch(images, random.integers(0, 1000, batch))
+    return lambda: built.fetch(built.train([held], 0))
+
+
+def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callable[[], object]:
+    """Return a step as most people write it, on images that are normalised already."""
+    import torch
+    import torch.nn.functional as F
+
+    from lockstep.backends.torch.model import Model
+    from lockstep.models import MODELS
+
+    layout = torch.contiguous_format if who == "NCHW" else torch.channels_last
+    model = Model(MODELS["resnet50"], recipe()).to(memory_format=layout)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+    images = torch.randn(batch, 3, size, size).contiguous(memory_format=layout)
+    labels = torch.randint(0, 1000, (batch,))
+    forward = torch.compile(model) if who == "NHWC compiled" else model
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = F.cross_entropy(forward(images).float(), labels)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def turn(who: str, precision: str, size: int, batch: int, steps: int) -> dict[str, float]:
+    """Return a turn's images per second, of wall and of processor time, and the seconds to the end of the first step."""
+    began = time.perf_counter()
+    step = engine_step(precision, size, batch) if who == "engine" else hand_written_step(who, precision, size, batch)
+    step()
+    first_sec = time.perf_counter() - began
+    for _ in range(WARMUP_STEPS - 1):
+        step()
+    times, processor_began = [], time.process_time()
+    for _ in range(steps):
+        step_began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - step_began)
+    processor_sec = time.process_time() - processor_began
+    return {
+        "images_per_sec": batch / median(times),
+        "images_per_processor_sec": batch * steps / processor_sec,
+        "first_step_sec": first_sec,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--precision", default=arithmetic().pays)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turn", choices=WHO, help="Carry out one turn in this process.")
+    asked = parser.parse_args()
+    if asked.turn:
+        print(json.dumps(turn(asked.turn, asked.precision, asked.size, asked.batch, asked.steps)))
+        return
+    found: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
+    for _ in range(asked.turns):
+        for who in WHO:  # one after the other, so that other work on the machine meets all of them
+            command = [sys.executable, *sys.argv, "--turn", who, "--precision", asked.precision]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[who].append(json.loads(done.stdout.splitlines()[-1]))
+    rates = {who: [each["images_per_sec"] for each in turns] for who, turns in found.items()}
+    by_processor = {who: [each["images_per_processor_sec"] for each in turns] for who, turns in found.items()}
+    kind = "avx512" if "AVX-512" in arithmetic().extensions else "avx2"
+    record(
+        f"cpu_layouts_{kind}_{asked.precision}",
+        {
+            "what": f"images a second, ResNet-50 training, {asked.size} px, batch {asked.batch}; {asked.turns} turns",
+            "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
+            "load_average": os.getloadavg()[0],
+            "idle_machine": os.getloadavg()[0] < cores() + 1,
+            "images_per_sec": {who: rounded(values) for who, values in rates.items()},
+            "images_per_processor_sec": {who: rounded(values) for who, values in by_processor.items()},
+            "first_step_sec": {who: rounded([each["first_step_sec"] for each in turns]) for who, turns in found.items()},
+            "engine_over_best": _over_best(rates),
+            "engine_over_best_by_processor_time": _over_best(by_processor),
+        },
+    )
+
+
+def _over_best(rates: dict[str, list[float]]) -> float:
+    """Return the median rate of the engine over the best median of the others."""
+    return round(median(rates["engine"]) / max(median(rates[who]) for who in WHO[1:]), 3)
+
+
+if __name__ == "__main__":
+    main()

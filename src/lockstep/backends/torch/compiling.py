@@ -1,0 +1,41 @@
+"""When `torch.compile` pays on a CPU: what it saves in a run against the time it takes before the first step.
+
+The figures are of `benchmarks/cpu_layouts.py` and stand, with the machines they were measured on, in benchmarks/README.md.
+"""
+
+import shutil
+from collections.abc import Mapping
+
+from lockstep.benchmark.roofline import work
+from lockstep.machine import Arithmetic
+from lockstep.models import model_spec
+from lockstep.recipes import Recipe
+
+COMPILE_SEC = 120.0
+"""Of a ResNet-50's training step, forward and backward, on one core; most of it runs on one, whatever there are."""
+GAIN = 0.11
+"""Share of a step's time that the compiled one saves in fp32 on processors with AVX2 and no AVX-512 (4.3 over 3.8 images/s).
+With AVX-512 it was between 8 % slower and 3 % faster, which pays for nothing."""
+GFLOPS_OF_A_CORE = 46.0
+"""Of a training step in fp32 with AVX2: 3.8 images/s at 224 px, 24.3 GFLOP an image, two cores."""
+
+
+def pays_on_cpu(
+    recipe: Recipe, steps: int, *, ranks: int, cores: int, found: Arithmetic, environment: Mapping[str, str]
+) -> bool:
+    """Return whether compiling a run's step makes the run shorter, on a processor with this arithmetic.
+
+    `steps` are all those of the run, so that a run that goes on decides as it did when it began; `cores` those of a rank. A
+    compiler for C++ must be there. Several ranks do not compile: their exchange within a compiled step was not measured.
+    """
+    is_measured = "AVX2" in found.extensions and "AVX-512" not in found.extensions and recipe.precision in ("fp32", "tf32")
+    if not is_measured or ranks > 1 or shutil.which(environment.get("CXX", "g++")) is None:
+        return False
+    return training_sec(recipe, steps, cores) * GAIN > COMPILE_SEC
+
+
+def training_sec(recipe: Recipe, steps: int, cores: int) -> float:
+    """Return about how long a run's steps take on so many cores with AVX2, in fp32 and not compiled."""
+    batch = recipe.global_batch_images
+    image = work(model_spec(recipe.model), recipe.image_size, recipe.logits, precision="fp32", batch=batch, training=True)
+    return steps * batch * image.flops / (GFLOPS_OF_A_CORE * 1e9 * cores)
