@@ -74,7 +74,7 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(run: Path, tiny_r
         (lambda run: (run / "recipe.yaml").unlink(), RecipeError, r"no run in .*a run; a new run needs a recipe and images"),
         (lambda run: (run / "environment.json").unlink(), DataError, r"does not say which images .*; add --data DATA"),
         (lambda run: note(run, data="/no/such"), DataError, r"trained on /no/such, which is not there; .* --data DATA"),
-        (lambda run: note(run, data=7), CheckpointError, r"environment.json is not what a run notes"),
+        (lambda run: note(run, data=7), CheckpointError, r"is not what a run notes"),
         (
             lambda run: note(run, execution={"loader_threads": -1}),
             CheckpointError,

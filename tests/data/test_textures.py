@@ -129,6 +129,14 @@ def test_a_drawing_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert draw(tmp_path) == complete
 
 
+def test_only_the_kinds_that_are_asked_for_are_drawn(tmp_path: Path) -> None:
+    everything = draw(tmp_path / "all")
+    some = draw(tmp_path / "some", kinds=("dots", "rays"))
+    assert sorted({path.split("/")[1] for path in some}) == ["dots", "rays"]
+    assert len(some) == 30
+    assert all(some[path] == everything[path] for path in some.keys() & everything.keys())
+
+
 def test_progress_counts_every_image(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     draw(tmp_path, progress=lambda done, total: seen.append((done, total)))

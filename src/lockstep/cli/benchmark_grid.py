@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import print_json
+from lockstep.cli.terminal import print, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

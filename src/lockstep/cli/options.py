@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from lockstep.cli.terminal import print
+
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
 Loader = Annotated[str | None, typer.Option(help="What decodes the images: host, dali, dali-gpu or synthetic.")]
 Distributed = Annotated[str | None, typer.Option(help="What adds up over ranks: native or horovod.")]
