@@ -249,4 +249,4 @@ def test_a_name_is_the_functions_and_says_the_epochs() -> None:
 def test_the_demo_fits_the_small_images_it_is_made_for() -> None:
     recipe = RECIPES["demo"]()
 
-    assert (recipe.model, recipe.logits, recipe.image_size, recipe.eval_crop) == ("resnet50", 10, 64, 64)
+    assert (recipe.model, recipe.logits, recipe.image_size, recipe.eval_crop) == ("resnet50", 10, 48, 48)

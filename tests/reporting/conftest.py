@@ -23,8 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recipe() -> Recipe:
-    """A short one for the demo's images, with another momentum than the demo's."""
-    return load_recipe("demo").replace(momentum=0.875)
+    """A short one for the demo's images."""
+    return load_recipe("demo")
 
 
 @pytest.fixture(scope="session")
