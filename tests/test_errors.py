@@ -11,7 +11,7 @@ from lockstep import errors
         (errors.DataError("x"), 2),
         (errors.CheckpointError("x"), 2),
         (errors.BackendError("x"), 2),
-        (errors.DivergedError("x"), 1),
+        (errors.DivergedError("x"), 3),
         (errors.Interrupted("x", 75), 75),
         (errors.Interrupted("x", 130), 130),
     ],

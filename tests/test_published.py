@@ -173,7 +173,7 @@ ACCURACIES = {
 
 
 def test_the_published_recipes_are_these() -> None:
-    assert set(RECIPES) == {*PUBLISHED, "demo"}
+    assert set(RECIPES) == {*PUBLISHED, "my-images", "demo"}
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in PUBLISHED for field in PUBLISHED[name]])
@@ -183,7 +183,7 @@ def test_a_recipe_has_the_value_its_source_states(name: str, field: str) -> None
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_field_that_changes_a_result_is_in_the_table(name: str) -> None:
-    unused = {"seed"}
+    unused = {"seed", "validation_share"}
     if PUBLISHED[name]["mixup_alpha"] == 0:
         unused |= {"mixup_coefficient", "mixup_pairing"}
     if PUBLISHED[name]["loss_scaling"] == "static":

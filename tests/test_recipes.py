@@ -450,3 +450,26 @@ def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
     assert hash(demo) == hash(demo.named("another"))
     assert demo != demo.replace(seed=1)
     assert "based_on" not in demo.fields()
+
+
+@pytest.mark.parametrize(("size", "resize"), [(32, 37), (64, 73), (128, 146), (160, 183), (224, 256), (448, 512)])
+def test_evaluation_follows_the_size_of_training_in_the_published_ratio(size: int, resize: int, tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(f"base: resnet50-paddle-90ep\nimage_size: {size}\n")
+    made = [Recipe(image_size=size), load_recipe("demo").replace(image_size=size), load_recipe(file)]
+    assert [(each.image_size, each.eval_resize, each.eval_crop) for each in made] == [(size, resize, size)] * 3
+
+
+def test_evaluation_keeps_the_sizes_that_are_set_and_those_of_another_change() -> None:
+    assert Recipe(image_size=128, eval_resize=300).eval_crop == 224
+    demo = load_recipe("demo")
+    assert demo.replace(image_size=160, eval_crop=40).eval_resize == demo.eval_resize
+    sizes = {name: demo.fields()[name] for name in ("image_size", "eval_resize", "eval_crop")}
+    assert demo.replace(epochs=1) == demo.replace(**sizes | {"epochs": 1})
+
+
+def test_a_wrong_size_is_complained_of_once() -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("demo").replace(image_size=5)
+    assert str(error.value).startswith("image_size: ")
+    assert "eval" not in str(error.value)

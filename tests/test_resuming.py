@@ -24,6 +24,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     (tmp_path / "images").mkdir()
     (folder / "recipe.yaml").write_text("based_on: my recipe\n" + tiny_recipe.to_yaml())
+    (folder / "log.jsonl").touch()
     execution = Execution(backend="tensorflow", loader_threads=3, profile_step=5).fields()
     note(folder, data=str(tmp_path / "images"), execution=execution)
     return folder
@@ -71,7 +72,7 @@ def test_a_run_of_an_earlier_version_is_resumed_without_a_name(run: Path, tiny_r
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda run: (run / "recipe.yaml").unlink(), RecipeError, r"no run in .*a run; a new run needs a recipe and images"),
+        (lambda run: (run / "recipe.yaml").unlink(), DataError, r"no run in .*a run; a new run needs images"),
         (lambda run: (run / "environment.json").unlink(), DataError, r"does not say which images .*; add --data DATA"),
         (lambda run: note(run, data="/no/such"), DataError, r"trained on /no/such, which is not there; .* --data DATA"),
         (lambda run: note(run, data=7), CheckpointError, r"is not what a run notes"),

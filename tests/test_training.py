@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from lockstep import checkpoint
 from lockstep.data.textures import draw_data_set
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
 from lockstep.formats import mxnet_params
+from lockstep.initial import initial_tensors
 from lockstep.machine import Arithmetic
 from lockstep.recipes import Execution, Recipe
 from lockstep.run import read_log
@@ -194,7 +196,7 @@ def test_a_signal_while_images_are_indexed_stops_at_once(
 def test_weights_that_are_no_numbers_are_not_saved(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tiny_recipe.replace(lr=3e38, warmup_epochs=0, weight_decay=1.0)
     execution = Execution(save_every_steps=1)
-    with pytest.raises(DivergedError, match="none was saved yet"):
+    with pytest.raises(DivergedError, match="Last good checkpoint: none is there"):
         lockstep.train(recipe, textures, tmp_path / "run", execution=execution)
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
@@ -258,11 +260,35 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_window_and_the_las
     recipe = tiny_recipe.replace(lr=1e30, warmup_epochs=1.5, warmup_start_lr=1e-3, epochs=3)
     with pytest.raises(DivergedError, match=r"within steps \d+ to \d+.*Last good checkpoint") as error:
         lockstep.train(recipe, textures, tmp_path / "run", execution=EXECUTION)
-    assert error.value.exit_code == 1
+    assert error.value.exit_code == 3
     last = read_log(tmp_path / "run" / "log.jsonl")[-1]
     assert (last["kind"], last["message"]) == ("diverged", str(error.value))
+    assert None in last["losses"]
+    assert last["not_finite"]["losses"] in ("inf", "nan")
     for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
         assert all(np.isfinite(value).all() for value in weights(tmp_path / "run", step).values())
+
+
+def test_an_infinite_validation_loss_ends_the_run_after_its_step_was_saved(
+    textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(epochs=1, lr=1e-6)
+    values = initial_tensors(recipe)
+    values["bn1.running_mean"][:] = -3e38  # which training does not look at
+    checkpoint.write_weights(tmp_path / "start.safetensors", values, {"recipe": recipe.fields(), "classes": []})
+    run = tmp_path / "run"
+    with pytest.raises(
+        DivergedError, match=r"not finite at step 7: .* of 20 images.*Last good checkpoint: \S+step-00000000 "
+    ):
+        lockstep.train(recipe, textures, run, weights=tmp_path / "start.safetensors")
+    assert checkpoint.steps(run / "checkpoints") == [0, 7]
+    assert not (run / "report.json").exists()
+    last = [json.loads(line, parse_constant=pytest.fail) for line in (run / "log.jsonl").read_text().splitlines()][-1]
+    assert (last["kind"], last["loss"], last["step"]) == ("diverged", None, 7)
+    with pytest.raises(DivergedError, match="of 20 images"):
+        lockstep.evaluate(run, textures)
+    with pytest.raises(DivergedError, match="logits"):
+        lockstep.predict(run, [next((textures / "val").rglob("*.jpg"))])
 
 
 def test_a_moving_average_is_evaluated_too(textures: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -330,10 +356,8 @@ def test_a_step_of_more_images_than_there_are_is_refused(textures: Path, tiny_re
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, []),
-        ({"logits": 11}, []),
-        ({"logits": 12}, ["10 classes, the model 12"]),
-        ({"precision": "fp16"}, ["precision=bf16"]),
+        ({"warmup_epochs": 0}, []),
+        ({"precision": "fp16", "logits": 12}, ["precision=bf16", "10 classes, the model 12", "the warm-up of 1 epoch"]),
     ],
     ids=str,
 )
@@ -351,3 +375,32 @@ def test_what_is_allowed_but_seldom_meant_is_noted(
     notes = next(event for event in events if event["kind"] == "start")["notes"]
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_own_images_are_split_trained_on_and_evaluated_without_a_recipe(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    data, run = tmp_path / "images", tmp_path / "run"
+    shutil.copytree(textures / "train", data, ignore=shutil.ignore_patterns(".*"))
+    events: list[dict[str, Any]] = []
+    changes = {"model": tiny_recipe.fields()["model"], "epochs": 1, "precision": "fp32"}
+    report = lockstep.train(data=data, out=run, split=0.25, changes=changes, listener=events.append)
+    kinds = [event["kind"] for event in events if event["kind"] != "progress"]
+    assert kinds[:2] == ["settled", "start"]
+    recipe = lockstep.load_recipe(run)
+    assert (recipe.logits, recipe.image_size, recipe.validation_share) == (10, 64, 0.25)
+    assert all(isinstance(value, int | float | str | bool | list | dict) for value in recipe.fields().values())
+    images = report["final"]["trained"]["images"]
+    assert events[-1]["report"] == report
+    assert 10 <= images < 30
+    environment = json.loads((run / "environment.json").read_text())
+    assert (environment["train"]["images"] + images, environment["data"]) == (60, str(data))
+    again = lockstep.train(data=data, out=run)
+    assert again["per_class"] == report["per_class"], "the same run, with neither recipe nor split"
+    assert lockstep.evaluate(run, data)["per_class"] == report["per_class"]["trained"]
+    assert lockstep.evaluate(run, data, split=0)["images"] == 60
+    assert lockstep.evaluate(run, textures)["images"] == 20
+    page = lockstep.report(run, tmp_path / "page.html").read_text()
+    assert 'data-image="' in page
+    with pytest.raises(RecipeError, match=r"validation_share: 0\.25 there, 0\.5 now"):
+        lockstep.train(data=data, out=run, split=0.5)

@@ -66,12 +66,14 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
     for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
         if tensors:
             file = temporary / f"{part}.safetensors"
-            save_file(tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about)})
+            save_file(
+                tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about, allow_nan=False)}
+            )
             flush(file)
             digests[file.name] = _digest(file)
     description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
     description[_OWN_DIGEST] = _digest_of(description)
-    (temporary / "state.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+    (temporary / "state.json").write_text(json.dumps(description, indent=1, allow_nan=False), encoding="utf-8")
     flush(temporary / "state.json")
     flush(temporary)
     shutil.rmtree(target, ignore_errors=True)
@@ -106,9 +108,10 @@ def _verified(path: Path, *names: str) -> dict[str, Any]:
 def _description(file: Path) -> dict[str, Any]:
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
+        whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
     except ValueError:
-        about = None
-    if not isinstance(about, dict) or about.pop(_OWN_DIGEST, None) != _digest_of(about):
+        whole = False
+    if not whole:
         raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it names")
     return about
 
@@ -209,7 +212,7 @@ def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, A
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path) as partial:
             # save_file makes files that nobody else may read; this one is to be given away.
-            partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about)}))
+            partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about, allow_nan=False)}))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from None
 
@@ -220,4 +223,4 @@ def _digest(path: Path) -> str:
 
 
 def _digest_of(description: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode()).hexdigest()

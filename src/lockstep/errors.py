@@ -6,7 +6,7 @@
     │   ├── DataError             images, folders, the index
     │   ├── CheckpointError       a run directory, a checkpoint, a weights file
     │   └── BackendError          a framework or a device that is not there
-    ├── DivergedError             exit 1: the loss is not a finite number
+    ├── DivergedError             exit 3: a loss or a score is not a finite number
     └── Interrupted               exit 75 or 130: stopped on request, everything saved
 
 A message says what was expected, what came and what to do. `assert` is for our own mistakes only.
@@ -15,6 +15,7 @@ A message says what was expected, what came and what to do. `assert` is for our 
 import difflib
 from collections.abc import Iterable
 
+EXIT_DIVERGED = 3
 EXIT_SAVED_AND_STOPPED = 75  # EX_TEMPFAIL: start the same command again
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
@@ -48,7 +49,9 @@ class BackendError(UserError):
 
 
 class DivergedError(LockstepError):
-    """The loss became NaN or infinite."""
+    """A loss, a score or a weight is NaN or infinite."""
+
+    exit_code = EXIT_DIVERGED
 
 
 class Interrupted(LockstepError):

@@ -13,12 +13,14 @@ from lockstep.backends import Engine, State
 from lockstep.data.decode import check, decode_into
 from lockstep.data.index import open_index
 from lockstep.data.loaders import loader_of
-from lockstep.data.sources import find_source, find_split, holds_split
-from lockstep.errors import DataError
+from lockstep.data.sources import Source, find_source, find_split, holds_split
+from lockstep.data.split import divided, whole_source
+from lockstep.divergence import not_finite
+from lockstep.errors import DataError, DivergedError
 from lockstep.initial import zero_momentum
 from lockstep.machine import emulation
 from lockstep.order import centre_plan, evaluation_plans
-from lockstep.recipes import Execution
+from lockstep.recipes import Execution, Recipe
 from lockstep.recorder import Listener, Recorder
 from lockstep.weights import Weights, open_weights
 
@@ -67,7 +69,8 @@ def predict(
     (3, True)
 
     `precision` is another than the recipe's, such as "fp32", which is taken unasked where this processor emulates the
-    recipe's; `listener` is told so. Raises `DataError` naming the first file that is not an image.
+    recipe's; `listener` is told so. Raises `DataError` naming the first file that is not an image, `DivergedError` if a
+    logit is not a finite number.
     """
     weights = open_weights(source, which=which, ema=ema)
     execution = execution or Execution()
@@ -81,8 +84,13 @@ def predict(
         world.close()
 
 
+_ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
+
+
 def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
     logits = engine.predict(_prepared(weights, path)[None])[0].astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise DivergedError(f"{path}: the logits of {weights.source} are not finite numbers. {_ADVICE}")
     likelihoods = np.exp(logits - logits.max())
     likelihoods /= likelihoods.sum()
     best = np.argsort(-likelihoods, kind="stable")[:top]
@@ -129,6 +137,14 @@ def _engine(weights: Weights, world: backends.World, execution: Execution) -> En
     return engine
 
 
+def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source, float]:
+    """Return the images to evaluate, and the share of them that is set apart for it; 0 for all of them."""
+    if split is None and holds_split(data, "val"):
+        return find_split(data, "val"), 0.0
+    share = recipe.validation_share if split is None else recipe.replace(validation_share=split).validation_share
+    return whole_source(data) if share or split is not None else find_source(data), share
+
+
 def evaluate(
     source: str | Path,
     data: str | Path,
@@ -136,15 +152,19 @@ def evaluate(
     which: str = "newest",
     ema: bool = False,
     precision: str | None = None,
+    split: float | None = None,
     batch_images: int = 32,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has no such.
 
+    If the weights come from a run that set a share of its images apart for validation, that share is evaluated where `data`
+    has no validation images; `split` is another share, 0 for all images.
+
     Every image counts once. `precision` is another than the recipe's, such as "fp32", which is taken unasked where this
     processor emulates the recipe's; `listener` is told so. Works in several processes too (torchrun); every process calls
-    this and gets the result.
+    this and gets the result. Raises `DivergedError` if a loss is not a finite number.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", which="best")
@@ -153,13 +173,20 @@ def evaluate(
     """
     weights, execution = open_weights(source, which=which, ema=ema), execution or Execution()
     data = Path(data)
-    images = find_split(data, "val") if holds_split(data, "val") else find_source(data)
+    images, share = _evaluated(data, weights.recipe, split)
     world = backends.load(execution.backend).world(execution)
     recorder = Recorder(listener if world.rank == 0 else None)
     try:
         weights = _settled(weights, precision, world, execution, recorder)
         recipe = weights.recipe
         index = open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing"))
+        remarks = list(weights.remarks)
+        if share:
+            images_in_all, index = len(index), divided(index, share)[1]
+            remarks.append(
+                f"the share of {share:g} that was set apart for validation is evaluated, {len(index)} of {images_in_all} "
+                "images; --split 0 takes all"
+            )
         if len(index.classes) > recipe.logits:
             raise DataError(f"{images.named} has {len(index.classes)} classes, the model only {recipe.logits} logits")
         total = math.ceil(len(index) / (batch_images * world.ranks))
@@ -171,9 +198,11 @@ def evaluate(
             scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
     finally:
         world.close()
+    if found := not_finite(scores):
+        raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {found}. {_ADVICE}")
     return {
         "source": str(weights.source),
-        "remarks": list(weights.remarks),
+        "remarks": remarks,
         "data": images.named,
         "precision": recipe.precision,
         **scores.counts().summary(),

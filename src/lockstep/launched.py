@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from lockstep.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, UserError
+from lockstep.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, UserError
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
 """Environment variable: where a launched rank leaves its exit code, which a signal sent by the launcher would hide."""
@@ -125,14 +125,18 @@ def leave_exit_code(code: int) -> None:
         (folder / os.environ["RANK"]).write_text(str(code))
 
 
+_TOLD = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
+"""Exit codes of ranks that say why a launch ended, the first that any rank has."""
+
+
 def code_of_ranks(folder: Path) -> int:
-    """Return the exit code of a launch whose ranks did not all end with 0: 2 if a rank was used wrongly, else 130 or 75 if
-    the ranks saved and stopped, else 1.
+    """Return the exit code of a launch whose ranks did not all end with 0: 2 if a rank was used wrongly, else 3 if it
+    diverged, else 130 or 75 if the ranks saved and stopped, else 1.
 
     `folder` holds the code of every rank that could leave it.
     """
     codes = {int(file.read_text()) for file in folder.iterdir()}
-    return next((code for code in (UserError.exit_code, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED) if code in codes), 1)
+    return next((code for code in _TOLD if code in codes), 1)
 
 
 def launch_ranks(

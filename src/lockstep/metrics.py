@@ -7,6 +7,11 @@ from typing import Self
 import numpy as np
 
 
+def top5_tells(classes: int) -> bool:
+    """Return whether top-5 says anything of a data set of so many classes: of five or fewer nearly every answer is a hit."""
+    return classes > 5
+
+
 @dataclass(frozen=True)
 class Counts:
     """Sums over images."""

@@ -10,6 +10,7 @@ false`), while the same DALI code filters today.
 
 from collections.abc import Callable
 
+from lockstep.own_images import my_images
 from lockstep.recipes import Recipe
 
 _SGD_COSINE = Recipe()  # the defaults are what NVIDIA's pages have in common
@@ -177,6 +178,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         resnext101_32x4d_pytorch_250ep,
         resnet50_tensorflow_90ep,
         resnet50_tensorflow_250ep,
+        my_images,
         demo,
     )
 }

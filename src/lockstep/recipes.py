@@ -21,12 +21,14 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Colour = tuple[Positive, Positive, Positive]
+EVAL_RATIO = 256 / 224
+"""What the published recipes resize to for evaluation, over what they cut out."""
 
 
 class _Settings(BaseModel):
     """A frozen set of fields with clear errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def __init__(self, /, **fields: Any) -> None:
         try:
@@ -191,7 +193,8 @@ class Recipe(_Settings):
 
     # The images.
     image_size: Annotated[int, Field(ge=32), limits.SIDE] = 224
-    """Height and width of a training image in pixels."""
+    """Height and width of a training image in pixels. Where it is set and neither `eval_resize` nor `eval_crop` is,
+    evaluation follows: its crop has this size, and it resizes to 256/224 of it."""
     crop_area: tuple[Positive, Positive] = (0.08, 1.0)
     """Range of the random crop's share of the image's area."""
     crop_aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
@@ -214,6 +217,10 @@ class Recipe(_Settings):
     eval_crop: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """... and the centre so large is cut out."""
 
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the images that is set apart for validation where a data set has no validation images (`train --split`), by
+    the hash of each image's name: `lockstep.data.split`. 0: none, the data set has validation images."""
+
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides initial weights, order, crops, flips and MixUp; nothing else is random."""
 
@@ -234,11 +241,19 @@ class Recipe(_Settings):
         return copy
 
     def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again; it is based on the same recipe."""
-        return super().replace(**changes).named(self.based_on)
+        """Return a copy with some fields changed, validated again; it is based on the same recipe.
+
+        Evaluation follows `image_size` as documented there.
+        """
+        return super().replace(**changes | _eval_sizes(changes)).named(self.based_on)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    @model_validator(mode="before")
+    @classmethod
+    def _evaluation_follows(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | _eval_sizes(fields)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
@@ -263,6 +278,14 @@ class Recipe(_Settings):
             if name not in known:
                 raise ValueError(f"sparsity_excluded: the model has no tensor {name!r}. {nearest(name, known)}")
         return self
+
+
+def _eval_sizes(fields: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes of evaluation that follow from `image_size`; none if that is not set, or if one of them is."""
+    size = fields.get("image_size")
+    if not isinstance(size, int) or size < 32 or "eval_resize" in fields or "eval_crop" in fields:
+        return {}  # a wrong size is complained of once
+    return {"eval_resize": round(size * EVAL_RATIO), "eval_crop": size}
 
 
 def _switch(value: object) -> object:
@@ -352,7 +375,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
         fields = _fields_in(path)
         base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
         if base is not None:
-            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields
+            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | _eval_sizes(fields)
         return Recipe.of(fields).named(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None

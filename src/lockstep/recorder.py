@@ -1,6 +1,5 @@
 """Where the events of a run go: `log.jsonl`, loggers such as TensorBoard, and whoever listens."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 from lockstep.errors import Interrupted
 from lockstep.loggers import Loggers, Opening, Picture
 from lockstep.run import read_log, seconds_of, write_text
+from lockstep.strict import to_json
 
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
@@ -61,7 +61,8 @@ class Recorder:
         kept = [
             entry
             for entry in read_log(path)
-            if entry["step"] < step or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate"))
+            if entry["kind"] != "diverged"
+            and (entry["step"] < step or (entry["step"] == step and not (evaluates_again and entry["kind"] == "evaluate")))
         ]
         write_text(path, "".join(_line(entry) for entry in kept))
         for entry in kept:
@@ -134,4 +135,4 @@ class Recorder:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, ensure_ascii=False) + "\n"
+    return to_json(entry) + "\n"

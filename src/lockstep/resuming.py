@@ -17,8 +17,9 @@ from lockstep import checkpoint
 from lockstep.data.listing import printable
 from lockstep.errors import CheckpointError, DataError, RecipeError
 from lockstep.order import steps_per_epoch
+from lockstep.own_images import NAME
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
-from lockstep.run import read_environment
+from lockstep.run import holds_run, read_environment
 from lockstep.schedule import learning_rates
 
 SCHEDULE = (
@@ -46,7 +47,8 @@ _OF_ONE_COMMAND = ("profile_step", "profile_steps")
 class Asked:
     """What a run is carried out with."""
 
-    recipe: Recipe
+    recipe: Recipe | None
+    """None: `my-images`, which is settled from the images, since there is no run yet."""
     data: Path
     execution: Execution
     taken: dict[str, str]
@@ -67,17 +69,18 @@ def complete(
     `changes` are fields of the recipe with other values than its own; so are `how` of an execution that is not given. A
     command that gives a recipe says all of its execution.
 
-    Raises `RecipeError` or `DataError` if something is missing and there is no run to take it from, `CheckpointError` if
-    the run's folder cannot be read.
+    Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the run's folder cannot be
+    read.
     """
     taken: dict[str, str] = {}
     last: dict[str, Any] = {}
-    if recipe is None:
-        if not holds_run(out):
-            raise RecipeError(f"there is no run in {out}; a new run needs a recipe and images: --recipe demo --data DATA")
+    found: Recipe | None = None
+    if recipe is not None and recipe != NAME:
+        found = load_recipe(recipe)
+    elif holds_run(out):
+        found = load_recipe(out / "recipe.yaml")
+    if recipe is None and found is not None:
         last = last_execution(out) if execution is None else {}
-    found = load_recipe(out / "recipe.yaml" if recipe is None else recipe)
-    if recipe is None:
         taken["recipe"] = f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
     if data is None:
         data = _last_data(out)
@@ -88,12 +91,7 @@ def complete(
         unusual = [f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]]
         if unusual:
             taken["execution"] = ", ".join(unusual)
-    return Asked(found.replace(**(changes or {})), Path(data), execution, taken)
-
-
-def holds_run(out: Path) -> bool:
-    """Return whether a run was started in a folder."""
-    return (out / "recipe.yaml").is_file()
+    return Asked(None if found is None else found.replace(**(changes or {})), Path(data), execution, taken)
 
 
 def last_execution(out: Path) -> dict[str, Any]:
@@ -137,7 +135,10 @@ def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
     if before.tobytes() == after.tobytes():
         return None
     step = int(np.flatnonzero(before != after)[0])
-    run, settings = shlex.quote(str(out)), [f"{name}={json.dumps(new)}" for name, (_, new) in changed.items()]
+    run, settings = (
+        shlex.quote(str(out)),
+        [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()],
+    )
     return (
         f"It has done {done} steps, which the new schedule does not continue: step {step} had the learning rate "
         f"{before[step]:.6g}, and has {after[step]:.6g} in it.\nTo train on from its weights, in a new run from step 0:\n"

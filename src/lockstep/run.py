@@ -9,7 +9,6 @@ loggers.json: what loggers call the run, see `lockstep.loggers`; profile/: trace
 """
 
 import fcntl
-import json
 import platform
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from lockstep.backends import FRAMEWORKS
 from lockstep.errors import CheckpointError, RecipeError
 from lockstep.machine import cores, memory_bytes, processor
 from lockstep.recipes import Recipe, difference, load_recipe
+from lockstep.strict import to_json
 from lockstep.version import version as lockstep_version
 
 
@@ -81,14 +81,9 @@ class RunFolder:
         if others:
             raise CheckpointError(f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out")
 
-    def _is_fresh(self) -> bool:
-        """Return whether a command made the folder and then refused to train: the corrected one may take it."""
-        logged = (self.path / "log.jsonl").exists()
-        return self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()) and not logged
-
     def _check_recipe(self) -> str:
         """Return the name of the recipe that the run was started with; "" if it noted none or there is no run."""
-        if not (self.path / "recipe.yaml").is_file() or self._is_fresh():
+        if not holds_run(self.path):
             return ""
         there = load_recipe(self.path / "recipe.yaml")
         changed = difference(there, self._recipe)
@@ -101,6 +96,13 @@ class RunFolder:
         return there.based_on
 
 
+def holds_run(path: Path) -> bool:
+    """Return whether a folder holds a run that has begun: one that a command made and then refused to train does not."""
+    checkpoints = path / "checkpoints"
+    is_fresh = checkpoints.is_dir() and not any(checkpoints.iterdir()) and not (path / "log.jsonl").exists()
+    return (path / "recipe.yaml").is_file() and not is_fresh
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that it is never seen half-written."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -109,8 +111,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, never half."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Write a value as indented JSON that any parser reads (see `lockstep.strict`), never half."""
+    write_text(path, to_json(value, indent=1) + "\n")
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     else:
         units, per_epoch = steps, steps_per_epoch
     length = recipe.epochs * per_epoch
-    warmup = min(round(_warmup_epochs(recipe) * per_epoch), length)
+    warmup = min(round(warmup_epochs(recipe) * per_epoch), length)
     peak = peak_lr(recipe)
     rates = _decay(recipe, units, warmup, length, per_epoch, peak)
     rising = units < warmup
@@ -48,7 +48,8 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     return rates
 
 
-def _warmup_epochs(recipe: Recipe) -> float:
+def warmup_epochs(recipe: Recipe) -> float:
+    """Return the length of the warm-up in epochs; 0 if a step has too few images for one."""
     return recipe.warmup_epochs if recipe.global_batch_images >= recipe.warmup_from_batch_images else 0.0
 
 

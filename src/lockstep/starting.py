@@ -99,7 +99,9 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
             zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
             notes.append(f"{recipe.sparsity} keeps {zeros:,} weights of {len(kept)} tensors at 0")
         with appearing(run / "start.json") as partial:
-            partial.write_text(json.dumps(description, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.write_text(
+                json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+            )
     except OSError as error:
         raise CheckpointError(f"cannot write to {run}: {error.strerror}; use another --out") from None
     return pruned, notes

@@ -64,6 +64,7 @@ _OPTIONS = {
     "--out": "experiment log_dir logdir model_dir o output output_dir results_dir run_dir save_dir workspace",
     "--profile": "trace",
     "--recipe": "cfg config hyp yaml",
+    "--split": "val_ratio val_share val_split validation_split",
     "--weights": "checkpoint ckpt finetune fine_tune from_pretrained init_checkpoint init_from initial_checkpoint load "
     "load_weights pretrained",
 }

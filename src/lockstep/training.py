@@ -8,20 +8,21 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from lockstep import backends, checkpoint, resuming, starting
-from lockstep.backends import Engine, Handle, Interval, State, World
+from lockstep import backends, checkpoint, divergence, resuming, starting
+from lockstep.backends import Engine, Handle, State, World
 from lockstep.data import Batch
-from lockstep.data.index import Index, open_index
+from lockstep.data.listing import printable
 from lockstep.data.loaders import loader_of
-from lockstep.data.sources import find_split
+from lockstep.data.split import Sets
+from lockstep.data.split import open_sets as open_data
 from lockstep.errors import CheckpointError, DataError, DivergedError, Interrupted
 from lockstep.formats import nvidia_mxnet
 from lockstep.initial import initial_tensors, zero_momentum
@@ -29,13 +30,16 @@ from lockstep.loggers import check_installed
 from lockstep.machine import emulation
 from lockstep.metrics import Scores, Throughput
 from lockstep.mistakes import pictures_of_mistakes
+from lockstep.notes import Facts, seldom_meant
 from lockstep.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.own_images import given_fields
 from lockstep.published import RECIPES
 from lockstep.recipes import Execution, Recipe, difference
 from lockstep.recorder import Listener, Recorder
 from lockstep.results import Results, write_results
 from lockstep.run import RunFolder, environment, read_log, read_report, write_json
 from lockstep.schedule import learning_rates
+from lockstep.settling import settle
 from lockstep.signals import StopRequests
 from lockstep.starting import Start, open_start
 from lockstep.weights import best_step
@@ -86,6 +90,8 @@ def train(
     data: str | Path | None = None,
     out: str | Path | None = None,
     *,
+    changes: Mapping[str, Any] | None = None,
+    split: float | None = None,
     weights: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
@@ -94,6 +100,10 @@ def train(
 
     `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
     also in `out/report.json`.
+
+    Without a recipe it is `my-images`, whose values are settled from the images and the device before the run and written
+    into `out/recipe.yaml` (docs/my-images.md). `changes` are other values for fields of any recipe. `split` sets a share of
+    the images apart where `data` has no validation images: the recipe's `validation_share`.
 
     Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
@@ -106,8 +116,8 @@ def train(
     and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
     A run that goes on has what it needs in `out`, and refuses others than it started from.
 
-    Raises `UserError` for wrong arguments, `DivergedError` if the loss is not finite, `Interrupted` when a signal asked to
-    stop and everything was saved.
+    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
+    asked to stop and everything was saved.
 
     On ranks other than 0 the report of a run that was not finished before is empty.
 
@@ -118,9 +128,10 @@ def train(
     """
     if out is None:
         raise TypeError("train() needs out, the run's folder")
+    changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
     out = Path(out)
-    asked = resuming.complete(out, recipe, data, execution)
-    recipe, execution = asked.recipe, asked.execution
+    asked = resuming.complete(out, recipe, data, execution, changes=changes)
+    execution = asked.execution
     given = None if weights is None else Path(weights)
     with StopRequests() as stop:
         backend = backends.load(execution.backend)
@@ -132,26 +143,34 @@ def train(
                     check_installed(execution.loggers)
                 if asked.taken:
                     recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
-                check_shares(recipe, world.ranks * execution.accumulation_steps)
-                start = open_start(given, recipe, out) if leads else None
-                sets = open_sets(asked.data, recipe, recorder, stop)
-                images = len(sets[0])
+
+                def start_of(recipe: Recipe) -> Start | None:
+                    check_shares(recipe, world.ranks * execution.accumulation_steps)
+                    return open_start(given, recipe, out) if leads else None
+
+                start = start_of(asked.recipe) if asked.recipe else None  # said before many images are indexed
+                share = (asked.recipe or given_fields(changes)).validation_share
+                sets = open_sets(asked.data, share, recorder, stop)
+                recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
+                start = start if asked.recipe else start_of(recipe)
+                check_logits(recipe, sets)
+                images = len(sets.training)
                 rates = learning_rates(recipe, steps_per_epoch(recipe, images))
                 folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
                 with folder if leads else nullcontext():
                     world.any(False)  # if rank 0 was refused the folder, the others learn it here
                     with backend.engine(recipe, rates, world, execution) as engine:
                         training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
-                        training.start_notes = _changes(folder.changed)
+                        training.start_notes += _changes(folder.changed)
                         return training.carry_out(rates, start)
         finally:
             world.close()
 
 
-def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests) -> tuple[Index, Index]:
-    """Return the indexes of a data set's training and validation images.
+def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
+    """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
 
-    Raises `DataError` if the recipe has too few logits for them, `Interrupted` if a stop is requested while they are built.
+    Raises `Interrupted` if a stop is requested while they are indexed.
     """
 
     def progress(what: str) -> Callable[[int, int], None]:
@@ -164,12 +183,14 @@ def open_sets(data: Path, recipe: Recipe, recorder: Recorder, stop: StopRequests
 
         return advance
 
-    training = open_index(find_split(data, "train"), progress=progress("indexing train"))
-    validation = open_index(find_split(data, "val"), classes=training.classes, progress=progress("indexing val"))
-    if len(training.classes) > recipe.logits:
-        count = len(training.classes)
-        raise DataError(f"{data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
-    return training, validation
+    return open_data(data, share, progress)
+
+
+def check_logits(recipe: Recipe, sets: Sets) -> None:
+    """Raise `DataError` if the recipe has too few logits for the classes."""
+    count = len(sets.training.classes)
+    if count > recipe.logits:
+        raise DataError(f"{sets.data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
 
 
 class Training:
@@ -181,16 +202,16 @@ class Training:
         execution: Execution,
         world: World,
         engine: Engine,
-        sets: tuple[Index, Index],
+        sets: Sets,
         out: Path,
         stop: StopRequests,
         recorder: Recorder,
     ) -> None:
         self.recipe, self.execution, self.world, self.engine = recipe, execution, world, engine
-        self.training, self.validation = sets
+        self.training, self.validation, self.data = sets.training, sets.validation, sets.data
         self.data_digest = f"{self.training.digest} {self.validation.digest}"
         self.out, self.stop, self.recorder = out, stop, recorder
-        self.start_notes: list[str] = []
+        self.start_notes = list(sets.notes)
         self.stopping = False
         self.per_epoch = steps_per_epoch(recipe, len(self.training))
         self.total = recipe.epochs * self.per_epoch
@@ -266,7 +287,8 @@ class Training:
             "device": self.world.device,
             "ranks": self.world.ranks,
             "execution": self.execution.fields(),
-            "data": str(self.training.source.data_set.resolve()),
+            "data": str(self.data.resolve()),
+            "classes": len(self.training.classes),
             "train": {"images": len(self.training), "quarantined": self.training.listed_quarantine()},
             "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
         }
@@ -280,7 +302,7 @@ class Training:
 
     def notes(self, step: int) -> list[str]:
         """Return what is allowed but seldom meant, for a run that stands at a step."""
-        found = [*self.start_notes]
+        found = list(self.start_notes)
         traced = self.execution.traced_steps
         if traced and not set(traced) & set(range(step, self.total)):
             found.append(
@@ -289,10 +311,15 @@ class Training:
         emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
         if emulated is not None:
             found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
-        classes = len(self.training.classes)
-        if classes < self.recipe.logits and self.recipe.logits - classes > 1:
-            found.append(f"the images have {classes} classes, the model {self.recipe.logits} logits: --set logits={classes}")
-        return found
+        return found + seldom_meant(self.recipe, self.facts())
+
+    def facts(self) -> Facts:
+        """Return what notes are made of."""
+        training, validation = (
+            np.bincount(index.rows["label"], minlength=len(index.classes)) for index in (self.training, self.validation)
+        )
+        names = [printable(name) for name in self.training.classes]
+        return Facts(names, training, validation, self.per_epoch)
 
     def lacks_evaluation(self, step: int) -> bool:
         """Return whether an evaluation is due at this step and not all of it in the log: the run was stopped before its end.
@@ -382,10 +409,8 @@ class Training:
         seconds = interval.finished_at - self.interval_began
         self.interval_began = interval.finished_at
         steps = len(interval.losses)
-        if not np.isfinite(interval.losses).all():
-            message = self.divergence(interval)
-            self.recorder.log({"kind": "diverged", "step": interval.first + steps, "message": message})
-            raise DivergedError(message)
+        if message := divergence.in_training(interval, self.recipe, self.out / "checkpoints"):
+            self.diverge(interval.first + steps, message, losses=interval.losses.tolist())
         if not traced:
             self.throughput.add(steps, interval.counts.images, seconds, waited)
         self.recorder.log(
@@ -400,19 +425,10 @@ class Training:
             | ({"traced": True} if traced else {})
         )
 
-    def divergence(self, interval: Interval) -> str:
-        """Return where the loss stopped being a number, and what can be done."""
-        bad = int(np.flatnonzero(~np.isfinite(interval.losses))[0])
-        return (
-            f"the loss is {interval.losses[bad]} at step {interval.first + bad}, within steps {interval.first} to "
-            f"{interval.first + len(interval.losses) - 1}. {self.last_good()}"
-        )
-
-    def last_good(self) -> str:
-        """Return the last good checkpoint and advice, as sentences."""
-        found = checkpoint.steps(self.out / "checkpoints")
-        good = checkpoint.checkpoint_path(self.out / "checkpoints", found[-1]) if found else "none was saved yet"
-        return f"Last good checkpoint: {good}. Try a lower lr, a longer warm-up or, in fp16, loss_scaling=dynamic."
+    def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
+        """Log and raise that something is not finite."""
+        self.recorder.log({"kind": "diverged", "step": step, "message": message} | figures)
+        raise DivergedError(message)
 
     def save(self) -> None:
         """Write a checkpoint of the last step and delete old ones."""
@@ -421,7 +437,7 @@ class Training:
         folder = self.out / "checkpoints"
         state = self.engine.read()
         if not all(np.isfinite(value).all() for value in state.tensors.values()):
-            raise DivergedError(f"the weights are no finite numbers after step {state.step}. {self.last_good()}")
+            self.diverge(state.step, divergence.in_weights(state.step, self.recipe, folder))
         self.recorder.flush()
         path = self.write_checkpoint(state)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
@@ -440,15 +456,20 @@ class Training:
         return checkpoint.save(self.out / "checkpoints", state, data_digest=self.data_digest, about=about)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the trained weights and, if there is one, their moving average. The state is saved already."""
+        """Evaluate the trained weights and, if there is one, their moving average. The state is saved already.
+
+        Raises `DivergedError` if the loss of an image is not a finite number.
+        """
         for weights in self.evaluated_weights:
             began = time.perf_counter()
             scores = self.engine.evaluate(self.evaluation_batches(weights), ema=weights == "ema")
             if self.stopping:
                 self.interrupt(step)
             seconds = time.perf_counter() - began
-            self.scores[weights] = scores
             summary = scores.counts().summary()
+            if message := divergence.in_evaluation(scores, step, self.recipe, self.out / "checkpoints"):
+                self.diverge(step, message, weights=weights, **summary)
+            self.scores[weights] = scores
             speed = {"images_per_sec": len(scores.losses) / seconds}
             self.recorder.log({"kind": "evaluate", "step": step, "weights": weights} | summary | speed)
 

@@ -65,7 +65,7 @@ def _follow(lines: IO[str], progress: Callable[[int, int], None]) -> None:
 
 def tell(done: int, total: int) -> None:
     """Tell the process that waits for this worker how far it is."""
-    print(json.dumps({"done": done, "total": total}), flush=True)
+    print(json.dumps({"done": done, "total": total}, allow_nan=False), flush=True)
 
 
 def end_with_parent() -> None:

@@ -255,7 +255,7 @@ def test_a_report_of_another_lockstep_is_not_mixed_with(
     worker(lambda folder: Ended(1, "no"))
     out = tmp_path / "report.json"
     benchmark(cells(), PLAN, out=out)
-    monkeypatch.setattr(grids, "version", lambda name: "9.9")
+    monkeypatch.setattr(grids, "version", lambda: "9.9")
     with pytest.raises(UserError, match=r"lockstep: \S+ there, 9.9 now"):
         benchmark(cells(), PLAN, out=out)
 

@@ -8,6 +8,7 @@ import yaml
 
 from lockstep.benchmark.published import ROWS, Row, compare, published_rows
 from lockstep.errors import DataError
+from lockstep.published import RECIPES
 from tests.benchmark.published_cases import report
 
 V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
@@ -189,7 +190,7 @@ def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, o
     [
         ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {}}, 224),
         ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {"image_size": 160}}, 160),
-        ("inference", {"recipe": "demo", "changes": {}}, 64),
+        ("inference", {"recipe": "demo", "changes": {}}, RECIPES["demo"]().image_size),
         ("train", {"recipe": "gone.yaml", "changes": {}}, None),
     ],
 )

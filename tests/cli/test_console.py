@@ -15,6 +15,7 @@ from tests.processes import call
 ABOUT = {
     "device": "CPU, 2 threads",
     "ranks": 1,
+    "classes": 10,
     "train": {"images": 60, "quarantined": []},
     "val": {"images": 20, "quarantined": []},
 }
@@ -27,6 +28,7 @@ REPORT = {
     "images_per_sec": 123.45,
     "train_sec": 59.96,
     "quarantined": 3,
+    "classes": list("abcdef"),
 }
 SUMMARY = [
     "  top-1                91.25 % of 400 images",
@@ -119,6 +121,14 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "an interval": (
         [START, event("train", step=10, loss=2.30259, images_per_sec=21.04, lr=0.0123456)],
         [FIRST_LINE, "step 10 of 40: loss 2.303, 21.0 images/s, lr 0.01235"],
+    ),
+    "an evaluation of few classes": (
+        [
+            begun(classes=5),
+            event("evaluate", step=8, weights="trained", top1_percent=91.254, top5_percent=100.0, loss=0.34567, images=400),
+            event("finish", report=REPORT | {"classes": list("abcde")}, out="runs/[a]"),
+        ],
+        [FIRST_LINE, "step 8: top-1 91.25 %, loss 0.3457 on 400 images", SUMMARY[0], *SUMMARY[2:]],
     ),
     "an evaluation": (
         [event("evaluate", step=8, weights="trained", top1_percent=91.254, top5_percent=100.0, loss=0.34567, images=400)],

@@ -19,6 +19,7 @@ NAMES = [
     "resnext101-32x4d-pytorch-250ep",
     "resnet50-tensorflow-90ep",
     "resnet50-tensorflow-250ep",
+    "my-images",
     "demo",
 ]
 
@@ -61,7 +62,8 @@ def test_a_difference_shows_the_fields_that_differ_with_both_values_and_no_other
     code, output, errors = answer("recipes", "diff", tmp_path / "a.yaml", "demo")
     assert (code, errors) == (0, "")
     rows = [line.split() for line in output.splitlines()]
-    assert rows[-3:] == [["epochs", "3", "7"], ["lr", "0.5", "0.1"], ["lr_decay", "linear", "cosine"]]
+    demo = RECIPES["demo"]()
+    assert rows[-3:] == [["epochs", "3", f"{demo.epochs}"], ["lr", "0.5", f"{demo.lr}"], ["lr_decay", "linear", "cosine"]]
 
 
 def test_a_difference_can_name_every_field(answer: Run, tmp_path: Path) -> None:

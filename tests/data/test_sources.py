@@ -38,7 +38,6 @@ def test_the_training_images_are_found_in_every_layout(file: str, tmp_path: Path
     format, root, files = LAYOUTS[file]
     source = find_split(touched(tmp_path, file, "README.md", "classes.txt", ".hidden-train.rec"), "train")
     assert (source.format, source.root, source.files) == (format, tmp_path / root, files)
-    assert source.data_set == tmp_path
     assert holds_split(tmp_path, "train")
     assert not holds_split(tmp_path, "val")
 

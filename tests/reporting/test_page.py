@@ -77,6 +77,15 @@ def test_a_page_names_no_other_file_and_no_address(run: Path, tmp_path: Path) ->
     assert "url(" not in page.text.replace("`url(#${clip})`", "")
 
 
+@pytest.mark.parametrize(("classes", "shown"), [("abcde", False), ("abcdef", True)])
+def test_top_5_of_five_classes_or_fewer_is_left_out(classes: str, shown: bool, recipe: Recipe, tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, recipe=recipe, classes=list(classes)) for name in ("a", "b")]
+    for given in (folders[:1], folders):
+        page = page_of(given, tmp_path / "page.html")
+        assert page.text.count("Top-5") - 1 == shown  # one in the table of classes, which the script hides
+        assert {view["top5"] for view in page.data["views"]} == {shown}
+
+
 def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path) -> None:
     page = page_of(four, tmp_path / "page.html")
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1, 2, 3}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import Run, open_runs
 from lockstep.reporting.views import MOST_CELLS, View, views, with_images
 from tests.reporting.cases import write_run
@@ -103,7 +103,8 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
     assert first.place.startswith(f"{first.label}/")
     [address] = [address for key, address in images.items() if key.endswith(f".{first.sample}")]
     shown = Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))))
-    assert shown.size == (64, 64)
+    size = load_recipe(run).eval_crop
+    assert shown.size == (size, size)
     stored = Image.open(data / "val" / first.place).convert("RGB")
     stored = stored.resize([round(72 * side / min(stored.size)) for side in stored.size])
     left, top = ((side - 64) // 2 for side in stored.size)

@@ -4,7 +4,6 @@ What an example logs and Lockstep does not measure is left out; what it measures
 units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow 20.06).
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any
 
 from lockstep.benchmark.epochs import Entry, LoggedRun
 from lockstep.run import seconds_of
+from lockstep.strict import to_json
 
 PER_SEC, SEC, MS = "images/s", "s", "ms"
 
@@ -208,4 +208,4 @@ def _times(began: float, elapsed: float) -> dict[str, str]:
 
 
 def _written(line: dict[str, Any]) -> str:
-    return f"DLLL {json.dumps(line)}\n"
+    return f"DLLL {to_json(line)}\n"

@@ -6,7 +6,6 @@ where MXNet's example leaves its first iteration out.
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_r
 from lockstep.benchmark.reading import read_benchmark
 from lockstep.errors import DataError, UserError, nearest
 from lockstep.run import seconds_of
+from lockstep.strict import to_json
 
 Report = dict[str, Any]
 """A benchmark report."""
@@ -53,7 +53,7 @@ def nvidia_report(run: LoggedRun) -> str:
         "cmd": run.environment.get("command", []),
         "metrics": metrics,
     }
-    return json.dumps(report, indent=4)
+    return to_json(report, indent=4)
 
 
 def _trained(epoch: Epoch) -> dict[str, float]:
@@ -106,7 +106,7 @@ def nvidia_benchmark(report: Report) -> str:
             metrics[str(cell["ranks"])][str(cell["batch"])][keys[cell["what"]]] = cell["images_per_sec"]
     measured = [key for what, key in keys.items() if any(cell["what"] == what for cell in report["cells"])]
     form = {"model": "", "ngpus": ranks, "bs": batches, "metric_keys": measured, "metrics": metrics}
-    return json.dumps(form, indent=4)
+    return to_json(form, indent=4)
 
 
 def timm_summary(run: LoggedRun) -> str:

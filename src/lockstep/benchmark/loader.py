@@ -315,7 +315,7 @@ def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, i
 
 
 def _in_a_process(name: str, work: Work) -> Turn | str:
-    command = [sys.executable, "-P", "-m", __name__, name, json.dumps(asdict(work))]
+    command = [sys.executable, "-P", "-m", __name__, name, json.dumps(asdict(work), allow_nan=False)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -323,6 +323,6 @@ def _in_a_process(name: str, work: Work) -> Turn | str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measured(sys.argv[1], Work(**json.loads(sys.argv[2]))))))
+    print(json.dumps(asdict(measured(sys.argv[1], Work(**json.loads(sys.argv[2])))), allow_nan=False))
     sys.stdout.flush()
     os._exit(0)  # the peers' own threads and workers need not end

@@ -72,7 +72,8 @@ app.command("doctor", cls=Command)(doctor.command)
 
 
 def run() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 75 saved and stopped, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
+    130 interrupted (see `lockstep.errors`)."""
     follow_launcher()
     code = _code()
     leave_exit_code(code)

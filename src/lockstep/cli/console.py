@@ -9,7 +9,7 @@ from rich.text import Text
 from lockstep.cli.terminal import console, in_line
 from lockstep.data.listing import printable
 from lockstep.launched import is_leading
-from lockstep.metrics import as_text
+from lockstep.metrics import as_text, top5_tells
 
 
 class _TimeLeft(TimeRemainingColumn):
@@ -60,6 +60,7 @@ class Reporter:
         self._total = self._per_epoch = self._epochs = self._first = 0
         self._since: tuple[int, float] | None = None
         """Step and second from which the time left is reckoned."""
+        self._shows_top5 = True
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -99,6 +100,10 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
+    def _on_settled(self, event: dict[str, Any]) -> None:
+        for line in event["lines"]:
+            self.say(line)
+
     def _on_taken(self, event: dict[str, Any]) -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
 
@@ -108,6 +113,7 @@ class Reporter:
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
         self._first = event["step"]
         self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
+        self._shows_top5 = top5_tells(about["classes"])
         for message in event["damaged"]:
             self.say(f"skipped a damaged checkpoint: {message}")
         for note in event["notes"]:
@@ -161,8 +167,9 @@ class Reporter:
 
     def _on_evaluate(self, event: dict[str, Any]) -> None:
         name = "" if event["weights"] == "trained" else " (moving average)"
+        top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
         self.say(
-            f"step {event['step']}{name}: top-1 {event['top1_percent']:.2f} %, top-5 {event['top5_percent']:.2f} %, "
+            f"step {event['step']}{name}: top-1 {event['top1_percent']:.2f} %, {top5}"
             f"loss {as_text(event['loss'])} on {event['images']} images"
         )
 
@@ -185,7 +192,7 @@ class Reporter:
         speed = report["images_per_sec"]
         rows = [
             ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
-            ("top-5", f"{final['top5_percent']:.2f} %"),
+            *([("top-5", f"{final['top5_percent']:.2f} %")] if top5_tells(len(report["classes"])) else []),
             ("loss", as_text(final["loss"])),
             ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"),
             ("training time", f"{report['train_sec']:.1f} s"),

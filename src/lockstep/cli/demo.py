@@ -31,6 +31,7 @@ def command(
     recipe = load_recipe("demo").replace(**({"logits": len(KINDS)} | changes))
     backends.check_installed(execution.backend)
     data, run = out / "data", out / "run"
+    data.mkdir(parents=True, exist_ok=True)  # what cannot be written is said first
     with Reporter() as reporter:
         reporter.say(f"drawing {images} training and {images // 5} validation images of {len(KINDS)} textures in {data}")
         progress = reporter.progress("drawing images")

@@ -17,6 +17,10 @@ def command(
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
+    split: Annotated[
+        float | None,
+        typer.Option(help="Evaluate this share of images that have no validation part; unless given, the run's. 0: all."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images computed at once on each rank.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     backend: options.Backend = "torch",
@@ -28,7 +32,7 @@ def command(
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.launched import is_leading
-    from lockstep.metrics import as_text
+    from lockstep.metrics import as_text, top5_tells
 
     how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:
@@ -38,7 +42,7 @@ def command(
             if not as_json:
                 reporter(event)
 
-        result = evaluate(source, data, which=which, ema=ema, batch_images=batch, **how, listener=listener)
+        result = evaluate(source, data, which=which, ema=ema, split=split, batch_images=batch, **how, listener=listener)
     if not is_leading():
         return
     if as_json:
@@ -46,7 +50,8 @@ def command(
         return
     print(f"{result['source']} on {result['data']}")
     print(f"  top-1   {result['top1_percent']:.2f} % of {result['images']} images")
-    print(f"  top-5   {result['top5_percent']:.2f} %")
+    if top5_tells(len(result["classes"])):
+        print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {as_text(result['loss'])}")
     for remark in result["remarks"]:
         print(f"  note: {remark}")

@@ -46,8 +46,10 @@ def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; what a terminal obeys is escaped as JSON does, so that it can be read back."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    builtins.print(_OBEYED.sub(lambda found: json.dumps(found[0])[1:-1], text))  # noqa: T201
+    from lockstep.strict import to_json
+
+    text = to_json(value, indent=1)
+    builtins.print(_OBEYED.sub(lambda found: json.dumps(found[0], allow_nan=False)[1:-1], text))  # noqa: T201
 
 
 def console(**options: Any) -> "Console":

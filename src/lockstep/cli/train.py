@@ -11,10 +11,18 @@ from lockstep.cli import options
 def command(
     out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there resumes, and needs no other option.")],
     recipe: Annotated[
-        str | None, typer.Option(help="A published recipe (`lockstep recipes`), a YAML file or a run's folder.")
+        str | None,
+        typer.Option(
+            help="A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default that of a run that is "
+            "there, else one that suits the images and the device (docs/my-images.md)."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Training and validation images, in any storage format (docs/data.md).")
+    ] = None,
+    split: Annotated[
+        float | None,
+        typer.Option(help="Share of the images to set apart for validation, such as 0.1, where the data set has no such."),
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Start a new run from these: a run, a checkpoint or a file; see docs/checkpoints.md.")
@@ -59,12 +67,22 @@ def command(
         model_prefix=model_prefix,
         loggers=_loggers(tensorboard, loggers),
     )
+    if split is not None:
+        changes["validation_share"] = split
     asked = complete(out, recipe, data, changes=changes, how=how)
     options.prepare(asked.execution.backend)
     with Reporter() as reporter:
         if asked.taken and is_leading():
             reporter({"kind": "taken", "out": str(out), "taken": asked.taken})
-        train(asked.recipe, asked.data, out, weights=weights, execution=asked.execution, listener=reporter)
+        train(
+            asked.recipe,
+            asked.data,
+            out,
+            changes=None if asked.recipe else changes,
+            weights=weights,
+            execution=asked.execution,
+            listener=reporter,
+        )
 
 
 def _loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:

@@ -159,6 +159,18 @@ def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
             raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
 
 
+def subset(index: Index, samples: np.ndarray) -> Index:
+    """Return the index of some images of another, in the order of their numbers: int64 [images]."""
+    rows = np.array(index.rows[samples])
+    return replace(
+        index,
+        rows=rows,
+        names=Names.of(index.names[i] for i in samples.tolist()),
+        times=index.times[samples] if len(index.times) else index.times,
+        digest=_digest(rows, index.classes),
+    )
+
+
 def _stamp(source: Source) -> str:
     """Return a text that changes when an image is added, removed or renamed (a folder's own time changes with it)."""
     names = class_folders(source.root) if source.format == FOLDER else source.files
@@ -167,7 +179,7 @@ def _stamp(source: Source) -> str:
     states += [(path.name, _state(path)) for path in lists if path.is_file()]
     beside = [_contents(source.root / QUARANTINE)]
     beside += [_contents(folder / CLASSES) for folder in (source.root, source.root.parent)]
-    return hashlib.sha256(json.dumps([VERSION, states, beside]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([VERSION, states, beside], allow_nan=False).encode()).hexdigest()
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -286,7 +298,7 @@ def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray,
 
 
 def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(json.dumps(classes).encode())
+    digest = hashlib.sha256(json.dumps(classes, allow_nan=False).encode())
     for column in ("label", "length", "height", "width"):
         digest.update(np.ascontiguousarray(rows[column]).data)
     return digest.hexdigest()
@@ -319,7 +331,7 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
     }
     temporary = cache / "index.json.tmp"
-    temporary.write_text(json.dumps(about, indent=1), encoding="utf-8")
+    temporary.write_text(json.dumps(about, indent=1, allow_nan=False), encoding="utf-8")
     temporary.replace(cache / "index.json")
 
 

@@ -204,12 +204,14 @@ def _identity(splits: list[Split], packing: Packing) -> str:
     digest = hashlib.sha256()
     for split in splits:
         listing = split.listing
-        digest.update(json.dumps([split.name, listing.source.format, listing.source.files, listing.classes]).encode())
+        digest.update(
+            json.dumps([split.name, listing.source.format, listing.source.files, listing.classes], allow_nan=False).encode()
+        )
         for array in (listing.rows, listing.names.text, listing.names.ends):
             digest.update(np.ascontiguousarray(array).data)
     shards = {split.name: _shards(split, packing) for split in splits}
     about = {"format": packing.format, "shards": shards, "resize": packing.resize, "quality": packing.quality}
-    return json.dumps({**about, "images": digest.hexdigest()})
+    return json.dumps({**about, "images": digest.hexdigest()}, allow_nan=False)
 
 
 def _states(listing: Listing) -> np.ndarray:
@@ -452,7 +454,7 @@ def _note(target: Path, lengths: dict[Path, int]) -> None:
     named = {str(path.relative_to(target)): length for path, length in lengths.items()}
     path = target / FINISHED
     with naming(path), path.open("a", encoding="utf-8") as notes:
-        notes.write(f"\n{json.dumps(named)}")
+        notes.write(f"\n{json.dumps(named, allow_nan=False)}")
 
 
 def _is_whole(target: Path, noted: Mapping[str, int] | None) -> bool:

@@ -45,11 +45,6 @@ class Source:
     """Which of the files in `root`; empty if all."""
 
     @property
-    def data_set(self) -> Path:
-        """The folder of the data set that this split is of."""
-        return self.root if self.split else self.root.parent
-
-    @property
     def named(self) -> str:
         """How messages name it."""
         return str(self.root) if self.format == FOLDER else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)

@@ -495,7 +495,7 @@ class _Nodes:
             rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
         attributes = {"mxnet_version": ["int", _VERSION]}
         graph = {"nodes": self.nodes, "arg_nodes": variables, "node_row_ptr": rows, "heads": heads, "attrs": attributes}
-        return json.dumps(graph, indent=1) + "\n"
+        return json.dumps(graph, indent=1, allow_nan=False) + "\n"
 
 
 def _symbol(recipe: Recipe) -> bytes:

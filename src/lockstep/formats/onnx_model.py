@@ -79,7 +79,7 @@ class _Graph:
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
         )
-        helper.set_model_props(model, {"classes": json.dumps(list(classes))})
+        helper.set_model_props(model, {"classes": json.dumps(list(classes), allow_nan=False)})
         return model
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:

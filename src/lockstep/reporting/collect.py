@@ -97,6 +97,11 @@ class Run:
         """The recipe that this run's is or is based on; "" if the run did not note it."""
         return printable(self.recipe.based_on)
 
+    @property
+    def class_count(self) -> int | None:
+        """How many classes the images have; None if that is unknown."""
+        return len(self.report["classes"]) if self.report else self.environment.get("classes")
+
     @cached_property
     def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
         """The published recipe that this run's is based on, or else the one with the fewest other fields, and these fields

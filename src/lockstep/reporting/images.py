@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data.index import Index, stored_index
+from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.data.sources import find_split
+from lockstep.data.split import stored_validation
 from lockstep.errors import DataError
 from lockstep.mistakes import as_evaluated
 from lockstep.reporting.collect import Run
@@ -32,7 +32,7 @@ def open_images(run: Run) -> Index:
     if data is None:
         raise ImagesGone("The images are not shown: environment.json does not say where they are.")
     try:
-        index = stored_index(find_split(Path(data), "val"), classes=tuple(run.report["classes"]))
+        index = stored_validation(Path(data), run.recipe.validation_share, tuple(run.report["classes"]))
     except (DataError, OSError) as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     if index is None:

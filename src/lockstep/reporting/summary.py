@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.listing import printable
+from lockstep.metrics import top5_tells
 from lockstep.recipes import Recipe
 from lockstep.reporting import statistics
 from lockstep.reporting.collect import Run
@@ -29,9 +30,10 @@ class Result:
     """None or infinite if it is not finite."""
     top1: float
     top1_interval: tuple[float, float]
-    top5: float
-    top5_interval: tuple[float, float]
     """Shares within 0 to 1, and Wilson's 95 % intervals."""
+    top5: float | None
+    top5_interval: tuple[float, float] | None
+    """None if the images are of too few classes for it to tell anything."""
     calibration_error: float | None
     """None if the run kept no results of single images."""
 
@@ -58,6 +60,7 @@ def results(runs: Sequence[Run]) -> list[Result]:
 def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Result:
     images = entry["images"]
     top1, top5 = (round(entry[name] * images / 100) for name in ("top1_percent", "top5_percent"))
+    tells = run.class_count is None or top5_tells(run.class_count)
     scores = run.results.scores.get(weights) if run.results else None
     error = None
     if scores is not None:
@@ -70,8 +73,8 @@ def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Resul
         loss=entry["loss"],
         top1=top1 / images,
         top1_interval=statistics.wilson(top1, images),
-        top5=top5 / images,
-        top5_interval=statistics.wilson(top5, images),
+        top5=top5 / images if tells else None,
+        top5_interval=statistics.wilson(top5, images) if tells else None,
         calibration_error=error,
     )
 

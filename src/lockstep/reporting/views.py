@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.metrics import Scores
+from lockstep.metrics import Scores, top5_tells
 from lockstep.reporting import statistics
 from lockstep.reporting.collect import Run
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
@@ -211,6 +211,7 @@ def as_data(view: View) -> dict[str, Any]:
     return {
         "run": view.run,
         "weights": view.weights,
+        "top5": top5_tells(len(view.classes)),
         "classes": [
             [row.name, row.images, row.top1, row.top5, round(row.low, 6), round(row.high, 6), row.taken_for]
             for row in view.classes

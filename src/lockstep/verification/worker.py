@@ -184,7 +184,7 @@ def main(folder: Path, name: str) -> None:
     arrays = worker.arrays()
     save_arrays(folder / f"{name}.npz", arrays)
     about = {"version": backends.FRAMEWORKS[name].version(), "device": world.device, "train_sec": worker.train_sec}
-    (folder / f"{name}.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(about, allow_nan=False), encoding="utf-8")
     world.close()
 
 

@@ -172,7 +172,7 @@ def workers(count: int) -> Callable[[int], dict[str, str]]:
 
     def environment(rank: int) -> dict[str, str]:
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        return {"TF_CONFIG": json.dumps(config)} | threads
+        return {"TF_CONFIG": json.dumps(config, allow_nan=False)} | threads
 
     return environment
 

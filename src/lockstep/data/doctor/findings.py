@@ -194,5 +194,5 @@ class Report:
 def _write_quarantine(root: Path, images: dict[str, str]) -> Path:
     listed = quarantine_of(Source(FOLDER, root)) | images
     with atomically(root / QUARANTINE) as file:
-        json.dump({"images": listed}, file, indent=1)
+        json.dump({"images": listed}, file, indent=1, allow_nan=False)
     return root / QUARANTINE

@@ -251,7 +251,7 @@ class Writer(Appended):
         kind = sample.name.rpartition(".")[2].lower()
         parts: dict[bytes, Bytes] = {
             b"cls": b"%d" % sample.label,
-            b"json": json.dumps(about, ensure_ascii=True).encode(),
+            b"json": json.dumps(about, ensure_ascii=True, allow_nan=False).encode(),
             kind.encode() if kind in _IMAGES else b"jpg": sample.data,
         }
         pieces: list[Bytes] = []

@@ -1,12 +1,14 @@
 // Tables
 
 function fillClasses() {
+  const fifth = (text) => Object.assign(node("td", { class: "n" }, text), { hidden: !view.top5 });
+  $("#per-class-top5").hidden = !view.top5;
   const rows = view.classes.map(([name, images, top1, top5, low, high, other]) => {
     const share = (hits) => (images ? ((100 * hits) / images).toFixed(2) : "–");
     const row = node("tr");
     row.append(
       node("th", { scope: "row" }, name), node("td", { class: "n" }, images), node("td", { class: "n strong" }, share(top1)),
-      node("td", { class: "n" }, share(top5)), node("td", { class: "interval" }, images ? `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}` : "–"), node("td", { class: "faint" }, other));
+      fifth(share(top5)), node("td", { class: "interval" }, images ? `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}` : "–"), node("td", { class: "faint" }, other));
     return row;
   });
   $("#per-class tbody").replaceChildren(...rows);

@@ -1,0 +1,38 @@
+"""JSON that any parser reads: JSON has no word for NaN and infinity, and Python's `json` writes one all the same."""
+
+import json
+import math
+from typing import Any
+
+NOT_FINITE = "not_finite"
+"""The key beside values that JSON has no word for: what each of them was."""
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return plain values as JSON, of letters of any language.
+
+    A number that is not finite becomes null, and a key beside it says what it was. In a list the first one is named.
+
+    >>> to_json({"step": 3, "loss": float("inf")})
+    '{"step": 3, "loss": null, "not_finite": {"loss": "inf"}}'
+    """
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        words = {name: word for name, held in value.items() if (word := _word(held)) is not None}
+        plain = {name: _plain(held) for name, held in value.items()}
+        return plain | {NOT_FINITE: words} if words else plain
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if _word(value) is not None else value
+
+
+def _word(value: Any) -> str | None:
+    """Return what a number is if it is not finite, or the first such in a list; dictionaries name their own."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else str(float(value))
+    if isinstance(value, list | tuple):
+        return next((word for each in value if (word := _word(each)) is not None), None)
+    return None

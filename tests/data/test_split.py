@@ -1,0 +1,135 @@
+"""A share of the images set apart for validation, and what else a run's images are found from."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.index import Index, open_index
+from lockstep.data.listing import Progress
+from lockstep.data.split import divided, open_sets, stored_validation
+from lockstep.errors import DataError
+from tests.data.sets import FORMATS, packed
+from tests.data.test_index import image_folder, jpeg
+
+IMAGE = jpeg(8, 9)
+SHARE = 0.3
+
+
+def silent(what: str) -> Progress:
+    return lambda done, total: None
+
+
+def images(*counts: int, first: int = 0) -> dict[str, bytes]:
+    """Classes a, b, ... of so many images."""
+    return {f"{chr(97 + i)}/{n:03d}.jpg": IMAGE for i, count in enumerate(counts) for n in range(first, first + count)}
+
+
+def names(index: Index) -> set[str]:
+    return {index.name(i) for i in range(len(index))}
+
+
+def within_the_share(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 16**16 < SHARE
+
+
+def test_images_are_set_apart_by_the_hash_of_class_and_name(tmp_path: Path) -> None:
+    given = images(40, 30)
+    training, validation = divided(open_index(image_folder(tmp_path / "all", given)), SHARE)
+    assert names(validation) == set(filter(within_the_share, given))
+    assert 10 < len(validation) < 32
+    assert names(training) == set(given) - names(validation)
+    assert training.classes == validation.classes == ("a", "b")
+    assert [training.read(0), validation.read(3)] == [IMAGE, IMAGE]
+    assert training.digest != validation.digest
+
+
+def test_images_keep_their_part_when_others_are_added(tmp_path: Path) -> None:
+    few = divided(open_index(image_folder(tmp_path / "few", images(20, 20))), SHARE)
+    more = divided(open_index(image_folder(tmp_path / "more", images(50, 20, 30))), SHARE)
+    assert [names(a) <= names(b) for a, b in zip(few, more, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+@pytest.mark.parametrize("share", [0.001, 0.999])
+def test_a_class_of_two_images_or_more_has_one_on_either_side(count: int, share: float, tmp_path: Path) -> None:
+    given = {f"{name}/{i}.jpg": IMAGE for name in "abc" for i in range(count)}
+    training, validation = divided(open_index(image_folder(tmp_path, given)), share)
+    smaller = validation if share < 0.5 else training
+    assert [smaller.rows["label"].tolist().count(label) for label in range(3)] == [1, 1, 1]
+
+
+def test_the_only_image_of_a_class_is_trained_on(tmp_path: Path) -> None:
+    training, validation = divided(open_index(image_folder(tmp_path, images(*[1] * 20, 2))), 0.5)
+    assert len(training) == 21
+    assert len(validation) == 1
+    with pytest.raises(DataError, match="3 images of 3 classes, one of each"):
+        divided(open_index(image_folder(tmp_path / "ones", images(1, 1, 1))), 0.5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_of_the_same_images_is_split_alike(format: str, tmp_path: Path) -> None:
+    given = {name: jpeg(8, 9 + seed) for seed, name in enumerate(images(20, 20))}
+    image_folder(tmp_path / "source" / "train", given)
+    data = tmp_path / "source" if format == "folder" else packed(tmp_path / "source", tmp_path / format, format)
+    training, validation, _, _ = open_sets(data, SHARE, silent)
+    found = [{index.read(i) for i in range(len(index))} for index in (training, validation)]
+    assert found[1] == {data for name, data in given.items() if within_the_share(name)}
+    assert found[0] == set(given.values()) - found[1]
+
+
+@pytest.mark.parametrize("folder", ["", "train"])
+def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(folder: str, tmp_path: Path) -> None:
+    given = images(20, 20)
+    image_folder(tmp_path / folder, given)
+    sets = open_sets(tmp_path, SHARE, silent)
+    assert names(sets.validation) == set(filter(within_the_share, given))
+    stored = stored_validation(tmp_path, SHARE, ("a", "b"))
+    assert stored is not None
+    assert stored.digest == sets.validation.digest
+
+
+def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    image_folder(tmp_path / "train", images(20, 20))
+    image_folder(tmp_path / "val", images(2, 2))
+    with pytest.raises(DataError, match=f"leave out --split, or give --data {tmp_path}/train to"):
+        open_sets(tmp_path, SHARE, silent)
+    of_train = open_sets(tmp_path / "train", SHARE, silent)
+    assert names(of_train.validation) == set(filter(within_the_share, images(20, 20)))
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_a_part_of_a_data_set_stands_for_the_data_set(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_folder(tmp_path / "train", images(4, 4))
+    image_folder(tmp_path / "val", images(2, 2))
+    sets = open_sets(tmp_path / part, 0.0, silent)
+    assert (len(sets.training), len(sets.validation), sets.data) == (8, 4, tmp_path)
+    assert sets.notes == [f"{tmp_path / part} is a part of {tmp_path}, which is trained on: --data {tmp_path}"]
+    monkeypatch.chdir(tmp_path / part)
+    assert open_sets(Path(), 0.0, silent).data == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("folder", "given"), [("", ""), ("train", ""), ("train", "train")], ids=["classes", "no val", "train alone"]
+)
+def test_without_validation_images_the_option_that_makes_them_is_named(folder: str, given: str, tmp_path: Path) -> None:
+    image_folder(tmp_path / folder, images(4, 4))
+    with pytest.raises(DataError, match=r"apart for validation: --split 0\.1$"):
+        open_sets(tmp_path / given, 0.0, silent)
+
+
+@pytest.mark.parametrize("folder", ["nothing", "a"])
+def test_a_folder_without_classes_is_no_reason_to_split(folder: str, tmp_path: Path) -> None:
+    image_folder(tmp_path, images(4))
+    with pytest.raises(DataError) as error:
+        open_sets(tmp_path / folder, 0.0, silent)
+    assert "--split" not in str(error.value)
+
+
+def test_images_without_names_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = open_index(image_folder(tmp_path, images(4, 4)))
+    nameless: Callable[..., object] = lambda names: iter([b""] * 8)  # noqa: E731
+    monkeypatch.setattr(type(index.names), "__iter__", nameless)
+    with pytest.raises(DataError, match="keeps no names of images"):
+        divided(index, SHARE)
