@@ -7,6 +7,7 @@ import pytest
 
 from lockstep import backends, machine
 from lockstep.backends import Framework
+from lockstep.cli import doctor
 from lockstep.cli.doctor import multiplies
 from lockstep.data import jpeg, turbojpeg
 from lockstep.data.formats import scan
@@ -94,6 +95,8 @@ def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: st
 
 def test_a_gpu_is_shown_with_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
+    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    monkeypatch.setattr(doctor, "found_here", lambda name: "")  # no framework need be loaded for this
     _, output, _ = answer("doctor")
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
     fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"
