@@ -55,7 +55,7 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnet50-tensorflow-90ep": (tensorflow, 90, 5, 2.048),
     "resnet50-tensorflow-250ep": (tensorflow, 250, 5, 2.048),
     "my-images": (paddle, 50, 3, 0.032),
-    "demo": (paddle, 6, 1, 0.05),
+    "demo": (paddle, 5, 1, 0.02),
 }
 
 

@@ -30,7 +30,7 @@ def test_the_list_names_every_recipe_and_what_it_reaches(answer: Run) -> None:
     assert (code, errors) == (0, "")
     assert [line.split()[0] for line in lines] == NAMES
     assert len({line.index("ResNe") for line in lines}) == 1
-    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-1])
+    assert all(any(sign.isdigit() for sign in line.split(":")[-1]) for line in lines[:-2]), "of those that NVIDIA published"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,9 +8,9 @@ import typer
 from lockstep.cli import options
 from lockstep.cli.terminal import print
 
-KINDS = ("bricks", "checks", "dots", "rays", "rings", "zigzag")
+KINDS = ("checks", "dots", "rays", "rings", "stripes")
 """The textures that are drawn: those that a network tells apart soonest."""
-IMAGES = 1200
+IMAGES = 1100
 
 
 def command(
@@ -33,9 +33,11 @@ def command(
     data, run = out / "data", out / "run"
     data.mkdir(parents=True, exist_ok=True)  # what cannot be written is said first
     with Reporter() as reporter:
-        reporter.say(f"drawing {images} training and {images // 5} validation images of {len(KINDS)} textures in {data}")
+        training = images // len(KINDS) * len(KINDS)
+        validation = images // len(KINDS) // 5 * len(KINDS)
+        reporter.say(f"drawing {training} training and {validation} validation images of {len(KINDS)} textures in {data}")
         progress = reporter.progress("drawing images")
-        draw_data_set(data, train_images=images, val_images=images // 5, kinds=KINDS, progress=progress)
+        draw_data_set(data, train_images=training, val_images=validation, kinds=KINDS, progress=progress)
         if "precision" not in changes:
             precision, why = _precision(run, execution)
             reporter.say(f"precision {precision}: {why}")
