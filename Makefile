@@ -28,7 +28,7 @@ test-engines:
 
 # Every engine killed, signalled and launched in every way; `make test` does on one engine what is alike for all.
 soak: $(VENV)/.dev $(MXNET)/.made
-	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/backends/test_ranks.py
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
 
 test-others:

@@ -45,7 +45,8 @@ def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None
 
 
 def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER)
+    of_launchers = ("TF_CONFIG", "PADDLE_TRAINER_ID", "HOROVOD_RANK", "MASTER_ADDR", "LOCKSTEP_TORCH_STORE")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER, *of_launchers)
     for name in names:
         monkeypatch.setenv(name, "3")
     found = f"[name for name in {names} if name in os.environ]"

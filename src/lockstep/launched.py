@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -28,8 +28,10 @@ LOOPBACK = "127.0.0.1"
 _ON_ONE_MACHINE = "LOCKSTEP_ON_ONE_MACHINE"
 """Environment variable: set by `launch_ranks`, whose ranks talk through the loopback interface alone."""
 _INTERFACE = "lo" if sys.platform.startswith("linux") else "lo0"
-_ON_LOOPBACK = {_ON_ONE_MACHINE: "1", "GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": _INTERFACE}
-"""Environment variables of ranks on one machine. Gloo and NCCL listen on the interface they are given."""
+_ON_LOOPBACK = {_ON_ONE_MACHINE: "1", "GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": f"={_INTERFACE}"}
+"""Environment variables of ranks on one machine. Gloo and NCCL listen on the interface they are given; = is for no other."""
+_OF_NETWORKS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TF_CONFIG")
+"""Environment variables that would have ranks meet elsewhere."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -122,7 +124,8 @@ def leave_exit_code(code: int) -> None:
     """Tell the launcher, if there is one and it still lives."""
     folder = Path(os.environ.get(EXIT_CODE_FOLDER, ""))
     if EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ and folder.is_dir():
-        (folder / os.environ["RANK"]).write_text(str(code))
+        with suppress(OSError):  # such as a full disk: the launcher then goes by the others
+            (folder / os.environ["RANK"]).write_text(str(code))
 
 
 _TOLD = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
@@ -135,7 +138,8 @@ def code_of_ranks(folder: Path) -> int:
 
     `folder` holds the code of every rank that could leave it.
     """
-    codes = {int(file.read_text()) for file in folder.iterdir()}
+    texts = [file.read_text() for file in folder.iterdir()]
+    codes = {int(text) for text in texts if text.isdigit()}  # a rank that is killed may leave an empty file
     return next((code for code in _TOLD if code in codes), 1)
 
 
@@ -150,9 +154,10 @@ def launch_ranks(
     `environment` returns what a rank needs to know besides RANK, WORLD_SIZE and LOCAL_RANK; `inherited` are file descriptors
     that every rank gets. SIGTERM, SIGINT and SIGUSR1 reach every rank; when one fails, the others are asked to stop.
 
-    This process opens no socket and reads nothing from the ranks but their exit codes.
+    This process listens nowhere and reads nothing from the ranks but their exit codes.
     """
     with tempfile.TemporaryDirectory() as folder:
+        inherited_variables = {name: value for name, value in os.environ.items() if name not in _OF_NETWORKS}
         running: list[subprocess.Popen[bytes]] = []
         received: list[int] = []  # for the ranks that have not started yet
 
@@ -171,7 +176,7 @@ def launch_ranks(
                 # In a session of its own: the terminal's Ctrl-C reaches a rank once, through this process.
                 started = subprocess.Popen(
                     [sys.executable, *arguments],
-                    env=os.environ | variables | environment(rank),
+                    env=inherited_variables | variables | environment(rank),
                     start_new_session=True,
                     pass_fds=inherited,
                 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lockstep.launched import EXIT_CODE_FOLDER
-
 LINES_OF_ERROR = 20
 """Of what a failed worker said last."""
-_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER)
+_OF_RANKS = re.compile(
+    "(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|TF_CONFIG|MASTER_ADDR|MASTER_PORT"
+    "|LOCKSTEP_(EXIT_CODE_FOLDER|ON_ONE_MACHINE|TORCH_STORE|HOSTS_.*)"
+    "|PADDLE_(TRAINER|MASTER|CURRENT_|LOCAL_).*|HOROVOD_(RANK|SIZE|LOCAL_.*)|DMLC_.*)"
+)
+"""Environment variables by which a process knows that it is a rank, of all launchers."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ def carry_out(command: Sequence[str | Path], folder: Path, progress: Callable[[i
     If this process is interrupted, the worker is killed. Raises `OSError` if there is no such program.
     """
     # A worker is no rank of anything, whatever this process is, and what it leaves behind goes with the folder.
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS} | {"TMPDIR": str(folder)}
+    environment = {name: value for name, value in os.environ.items() if not _OF_RANKS.fullmatch(name)}
+    environment["TMPDIR"] = str(folder)
     environment["PYTHONSAFEPATH"] = "1"  # a module in the current folder is none of a worker's
     with (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors:
         with subprocess.Popen(

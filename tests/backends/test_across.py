@@ -105,6 +105,9 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair", RING[-2:], ids=" to ".join, indirect=True
+)  # three engines; a ring of narrow models is above
 def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, full_run: Run) -> None:
     full_run.check(handed_over(pair, full_run.recipe, full_run.begin))
 

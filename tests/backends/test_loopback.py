@@ -1,19 +1,22 @@
 """What takes the place of `bind` in a framework's libraries. That their sockets keep to it: `tests/cli/test_loopback.py`."""
 
+import ctypes
+import errno
 import os
 import socket
 import struct
 
 import pytest
 
+from lockstep.backends import loopback
 from lockstep.backends.loopback import _on_loopback, is_loopback, listening, refuse_open_sockets
 from lockstep.errors import BackendError
 
 PORT = 4660
 
 
-def sockaddr_in(address: str) -> bytes:
-    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", PORT) + socket.inet_aton(address) + bytes(8)
+def sockaddr_in(address: str, port: int = PORT) -> bytes:
+    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(address) + bytes(8)
 
 
 def sockaddr_in6(address: str) -> bytes:
@@ -60,3 +63,32 @@ def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port() -> Non
             BackendError, match=f"this rank listens on .*0.0.0.0 port {port}.*, expected the loopback interface"
         ):
             refuse_open_sockets()
+
+
+def bound(address: bytes) -> tuple[int, int, object]:
+    """Bind a socket as a framework's library does; return the result, the error and where the socket is bound."""
+    with socket.socket() as opened:
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True)
+        own = ctypes.cast(loopback._own(), function)
+        return own(opened.fileno(), address, len(address)), ctypes.get_errno(), opened.getsockname()[0]
+
+
+def test_a_socket_bound_to_all_interfaces_by_a_library_is_on_loopback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result, _, address = bound(sockaddr_in("0.0.0.0", port))
+    assert (result, address) == (0, "127.0.0.1")
+
+
+def test_a_port_that_is_taken_is_the_error_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result, error, _ = bound(sockaddr_in("0.0.0.0", taken.getsockname()[1]))
+    assert (result, error) == (-1, errno.EADDRINUSE)
+
+
+def test_a_socket_is_not_bound_when_something_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(given: bytes) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loopback, "_on_loopback", fail)
+    assert bound(sockaddr_in("0.0.0.0", 0))[:2] == (-1, errno.EACCES)

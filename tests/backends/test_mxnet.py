@@ -1,6 +1,7 @@
 """What is MXNet's own: modules, static graphs and others, several processes, and how a command finds its environment."""
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -250,8 +251,23 @@ def test_a_stranger_is_turned_away_and_the_ranks_meet() -> None:
         line = of_hosts.reach(("127.0.0.1", port), "a word")
         waiting.join()
     with line, met[0] as other:
-        other.send("hello")
-        assert line.recv() == "hello"
+        other.send_bytes(b"hello")
+        assert line.recv_bytes() == b"hello"
+
+
+class _Bomb:
+    """What runs code where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+def test_what_a_rank_sends_is_not_unpickled() -> None:
+    here, there = multiprocessing.Pipe()
+    with here, there:
+        there.send(_Bomb())
+        with pytest.raises(LockstepError, match="another rank has ended"):
+            of_hosts.Hosts(0, 2, [here]).largest([1, 2])
 
 
 def test_ranks_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,12 @@ HAS_HOROVOD = find_spec("horovod") is not None
 LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (HAS_HOROVOD or not name.endswith("horovod")))
 
 
+SOAK = "LOCKSTEP_SOAK" in os.environ
+"""Whether `make soak` runs the tests."""
+AUTOMATIC = tuple(name for name in LAUNCHED if name.startswith(("mxnet", "paddle")))
+"""Those whose ranks are compiled unless the user says otherwise. The others take up to a minute for tiny ones."""
+
+
 def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
     """Carry out scenarios in two processes; return what each found. A warning in either is an error."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
@@ -186,6 +192,7 @@ def test_a_question_to_all_ranks_has_one_answer(ranks: list[Found], question: st
     assert [rank["asked"][question] for rank in ranks] == [answer, answer]
 
 
+@pytest.mark.parametrize("launched", LAUNCHED if SOAK else AUTOMATIC, indirect=True)
 def test_compiled_ranks_go_where_one_uncompiled_process_goes(
     launched: str, pytestconfig: pytest.Config, tmp_path: Path, backend: Backend, world: World
 ) -> None:

@@ -3,17 +3,20 @@
 TensorFlow's server and Paddle's store bind to all interfaces and have no option for another address. TensorFlow's server
 executes the graphs that it is sent. So a rank whose peers are all on this machine replaces the C function `bind` in the
 libraries that are loaded: a request for all interfaces becomes one for the loopback interface. This works on 64-bit Linux. A
-rank that listens elsewhere all the same refuses to train.
+rank that listens elsewhere all the same when it has met the others refuses to train.
 """
 
 import ctypes
+import errno
 import ipaddress
 import mmap
 import socket
 import struct
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +33,8 @@ def keep_on_loopback() -> None:
     has no such means.
     """
     try:
+        if struct.calcsize("P") != 8:
+            raise OSError("this is not a 64-bit system")
         replaced = sum(_replace(library) for library in _libraries())
     except (OSError, AttributeError, ValueError) as error:
         raise BackendError(
@@ -100,9 +105,12 @@ _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_u
 
 
 def _bind(number: int, address: int, length: int) -> int:
-    given = ctypes.string_at(address, length) if address else b""
-    wanted = _on_loopback(given)
-    return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
+    try:
+        wanted = _on_loopback(ctypes.string_at(address, length) if address else b"")
+        return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
+    except BaseException:  # a signal's handler may raise here. Left alone, C would take it for a socket that is bound
+        ctypes.set_errno(errno.EACCES)
+        return -1
 
 
 def _on_loopback(given: bytes) -> bytes:
@@ -119,7 +127,12 @@ def _on_loopback(given: bytes) -> bytes:
 _MAPPED = bytes(10) + b"\xff\xff"
 """What stands before an IPv4 address within IPv6. TensorFlow's sockets speak both, and its ranks are called by IPv4."""
 
-_own = _Bind(_bind)  # kept, since libraries hold its address
+
+@cache
+def _own() -> Any:
+    """Return `_bind` as a C function, always the same one, since libraries hold its address."""
+    return _Bind(_bind)
+
 
 # The libraries of this process, as the loader has them in memory: System V ABI, "Dynamic Linking"
 
@@ -170,8 +183,9 @@ def _libraries() -> list[_Library]:
             found.append((library.base, [(each.type, each.address, each.memory_bytes) for each in segments]))
         return 0
 
-    visitor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
-    ctypes.CDLL(None).dl_iterate_phdr(visitor(note), None)
+    # Both keep Python's lock: another thread that imports a library would wait for the loader's while it holds Python's.
+    visitor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
+    ctypes.PyDLL(None).dl_iterate_phdr(visitor(note), None)
     return found
 
 
@@ -180,11 +194,19 @@ def _replace(library: _Library) -> bool:
     base, segments = library
     places = list(_places(base, segments))
     for place in places:
-        with_relro = any(
-            kind == _PT_GNU_RELRO and base + start <= place < base + start + length for kind, start, length in segments
-        )
-        _write(place, ctypes.cast(_own, ctypes.c_void_p).value or 0, with_relro)
+        _write(place, ctypes.cast(_own(), ctypes.c_void_p).value or 0, _is_read_only(place, base, segments))
     return bool(places)
+
+
+def _is_read_only(place: int, base: int, segments: list[tuple[int, int, int]]) -> bool:
+    """Return whether the loader has made a place read-only: whole pages, of which the last may reach beyond and is not."""
+    size = mmap.PAGESIZE
+    pages = (
+        range((base + start) // size, (base + start + length) // size)
+        for kind, start, length in segments
+        if kind == _PT_GNU_RELRO
+    )
+    return any(place // size in each for each in pages)
 
 
 def _places(base: int, segments: list[tuple[int, int, int]]) -> Iterator[int]:

@@ -8,10 +8,12 @@ from multiprocessing import AuthenticationError
 import mxnet as mx
 import numpy as np
 
+from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.backends.mxnet import hosts
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.mxnet.world import Array, Ranks
 from lockstep.errors import BackendError
+from lockstep.launched import is_on_one_machine
 from lockstep.recipes import Execution
 
 try:
@@ -31,6 +33,8 @@ class HorovodWorld(Ranks):
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
+        if is_on_one_machine():
+            refuse_open_sockets()
         # Under MPI Horovod alone knows them.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})

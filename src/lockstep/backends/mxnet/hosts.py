@@ -35,7 +35,7 @@ class Hosts:
             for other in self._others:
                 other.send_bytes(struct.pack(f"<{len(values)}q", *values))
             return values if self.rank == 0 else _receive(self._others[0])
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, ValueError, struct.error) as error:  # the last two: what came are no such integers
             raise self.give_up() from error
 
     def refuse_loss(self) -> None:

@@ -236,6 +236,8 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
         "DMLC_PS_ROOT_URI": LOOPBACK,
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server carries out what it is sent
+        "DMLC_USE_KUBERNETES": "0",  # set to 1, the scheduler would listen on all interfaces
+        "DMLC_LOCAL": "0",
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
         "OMP_NUM_THREADS": _threads_of_a_rank(workers),

@@ -6,8 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.errors import BackendError
+from lockstep.launched import is_on_one_machine
 from lockstep.recipes import Execution
 
 try:
@@ -24,6 +26,8 @@ class HorovodWorld(TensorflowWorld):
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
+        if is_on_one_machine():
+            refuse_open_sockets()
         # Under MPI Horovod alone knows them.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})

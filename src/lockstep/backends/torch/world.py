@@ -28,15 +28,22 @@ class TorchWorld(HostQuestions):
         self._host_group: dist.ProcessGroup | None = None
         if self.ranks > 1:
             backend = "nccl" if self.on_gpu else "gloo"
-            if STORE in os.environ:
-                store = dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
-                dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
-            else:  # torchrun says in MASTER_ADDR and MASTER_PORT where the ranks meet
-                dist.init_process_group(backend)
-            # Questions between hosts must not queue behind the device's work.
-            self._host_group = dist.new_group(backend="gloo")
+            try:
+                self._meet(backend)
+                # Questions between hosts must not queue behind the device's work.
+                self._host_group = dist.new_group(backend="gloo")
+            except (RuntimeError, OSError) as error:  # also a disk without room or locks
+                where = os.environ.get(STORE) or "the place that MASTER_ADDR and MASTER_PORT name"
+                raise BackendError(f"the ranks do not meet at {where}: {error}. TMPDIR names another disk") from error
             if is_on_one_machine():
                 refuse_open_sockets()
+
+    def _meet(self, backend: str) -> None:
+        if STORE in os.environ:
+            store = dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
+        else:  # torchrun names the place in MASTER_ADDR and MASTER_PORT
+            dist.init_process_group(backend)
 
     def _largest(self, values: list[int]) -> list[int]:
         if self._host_group is None:
