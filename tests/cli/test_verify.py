@@ -50,7 +50,7 @@ def test_an_engine_that_does_not_pass_gives_exit_code_1(
     answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", "/bin/false")
-    code, output, _ = answer("verify", "--steps", 3)
+    code, output, _ = answer("verify", "--backends", "torch", "--steps", 3)
     assert code == 1
     assert "torch: failed: /bin/false ended with exit code 1 and said nothing" in output
     assert "NOT verified" in output
@@ -107,7 +107,9 @@ def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
 
 
 @pytest.mark.slow
-def test_a_full_model_is_verified_at_its_own_size() -> None:
-    code, output, errors = call("verify", "--backends", "torch", "--full", "--model", "resnet18", seconds=400)
+def test_a_full_model_is_verified_at_its_own_size(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("base: resnet50-paddle-90ep\nimage_size: 64\n")
+    full = ("--full", "--model", "resnet18", "--recipe", tmp_path / "small.yaml")
+    code, output, errors = call("verify", "--backends", "torch", *full, seconds=400)
     assert code == 0, output + errors
-    assert "3 steps of 8 images at 224 px in fp32, the model itself" in output
+    assert "3 steps of 8 images at 64 px in fp32, the model itself" in output

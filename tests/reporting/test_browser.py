@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockstep
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
 from lockstep.run import read_log
 from tests.reporting.cases import write_run
@@ -300,7 +300,7 @@ def test_the_picked_evaluation_is_the_one_shown(show: Show, page_of_four: Path, 
     assert column(page, "#per-class", 3) != before
     shown = page.locator("#mistakes li:visible img")
     assert shown.evaluate_all("all => all.map(i => i.alt)") != mistakes
-    assert shown.evaluate_all("all => all.every(i => i.complete && i.naturalWidth === 64)")
+    assert shown.evaluate_all(f"all => all.every(i => i.complete && i.naturalWidth === {load_recipe('demo').eval_crop})")
     assert shown.count() == 24
 
 

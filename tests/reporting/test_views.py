@@ -103,12 +103,13 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
     assert first.place.startswith(f"{first.label}/")
     [address] = [address for key, address in images.items() if key.endswith(f".{first.sample}")]
     shown = Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/jpeg;base64,"))))
-    size = load_recipe(run).eval_crop
+    recipe = load_recipe(run)
+    size = recipe.eval_crop
     assert shown.size == (size, size)
     stored = Image.open(data / "val" / first.place).convert("RGB")
-    stored = stored.resize([round(72 * side / min(stored.size)) for side in stored.size])
-    left, top = ((side - 64) // 2 for side in stored.size)
-    expected = np.asarray(stored.crop((left, top, left + 64, top + 64)), float)
+    stored = stored.resize([round(recipe.eval_resize * side / min(stored.size)) for side in stored.size])
+    left, top = ((side - size) // 2 for side in stored.size)
+    expected = np.asarray(stored.crop((left, top, left + size, top + size)), float)
     assert np.abs(np.asarray(shown, float) - expected).mean() < 25  # textures of other images are 60 and more away
 
 

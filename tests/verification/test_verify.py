@@ -237,7 +237,8 @@ from lockstep.data import host
 from lockstep.verification import worker
 
 {fault}
-worker.main(Path(sys.argv[3]), sys.argv[4])
+folder, name = sys.argv[-2:]
+worker.main(Path(folder), name)
 """
 
 
