@@ -1,6 +1,7 @@
 """When `torch.compile` pays on a CPU: what it saves in a run against the time it takes before the first step.
 
-The figures are of `benchmarks/cpu_layouts.py` and stand, with the machines they were measured on, in benchmarks/README.md.
+The time of a step was measured once by hand on an AMD EPYC with AVX2 alone (benchmarks/README.md). The time to compile is an
+assumption on the safe side. `benchmarks/cpu_layouts.py` measures both; it has not been recorded.
 """
 
 import shutil
@@ -12,7 +13,7 @@ from lockstep.models import model_spec
 from lockstep.recipes import Recipe
 
 COMPILE_SEC = 120.0
-"""Of a ResNet-50's training step, forward and backward, on one core; most of it runs on one, whatever there are."""
+"""Assumed, of a ResNet-50's training step, forward and backward; most of it runs on one core, whatever there are."""
 GAIN = 0.11
 """Share of a step's time that the compiled one saves in fp32 on processors with AVX2 and no AVX-512 (4.3 over 3.8 images/s).
 With AVX-512 it was between 8 % slower and 3 % faster, which pays for nothing."""
