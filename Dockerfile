@@ -2,7 +2,7 @@
 # Lockstep with PyTorch for CPUs. Not built by our CI; linted with hadolint.
 #
 #   docker build --tag lockstep --build-arg PIP_EXTRA_INDEX_URL=URL .
-#   docker run --rm --volume "$PWD":/work lockstep train --recipe demo --data DATA --out RUN
+#   docker run --rm --volume "$PWD":/runs lockstep train --recipe demo --data DATA --out RUN
 #
 # URL is PyTorch's index of builds for CPUs, as its start page names it. Without it the image also holds the libraries of
 # CUDA, several gigabytes that it does not use.
@@ -25,8 +25,8 @@ RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python -m pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
 RUN useradd --create-home --uid 1000 lockstep \
-    && install --directory --owner lockstep /work
+    && install --directory --owner lockstep /runs
 USER 1000
-WORKDIR /work
+WORKDIR /runs
 ENTRYPOINT ["lockstep"]
 CMD ["doctor"]

@@ -40,7 +40,7 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone(
     log = tmp_path / "run" / "log.jsonl"
     train = ["train", "--recipe", recipe_file, "--data", textures, "--out", log.parent, *how]
     with running("launch", "-n", 2, "--", *train) as process:
-        wait_until(lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None)
+        wait_until(lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None, seconds=300)
         found = {each: listening(each) for each in family(process.pid)}
         ranks = [each for each in found if b"\0RANK=" in b"\0" + Path(f"/proc/{each}/environ").read_bytes()]
     assert len(ranks) == 2
