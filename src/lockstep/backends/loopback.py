@@ -23,8 +23,6 @@ import numpy as np
 from lockstep.errors import BackendError
 from lockstep.launched import LOOPBACK
 
-ADDRESS = "127.0.0.1"
-
 
 def keep_on_loopback() -> None:
     """Have libraries of this process that bind a socket to all interfaces bind it to the loopback interface instead.
