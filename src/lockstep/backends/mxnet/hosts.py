@@ -14,6 +14,8 @@ ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
 """Environment variables: where rank 0 listens, as host:port, and a word that strangers do not know."""
 PATIENCE_SEC = 120.0
 """For rank 0 to listen, and for the others to come."""
+ANSWER_SEC = 5
+"""For one that has come to prove that it knows the key; a stranger that says nothing must not keep the ranks out."""
 
 
 class Hosts:
@@ -95,8 +97,10 @@ def come(listener: Listener, ranks: int) -> "list[Connection]":
     with _limited(listener, deadline):
         while len(others) < ranks - 1:
             try:
-                others.append(listener.accept())
-            except (AuthenticationError, EOFError, ConnectionError):
+                other = listener.accept()
+                _wait_for(other.fileno(), 0)
+                others.append(other)
+            except (AuthenticationError, EOFError, ConnectionError, BlockingIOError):  # the last: it did not answer in time
                 if time.monotonic() > deadline:
                     raise TimeoutError("not all ranks have come") from None
     return others
@@ -104,13 +108,23 @@ def come(listener: Listener, ranks: int) -> "list[Connection]":
 
 @contextmanager
 def _limited(listener: Listener, deadline: float) -> Iterator[None]:
-    """Have a listener wait no longer than that; it has no words for it but its socket's."""
+    """Let a listener wait until a deadline, and for a word of a single connection only for `ANSWER_SEC`.
+
+    `Listener` has no arguments for these; its socket has.
+    """
     waiting = listener._listener._socket  # type: ignore[attr-defined]
     waiting.settimeout(max(deadline - time.monotonic(), 0.0))
+    _wait_for(waiting.fileno(), ANSWER_SEC)  # accepted connections inherit it
     try:
         yield
     finally:
         waiting.settimeout(None)
+
+
+def _wait_for(connection: int, sec: int) -> None:
+    """Limit how long each read from a socket may wait; 0: without an end."""
+    with socket.socket(fileno=socket.dup(connection)) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", sec, 0))
 
 
 def reach(where: tuple[str, int], key: str) -> "Connection":
