@@ -303,7 +303,7 @@ class Execution(_Settings):
     """"auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether the framework's compiler is used. "auto": where it pays: on GPUs, for Paddle and MXNet everywhere, and for
-    PyTorch on processors without AVX-512 where a run in fp32 is long enough to make up for compiling (docs/numerics.md)."""
+    PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to repay compiling (docs/numerics.md)."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
     """Whether channels are the last axis of activations in memory. "auto": as suits engine and device. PyTorch's engine has
     both; the others have what suits them and refuse the other."""

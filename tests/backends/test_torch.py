@@ -334,7 +334,7 @@ def pays(
     return pays_on_cpu(recipe, steps, ranks=ranks, cores=2, found=found, environment={"CXX": cxx})
 
 
-def test_a_long_run_in_fp32_is_compiled_on_a_processor_with_avx2_alone() -> None:
+def test_a_long_epoch_in_fp32_is_compiled_on_a_processor_with_avx2_alone() -> None:
     assert pays()
     assert not pays(found=AVX_512)
     assert not pays(found=Arithmetic(("NEON",), ("fp32",), "fp32"))
@@ -349,19 +349,19 @@ def test_without_a_compiler_for_cpp_nothing_is_compiled() -> None:
     assert not pays(cxx="no-such-compiler")
 
 
-def test_a_run_must_make_up_for_the_time_it_takes_to_compile() -> None:
+def test_an_epoch_must_make_up_for_the_time_it_takes_to_compile() -> None:
     # 3.8 images/s before and 4.3 after on two cores: of 120 s to compile, an image makes up 1 / 3.8 - 1 / 4.3 s.
     enough = 120 / (1 / 3.8 - 1 / 4.3) / 32
     assert not pays(steps=int(0.9 * enough))
     assert pays(steps=int(1.1 * enough))
 
 
-def test_small_images_take_a_longer_run_to_make_up_for_compiling() -> None:
+def test_small_images_take_a_longer_epoch_to_make_up_for_compiling() -> None:
     assert not pays(RESNET50.replace(image_size=64), steps=1000)
     assert pays(steps=1000)
 
 
-def test_the_engine_compiles_where_that_pays_for_the_steps_of_its_run(
+def test_the_engine_compiles_where_that_pays_for_an_epoch_however_many_there_are(
     tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[object] = []
@@ -369,9 +369,12 @@ def test_the_engine_compiles_where_that_pays_for_the_steps_of_its_run(
     engine = sys.modules["lockstep.backends.torch.engine"]
     monkeypatch.setattr(engine, "pays_on_cpu", lambda recipe, steps, **how: steps > 7)
     execution = Execution(device="cpu")
-    for steps in (7, 8):
-        torch_backend.engine(tiny_recipe, np.zeros(steps), torch_backend.world(execution), execution)
-        assert len(compiled) == steps - 7
+    for epochs in (1, 3):
+        recipe = tiny_recipe.replace(epochs=epochs, warmup_epochs=0)
+        for steps in (7, 8):
+            compiled.clear()
+            torch_backend.engine(recipe, np.zeros(epochs * steps), torch_backend.world(execution), execution)
+            assert len(compiled) == steps - 7
 
 
 def test_gradients_are_added_up_over_ranks_in_buckets_of_the_size_that_is_asked_for(

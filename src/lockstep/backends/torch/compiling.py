@@ -1,4 +1,4 @@
-"""When `torch.compile` pays on a CPU: what it saves in a run against the time it takes before the first step.
+"""When `torch.compile` pays on a CPU: what it saves in an epoch against the time it takes before the first step.
 
 The time of a step was measured once by hand on an AMD EPYC with AVX2 alone (benchmarks/README.md). The time to compile is an
 assumption on the safe side. `benchmarks/cpu_layouts.py` measures both; it has not been recorded.
@@ -22,17 +22,18 @@ GFLOPS_OF_A_CORE = 46.0
 
 
 def pays_on_cpu(
-    recipe: Recipe, steps: int, *, ranks: int, cores: int, found: Arithmetic, environment: Mapping[str, str]
+    recipe: Recipe, steps_per_epoch: int, *, ranks: int, cores: int, found: Arithmetic, environment: Mapping[str, str]
 ) -> bool:
-    """Return whether compiling a run's step makes the run shorter, on a processor with this arithmetic.
+    """Return whether compiling the step makes a run of one epoch shorter, on a processor with this arithmetic.
 
-    `steps` are all those of the run, so that a run that goes on decides as it did when it began; `cores` those of a rank. A
-    compiler for C++ must be there. Several ranks do not compile: their exchange within a compiled step was not measured.
+    An epoch decides, not the run: a run resumed with more epochs must decide as it did when it began, since a compiled step
+    rounds differently. `cores` are those of one rank. A C++ compiler must be installed. Several ranks do not compile: their
+    exchange within a compiled step was not measured.
     """
     is_measured = "AVX2" in found.extensions and "AVX-512" not in found.extensions and recipe.precision in ("fp32", "tf32")
     if not is_measured or ranks > 1 or shutil.which(environment.get("CXX", "g++")) is None:
         return False
-    return training_sec(recipe, steps, cores) * GAIN > COMPILE_SEC
+    return training_sec(recipe, steps_per_epoch, cores) * GAIN > COMPILE_SEC
 
 
 def training_sec(recipe: Recipe, steps: int, cores: int) -> float:

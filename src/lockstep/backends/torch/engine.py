@@ -106,12 +106,12 @@ class TorchEngine:
 
     def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
         asked = execution.compile
-        if asked == "on" or (asked == "auto" and (self._device.type == "cuda" or self._pays(len(self._learning_rates)))):
+        if asked == "on" or (asked == "auto" and (self._device.type == "cuda" or self._pays_on_cpu())):
             return torch.compile(module)
         return module
 
-    def _pays(self, steps: int) -> bool:
-        found, cores = arithmetic(), share_of_cores()
+    def _pays_on_cpu(self) -> bool:
+        steps, found, cores = len(self._learning_rates) // self._recipe.epochs, arithmetic(), share_of_cores()
         return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
 
     def _new_optimizer(self) -> torch.optim.SGD:
