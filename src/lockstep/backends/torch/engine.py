@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.sgd import sgd
 
 from lockstep.backends import Interval, State, check_fit, check_masks
 from lockstep.backends.host_memory import keep_freed_memory
@@ -80,7 +81,8 @@ class TorchEngine:
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
         self._parameters = dict(self.model.named_parameters())
-        self._optimizer = self._new_optimizer()
+        self._velocity = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+        self._groups = self._decay_groups()
         self._scale = LossScale(recipe, self._device)
         self._ema = {name: t.detach().clone() for name, t in self._tensors.items()} if recipe.ema_decay else {}
         self._removed: dict[str, Tensor] = {}
@@ -90,7 +92,7 @@ class TorchEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
 
     def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
@@ -114,22 +116,12 @@ class TorchEngine:
         steps, found, cores = len(self._learning_rates) // self._recipe.epochs, arithmetic(), share_of_cores()
         return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
 
-    def _new_optimizer(self) -> torch.optim.SGD:
+    def _decay_groups(self) -> list[tuple[float, list[str]]]:
+        """Return weight decay and names, of the parameters that decay and of those that do not."""
         roles = {tensor.name: tensor.role for tensor in tensors(self._spec, self._recipe.logits)}
-        decayed = [p for name, p in self._parameters.items() if roles[name] in self._recipe.weight_decay_roles]
-        others = [p for name, p in self._parameters.items() if roles[name] not in self._recipe.weight_decay_roles]
-        groups = [
-            {"params": decayed, "weight_decay": self._recipe.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        # At momentum 0 PyTorch keeps no velocity; at the smallest number it keeps the gradient, as the protocol has it.
-        momentum = self._recipe.momentum or sys.float_info.min
-        optimizer = torch.optim.SGD(
-            [group for group in groups if group["params"]], lr=self._lr, momentum=momentum, fused=True
-        )
-        for parameter in self._parameters.values():
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return optimizer
+        decayed = [name for name in self._parameters if roles[name] in self._recipe.weight_decay_roles]
+        others = [name for name in self._parameters if name not in decayed]
+        return [(self._recipe.weight_decay, decayed), (0.0, others)]
 
     def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
@@ -179,12 +171,41 @@ class TorchEngine:
             gradient = self._parameters[name].grad
             if gradient is not None:
                 gradient.masked_fill_(removed, 0.0)
-        self._scale.step(self._optimizer)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._scale.step([_gradient(parameter) for parameter in self._parameters.values()], self._move_weights)
+        self._forget_gradients()
         if self._ema:
             decay = min(self._recipe.ema_decay, (1 + step) / (10 + step))
             with torch.no_grad():
                 torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), 1 - decay)
+
+    @torch.no_grad()
+    def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        """Move every weight by its gradient divided by `scale`, unless there is an `overflow`.
+
+        This is the function behind `torch.optim.SGD`. The class imports `torch._dynamo`, which takes a process a third
+        of the time until it trains.
+        """
+        # At momentum 0 PyTorch keeps no velocity; at the smallest number it keeps the gradient, as the protocol has it.
+        momentum = self._recipe.momentum or sys.float_info.min
+        for weight_decay, names in self._groups:
+            sgd(
+                [self._parameters[name] for name in names],
+                [_gradient(self._parameters[name]) for name in names],
+                [self._velocity[name] for name in names],
+                fused=True,
+                grad_scale=scale,
+                found_inf=overflow,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                lr=self._lr,  # type: ignore[arg-type]
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def _images(self, batch: Batch) -> Tensor:
         if not batch.is_held:
@@ -254,20 +275,18 @@ class TorchEngine:
 
     def read(self) -> State:
         """Return a copy of the state."""
-        velocity = {name: self._optimizer.state[p]["momentum_buffer"] for name, p in self._parameters.items()}
         return State(
             step=self._done,
             tensors=_to_numpy(self._tensors),
-            momentum=_to_numpy(velocity),
+            momentum=_to_numpy(self._velocity),
             ema=_to_numpy(self._ema),
             scaler=self._scale.read(),
         )
 
     def write(self, state: State) -> None:
         """Take over a state; `CheckpointError` if a name is missing or unknown."""
-        velocity = {name: self._optimizer.state[p]["momentum_buffer"] for name, p in self._parameters.items()}
         copy_into(self._tensors, state.tensors, "tensors")
-        copy_into(velocity, state.momentum, "momentum")
+        copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
         self._scale.write(state.scaler)
         self._done = state.step
@@ -282,10 +301,13 @@ class TorchEngine:
     @torch.no_grad()
     def _apply_masks(self) -> None:
         for name, removed in self._removed.items():
-            parameter = self._parameters[name]
-            held = [parameter, self._optimizer.state[parameter]["momentum_buffer"]]
-            for tensor in (*held, *([self._ema[name]] if self._ema else [])):
+            for tensor in (self._parameters[name], self._velocity[name], *([self._ema[name]] if self._ema else [])):
                 tensor.masked_fill_(removed, 0.0)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 class _TrainingLoss(nn.Module):

@@ -1,5 +1,7 @@
 """Loss scaling on the device: no step waits to learn whether it overflowed."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,20 +24,20 @@ class LossScale:
         self._bad = torch.zeros((), dtype=torch.int64, device=device)
         self._never = torch.zeros((), device=device)
 
-    def step(self, optimizer: torch.optim.SGD) -> None:
-        """Update the weights with the unscaled gradients; with dynamic scaling, only if they are all finite."""
+    def step(self, gradients: list[Tensor], update: Callable[[Tensor | None, Tensor | None], None]) -> None:
+        """Call `update` with what gradients are to be divided by and whether one is not finite (1.0, else 0.0).
+
+        Both stay on the device, and are None if no scale is used. `update` must leave the weights as they are on overflow.
+        """
         if not self._used:
-            optimizer.step()
+            update(None, None)
             return
-        overflow = self._overflow(optimizer) if self._dynamic else self._never
-        # How GradScaler speaks to fused optimizers: they divide by the scale and skip on overflow themselves.
-        optimizer.grad_scale, optimizer.found_inf = self.value, overflow  # type: ignore[attr-defined]
-        optimizer.step()
+        overflow = self._overflow(gradients) if self._dynamic else self._never
+        update(self.value, overflow)
         if self._dynamic:
             self._adapt(overflow > 0)
 
-    def _overflow(self, optimizer: torch.optim.SGD) -> Tensor:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    def _overflow(self, gradients: list[Tensor]) -> Tensor:
         largest = torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
         return (~torch.isfinite(largest)).float()
 
