@@ -194,20 +194,24 @@ def launch_ranks(
 
 
 _LOOK_SEC = 0.1
+_TO_END_ALONE_SEC = 1.0
 _SAVED_OR_RUNNING = (None, 0, EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
 
 
 def _wait_for(running: list[subprocess.Popen[bytes]], received: list[int], pass_on: Callable[[int], None]) -> None:
-    """Return when all have ended. When one stops early the others are asked to stop.
+    """Return when all have ended. When one stops early the others are asked to stop, a second later: a signal that meets a
+    rank while it ends for the same reason would kill it before it has left its exit code.
 
     If it failed, those that do not stop are killed in the end: a rank that waits within a framework for one that is gone
     hears no signal. So it is after a second Ctrl-C.
     """
-    is_asked, patience_ends = False, math.inf
+    ask_at = patience_ends = math.inf
     while any(process.poll() is None for process in running):
         codes = [process.poll() for process in running]
-        if not is_asked and any(codes):
-            is_asked = True
+        if ask_at == math.inf and any(codes):
+            ask_at = time.monotonic() + _TO_END_ALONE_SEC
+        if time.monotonic() > ask_at:
+            ask_at = math.nan  # once
             pass_on(signal.SIGTERM)
         if patience_ends == math.inf and any(code not in _SAVED_OR_RUNNING for code in codes):
             patience_ends = time.monotonic() + PATIENCE_SEC
