@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.backends import State
 from lockstep.data import Batch
+from lockstep.machine import arithmetic
 from lockstep.models import MODELS, ModelSpec, model_spec, narrowed, tensors
 from lockstep.recipes import Recipe
 from tests.backends import oracle
@@ -29,6 +30,18 @@ FP16: dict[str, Any] = {"precision": "fp16"}
 RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
 """Learning rates that change with every step, so that the rate of another step, or one inside the velocity, shows; and
 small, because rounding that switches a ReLU grows into another trajectory at rates that teach something."""
+
+
+def lacks(framework: str, precision: str) -> str | None:
+    """Return why a framework cannot compute in a precision on this processor; None if it can."""
+    found = arithmetic()
+    if precision != "bf16" or "AVX-512" in found.extensions:
+        return None
+    if framework == "mxnet":
+        return "MXNet computes in bf16 on processors with AVX-512 alone"
+    if framework == "tensorflow" and found.limit:
+        return f"TensorFlow asks oneDNN for what {found.limit} forbids it; without that limit it computes bf16 itself"
+    return None
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:

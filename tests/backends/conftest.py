@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import Backend, Engine, State, World
+from lockstep.models import ModelSpec
 from lockstep.recipes import Execution, Recipe
-from tests.backends.cases import RATES, random_state
+from tests.backends.cases import RATES, lacks, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
@@ -58,23 +59,64 @@ def world(backend: Backend) -> Iterator[World]:
     world.close()
 
 
-def starter(backend: Backend, world: World, stack: ExitStack) -> Start:
-    """Return a function that builds an engine which holds a state (by default `random_state`) and steps at `RATES`. The
-    engines are left with the stack.
+class Kept:
+    """Engines that tests are done with, for tests that need equal ones: to trace a graph takes much longer than to use it.
+
+    An engine that has trained must do what a new one does once a state is written. Full models are not kept: they are large.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[str, list[Engine]] = {}
+        self._stack = ExitStack()
+
+    @contextmanager
+    def lent(self, backend: Backend, recipe: Recipe, rates: np.ndarray, world: World, how: Execution) -> Iterator[Engine]:
+        """Yield an engine that no other test has, and take it back."""
+        key = repr((id(backend), recipe, rates.tobytes(), how))
+        free = self._free.setdefault(key, [])
+        engine = free.pop() if free else self._stack.enter_context(backend.engine(recipe, rates, world, how))
+        yield engine
+        if isinstance(recipe.model, ModelSpec):
+            engine.mask({})
+            free.append(engine)
+
+    def close(self) -> None:
+        self._free.clear()
+        self._stack.close()
+
+
+def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None = None) -> Start:
+    """Return a function that gives an engine which holds a state (by default `random_state`) and steps at `RATES`. The
+    engines are left with the stack; `kept` may have one that was used before, unless `new` is asked for.
 
     The reference computes in float32 here: it is held against itself in float64, and in `test_reference` against autograd.
     """
 
-    def start(recipe: Recipe, state: State | None = None, rates: Any = RATES, **execution: Any) -> Engine:
+    def start(
+        recipe: Recipe, state: State | None = None, rates: Any = RATES, *, new: bool = False, **execution: Any
+    ) -> Engine:
+        if why := lacks(getattr(backend, "__name__", "").rpartition(".")[2], recipe.precision):
+            pytest.skip(why)
         how = Execution.of({"compile": COMPILE, "reference_dtype": "float32"} | execution)
-        engine = stack.enter_context(backend.engine(recipe, np.asarray(rates, np.float64), world, how))
+        table = np.asarray(rates, np.float64)
+        if new or kept is None:
+            engine = stack.enter_context(backend.engine(recipe, table, world, how))
+        else:
+            engine = stack.enter_context(kept.lent(backend, recipe, table, world, how))
         engine.write(random_state(recipe) if state is None else state)
         return engine
 
     return start
 
 
+@pytest.fixture(scope="module")
+def kept(world: World) -> Iterator[Kept]:
+    kept = Kept()
+    yield kept
+    kept.close()
+
+
 @pytest.fixture
-def start(backend: Backend, world: World) -> Iterator[Start]:
+def start(backend: Backend, world: World, kept: Kept) -> Iterator[Start]:
     with ExitStack() as stack:
-        yield starter(backend, world, stack)
+        yield starter(backend, world, stack, kept)

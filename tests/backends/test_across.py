@@ -1,5 +1,6 @@
 """A run begun on one engine and continued on another ends where one without a break ends."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import State
+from lockstep.backends import Backend, State, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
-from tests.backends.conftest import BACKENDS, Start, starter
+from tests.backends.conftest import BACKENDS, Kept, Start, starter
 
 ENGINES = BACKENDS if len(BACKENDS) > 1 else (*BACKENDS, "reference")
 PAIRS = tuple(permutations(ENGINES, 2))
@@ -32,15 +33,27 @@ class Pair:
     second: Start
 
 
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[dict[str, tuple[Backend, World, Kept]]]:
+    """What every engine of the ring needs to start."""
+    with ExitStack() as stack:
+        found = {}
+        for name in ENGINES:
+            backend, kept = backends.load(name), Kept()
+            world = backend.world(Execution())
+            stack.callback(world.close)
+            stack.callback(kept.close)
+            found[name] = (backend, world, kept)
+        yield found
+
+
 @pytest.fixture(params=RING, ids=" to ".join)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, grounds: dict[str, tuple[Backend, World, Kept]]) -> Iterator[Pair]:
     with ExitStack() as stack:
         starts = []
         for name in request.param:
-            backend = backends.load(name)
-            world = backend.world(Execution())
-            stack.callback(world.close)
-            starts.append(starter(backend, world, stack))
+            backend, world, kept = grounds[name]
+            starts.append(starter(backend, world, stack, kept))
         yield Pair(*starts)
 
 
@@ -104,10 +117,12 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
     run.check(handed_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
 
 
+FULL = RING if "LOCKSTEP_SOAK" in os.environ else (("tensorflow", "torch"),) if "torch" in BACKENDS else ()
+"""Engines that hand over a full model. What depends on the engines shows on the narrow models above."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair", RING[-2:], ids=" to ".join, indirect=True
-)  # three engines; a ring of narrow models is above
+@pytest.mark.parametrize("pair", FULL, ids=" to ".join, indirect=True)
 def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, full_run: Run) -> None:
     full_run.check(handed_over(pair, full_run.recipe, full_run.begin))
 

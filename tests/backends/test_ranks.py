@@ -17,7 +17,7 @@ from lockstep.backends import FRAMEWORKS, Backend, State, World
 from lockstep.order import evaluated_samples
 from lockstep.recipes import Execution
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import RATES, Arrays, bits, moved, parameters, random_state, statistics
+from tests.backends.cases import RATES, Arrays, bits, lacks, moved, parameters, random_state, statistics
 from tests.backends.conftest import BACKENDS, Start
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
 
@@ -72,9 +72,6 @@ def _named(launcher: str) -> tuple[str, str]:
     return name, distributed or "native"
 
 
-every_scenario = pytest.mark.parametrize("name", UNCOMPILED)
-
-
 @pytest.fixture(scope="session", params=LAUNCHED)
 def launched(request: pytest.FixtureRequest) -> str:
     """One of `LAUNCHERS`, and so all engines of this file."""
@@ -95,7 +92,16 @@ def world(backend: Backend) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), UNCOMPILED)
+    possible = tuple(name for name in UNCOMPILED if not lacks(_named(launched)[0], SCENARIOS[name].recipe.precision))
+    return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
+
+
+@pytest.fixture(params=UNCOMPILED)
+def name(request: pytest.FixtureRequest, launched: str) -> str:
+    """Every scenario."""
+    if why := lacks(_named(launched)[0], SCENARIOS[request.param].recipe.precision):
+        pytest.skip(why)
+    return request.param
 
 
 def test_every_framework_that_has_ranks_has_a_launcher() -> None:
@@ -107,14 +113,12 @@ def way(found: Found) -> Arrays:
     return moved(found["state"], random_state(RECIPE))
 
 
-@every_scenario
 def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Found], name: str) -> None:
     first, second = (rank[name]["state"] for rank in ranks)
     assert bits(parameters(first)) == bits(parameters(second))
     assert bits(first.momentum) == bits(second.momentum)
 
 
-@every_scenario
 def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:
     first, second = (rank[name] for rank in ranks)
     for a, b in zip(first["intervals"], second["intervals"], strict=True):

@@ -45,7 +45,7 @@ from tests.backends.cases import (
     random_state,
     statistics,
 )
-from tests.backends.conftest import Start, starter
+from tests.backends.conftest import Kept, Start, starter
 
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TF_CONFIG", "HOROVOD_RANK")
 
@@ -144,27 +144,23 @@ def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
 
 # The step: XLA
 
-XLA = {
-    "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
-    "narrow resnext101-32x4d in two parts": Step(NARROWED["narrow resnext101-32x4d"], "sample", parts=2, is_steady=True),
-}
-"""Batch norm over all ranks is that of the one there is."""
+XLA = Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2)
+"""Of a model with groups, in two parts. Batch norm over all ranks is that of the one there is."""
 
 OfXla = tuple[list[Interval], list[State], oracle.Trained]
 
 
-@pytest.fixture(scope="module", params=XLA.values(), ids=XLA)
-def compiled(request: pytest.FixtureRequest, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
+@pytest.fixture(scope="module")
+def compiled(kept: Kept, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
     """What one step brought, not compiled and compiled, and what it should bring; once for several tests."""
-    step: Step = request.param
-    recipe, state, batch = step.begin(tiny_recipe)
+    recipe, state, batch = XLA.begin(tiny_recipe)
     intervals, states = [], []
     with ExitStack() as stack:
         for compile in ("off", "on"):
-            engine = starter(backend, world, stack)(recipe, state, accumulation_steps=step.parts, compile=compile)
+            engine = starter(backend, world, stack, kept)(recipe, state, accumulation_steps=2, compile=compile)
             intervals.append(engine.fetch(engine.train([batch], 0)))
             states.append(engine.read())
-    return intervals, states, oracle.train(recipe, state, [batch], RATES, step.parts)
+    return intervals, states, oracle.train(recipe, state, [batch], RATES, 2)
 
 
 @pytest.mark.slow
@@ -195,10 +191,11 @@ def test_running_statistics_of_a_compiled_step_are_those_of_float64(compiled: Of
 
 @pytest.mark.slow
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
-    state, batches = random_state(tiny_recipe), random_batches(tiny_recipe, 2)
-    engine = start(tiny_recipe, state, compile="on")
+    recipe, state, first = XLA.begin(tiny_recipe)
+    batches = [first, random_batch(recipe, seed=1, mixup="sample")]
+    engine = start(recipe, state, accumulation_steps=2, compile="on")  # the one of `compiled`
     engine.train(batches, 0)
-    expected = oracle.train(tiny_recipe, state, batches, RATES).state
+    expected = oracle.train(recipe, state, batches, RATES, 2).state
     assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
 
 

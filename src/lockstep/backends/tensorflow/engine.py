@@ -320,6 +320,8 @@ class TensorflowEngine:
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
         check_masks(canonical_shapes(self._parameters), masks)
+        if not masks and not self._removed:
+            return
         self._removed = {name: tf.constant(from_canonical(~np.asarray(mask, bool))) for name, mask in masks.items()}
         self._apply_masks()
         self._train_step = self._traced()
