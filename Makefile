@@ -34,10 +34,12 @@ soak: $(VENV)/.dev $(MXNET)/.made
 test-others:
 	$(RUN)/python -m pytest --durations=20 --ignore tests/backends
 
-# In MXNet's own environment: the conformance suite (whether it finds wrong engines is the same there), runs at the command line, and what a benchmark holds cells against.
+# In MXNet's own environment: the conformance suite (whether it finds wrong engines is the same there), what a benchmark holds cells against, and several ranks
+# at the command line: MXNet's own servers and sockets are between them.
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
-	  tests/benchmark/test_rates.py tests/cli/test_train.py tests/cli/test_loopback.py
+	  tests/benchmark/test_rates.py tests/cli/test_loopback.py
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k rank
 
 # The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
 browser:

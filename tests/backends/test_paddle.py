@@ -64,8 +64,8 @@ def backend() -> Backend:
 
 @pytest.fixture
 def compiled(start: Start) -> Start:
-    """As `start`, but for engines that compute in programs."""
-    return partial(start, compile="on")
+    """As `start`, but for new engines that compute in programs."""
+    return partial(start, compile="on", new=True)
 
 
 @pytest.fixture

@@ -517,7 +517,7 @@ def test_steps_on_batches_of_one_shape_trace_once(start: Start, tiny_recipe: Rec
 def test_tensorfloat_products_are_used_in_tf32_alone(start: Start, tiny_recipe: Recipe, precision: str) -> None:
     for before in (False, True):
         tf.config.experimental.enable_tensor_float_32_execution(before)
-        start(tiny_recipe.replace(precision=precision))
+        start(tiny_recipe.replace(precision=precision), new=True)
         assert tf.config.experimental.tensor_float_32_execution_enabled() == (precision == "tf32")
 
 
