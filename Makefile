@@ -34,11 +34,11 @@ soak: $(VENV)/.dev $(MXNET)/.made
 test-others:
 	$(RUN)/python -m pytest --durations=20 --ignore tests/backends
 
-# In MXNet's own environment: the conformance suite (whether it finds wrong engines is the same there), what a benchmark holds cells against, and several ranks
-# at the command line: MXNet's own servers and sockets are between them.
+# In MXNet's environment: the conformance suite (that it finds wrong engines is tested in the other environment), the
+# ceilings of a benchmark, and several ranks at the command line, which MXNet's own servers and sockets connect.
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
-	  tests/benchmark/test_rates.py tests/cli/test_loopback.py
+	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k rank
 
 # The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
@@ -59,7 +59,7 @@ format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/_jpeg.c src/lockstep/data/formats/_scan.c
+$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decoding/_jpeg.c src/lockstep/data/containers/_scan.c
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@

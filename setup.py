@@ -34,7 +34,7 @@ setup(
             py_limited_api=STABLE,
             optional=True,  # libraries stand in for it
         )
-        for module in ("lockstep.data._jpeg", "lockstep.data.formats._scan")
+        for module in ("lockstep.data.decoding._jpeg", "lockstep.data.containers._scan")
         if COMPILED
     ],
     cmdclass={"bdist_wheel": Wheel},

@@ -6,7 +6,7 @@
 import sys
 
 import lockstep
-from lockstep.published import RECIPES
+from lockstep.recipes.published import RECIPES
 from measuring import record
 
 MODELS = ("resnet50", "resnext101-32x4d", "resnet18", "resnet50-v1")

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import numpy as np
 
 from lockstep import backends
-from lockstep.machine import arithmetic, cores
 from lockstep.recipes import Execution
-from lockstep.training import initial_state
+from lockstep.runs.driver import initial_state
+from lockstep.system.machine import arithmetic, cores
 from measuring import median, recipe, record, rounded
 
 WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
@@ -47,7 +47,7 @@ def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callab
     import torch.nn.functional as F
 
     from lockstep.backends.torch.model import Model
-    from lockstep.models import MODELS
+    from lockstep.models.architectures import MODELS
 
     layout = torch.contiguous_format if who == "NCHW" else torch.channels_last
     model = Model(MODELS["resnet50"], recipe()).to(memory_format=layout)  # type: ignore[call-overload]

@@ -10,9 +10,9 @@ import numpy as np
 from lockstep.data.index import open_index
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution
-from lockstep.recorder import Recorder
-from lockstep.signals import StopRequests
-from lockstep.training import Training
+from lockstep.runs.driver import Training
+from lockstep.runs.recorder import Recorder
+from lockstep.system.signals import StopRequests
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 STEPS = 6

@@ -4,9 +4,9 @@ import argparse
 import itertools
 from pathlib import Path
 
-from lockstep.data.host import HostLoader
 from lockstep.data.index import open_index
-from lockstep.order import training_plans
+from lockstep.data.loading.host import HostLoader
+from lockstep.recipes.order import training_plans
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 STEPS = 6

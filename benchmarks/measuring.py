@@ -14,10 +14,10 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
-from lockstep.published import RECIPES
 from lockstep.recipes import Execution, Recipe
-from lockstep.run import environment
-from lockstep.training import initial_state
+from lockstep.recipes.published import RECIPES
+from lockstep.runs.driver import initial_state
+from lockstep.runs.folder import environment
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 16

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.machine import cores
 from lockstep.recipes import Execution
+from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
-from lockstep.machine import cores
 from lockstep.recipes import Execution
-from lockstep.training import initial_state
+from lockstep.runs.driver import initial_state
+from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5

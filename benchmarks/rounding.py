@@ -9,10 +9,10 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.models import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrowed
 from lockstep.recipes import Execution, Recipe
-from lockstep.schedule import learning_rates
-from lockstep.training import initial_state
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs.driver import initial_state
 from lockstep.verification.bounds import angle
 from measuring import recipe, record
 

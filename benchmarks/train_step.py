@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from lockstep.backends.torch.model import Model
-from lockstep.models import MODELS
+from lockstep.models.architectures import MODELS
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 
 ROUNDS = 5

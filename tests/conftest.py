@@ -12,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from lockstep import backends
 from lockstep.data.textures import draw_data_set
-from lockstep.models import ModelSpec
+from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and with them all that they start.

@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.data import dali
-from lockstep.loggers import LOGGERS
+from lockstep.data.loading import dali
+from lockstep.runs.loggers import LOGGERS
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("src/**/*.py")]

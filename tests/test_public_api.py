@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep import checkpoint
 from lockstep.backends import State
-from lockstep.initial import initial_tensors
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial import initial_tensors
+from lockstep.weights import checkpoint
 
 SOURCE = Path(lockstep.__file__).parent
 FRAMEWORKS = {"torch", "tensorflow", "paddle", "mxnet"}
@@ -74,7 +74,7 @@ def test_importing_lockstep_loads_no_framework_and_nothing_heavy() -> None:
 
 def test_the_core_loads_no_framework() -> None:
     names = [f"lockstep.{path.stem}" for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "__main__")]
-    loaded = modules_after(f"import {', '.join(names)}, lockstep.backends, lockstep.data.host, lockstep.cli")
+    loaded = modules_after(f"import {', '.join(names)}, lockstep.backends, lockstep.data.loading.host, lockstep.cli")
     assert "numpy" in loaded
     assert not loaded & FRAMEWORKS
 
@@ -82,7 +82,7 @@ def test_the_core_loads_no_framework() -> None:
 def test_writing_events_loads_no_framework(tmp_path: Path) -> None:
     loaded = modules_after(
         "import sys, pathlib, numpy\n"
-        "from lockstep.recorder import Recorder\n"
+        "from lockstep.runs.recorder import Recorder\n"
         f"with Recorder(None) as recorder: recorder.open(pathlib.Path({str(tmp_path)!r}), 0, numpy.ones(3))\n"
     )
     assert "tensorboardX" in loaded
@@ -130,7 +130,9 @@ def documented() -> list[str]:
 
 
 def test_there_are_examples_to_run() -> None:
-    assert {"lockstep.errors", "lockstep.inference", "lockstep.order", "lockstep.training"} <= set(documented())
+    assert {"lockstep.system.errors", "lockstep.inference.use", "lockstep.recipes.order", "lockstep.runs.driver"} <= set(
+        documented()
+    )
 
 
 @pytest.mark.usefixtures("workplace")

@@ -8,14 +8,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.conversion import convert
-    from lockstep.errors import LockstepError, UserError
-    from lockstep.exporting import export
-    from lockstep.inference import Prediction, evaluate, load, predict
+    from lockstep.inference.exporting import export
+    from lockstep.inference.use import Prediction, evaluate, load, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
-    from lockstep.training import train
+    from lockstep.runs.driver import train
+    from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
+    from lockstep.weights.conversion import convert
 
 __all__ = [
     "Execution",
@@ -36,18 +36,18 @@ __all__ = [
 
 _HOME = {
     "Execution": "recipes",
-    "LockstepError": "errors",
-    "Prediction": "inference",
+    "LockstepError": "system.errors",
+    "Prediction": "inference.use",
     "Recipe": "recipes",
-    "UserError": "errors",
-    "convert": "conversion",
-    "evaluate": "inference",
-    "export": "exporting",
-    "load": "inference",
+    "UserError": "system.errors",
+    "convert": "weights.conversion",
+    "evaluate": "inference.use",
+    "export": "inference.exporting",
+    "load": "inference.use",
     "load_recipe": "recipes",
-    "predict": "inference",
+    "predict": "inference.use",
     "report": "reporting",
-    "train": "training",
+    "train": "runs.driver",
     "verify": "verification",
 }
 
@@ -55,7 +55,7 @@ _HOME = {
 def __getattr__(name: str) -> "Any":
     """Import a public name when it is first used, so that the command line answers at once."""
     if name == "__version__":
-        from lockstep.version import version
+        from lockstep.system.version import version
 
         return version()
     if name not in _HOME:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.models import model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 from tests.backends.oracle import Arrays, Trained, is_statistic, places, role
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from lockstep.backends import State
 from lockstep.data import Batch
-from lockstep.machine import arithmetic
-from lockstep.models import MODELS, ModelSpec, model_spec, narrowed, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowed, tensors
 from lockstep.recipes import Recipe
+from lockstep.system.machine import arithmetic
 from tests.backends import oracle
 
 Arrays = dict[str, np.ndarray]

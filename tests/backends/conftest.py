@@ -10,7 +10,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import Backend, Engine, State, World
-from lockstep.models import ModelSpec
+from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import RATES, lacks, random_state
 

@@ -18,8 +18,8 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Backend, World
 from lockstep.data import Batch
-from lockstep.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from tests.backends.cases import RATES, random_images, random_state
 from tests.conftest import TINY
 

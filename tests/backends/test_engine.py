@@ -9,11 +9,11 @@ import pytest
 
 from lockstep.backends import Backend, State
 from lockstep.data import Batch
-from lockstep.errors import CheckpointError
-from lockstep.initial import initial_tensors
-from lockstep.metrics import Counts, Scores
-from lockstep.models import ModelSpec, model_spec, tensors
+from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial import initial_tensors
+from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (

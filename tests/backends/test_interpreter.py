@@ -7,7 +7,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework, interpreter
-from lockstep.errors import BackendError
+from lockstep.system.errors import BackendError
 
 MISSING = Framework(("no-such-distribution",), "pip install it")
 

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from lockstep.backends import loopback
-from lockstep.backends.loopback import _on_loopback, is_loopback, listening, refuse_open_sockets
-from lockstep.errors import BackendError
+from lockstep.backends.shared import loopback
+from lockstep.backends.shared.loopback import _on_loopback, is_loopback, listening, refuse_open_sockets
+from lockstep.system.errors import BackendError
 
 PORT = 4660
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lockstep.backends import State
-from lockstep.errors import CheckpointError
 from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (

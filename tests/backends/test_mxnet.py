@@ -29,9 +29,9 @@ import mxnet as mx
 from lockstep.backends.mxnet import hosts as of_hosts
 from lockstep.backends.mxnet.hosts import Hosts, meet
 from lockstep.backends.mxnet.world import MxnetWorld, parameter_server
-from lockstep.errors import BackendError, CheckpointError, LockstepError
-from lockstep.launched import free_ports
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError, CheckpointError, LockstepError
+from lockstep.system.ranks import free_ports
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
@@ -337,7 +337,7 @@ GONE = """
 import os, signal, sys
 import numpy as np
 from lockstep import backends
-from lockstep.errors import LockstepError
+from lockstep.system.errors import LockstepError
 from lockstep.recipes import Execution
 from tests.backends.cases import RATES, random_batches, random_state
 from tests.conftest import TINY

@@ -31,8 +31,8 @@ from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled
 from lockstep.backends.paddle.world import PaddleWorld, trainers
 from lockstep.data import Batch
-from lockstep.errors import BackendError, LockstepError
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError, LockstepError
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import (
@@ -1007,7 +1007,7 @@ def test_without_programs_nothing_is_computed_by_onednn(step_alone: StepAlone, a
 AFTER_TENSORFLOW = """
 import tensorflow
 from lockstep import backends
-from lockstep.errors import BackendError
+from lockstep.system.errors import BackendError
 try:
     backends.load("paddle")
 except BackendError as error:

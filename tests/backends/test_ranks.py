@@ -14,8 +14,8 @@ import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, State, World
-from lockstep.order import evaluated_samples
 from lockstep.recipes import Execution
+from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, bits, lacks, moved, parameters, random_state, statistics
 from tests.backends.conftest import BACKENDS, Start

@@ -9,9 +9,9 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Engine, State
 from lockstep.backends.reference import functions as f
-from lockstep.errors import BackendError
-from lockstep.models import MODELS, narrowed
+from lockstep.models.architectures import MODELS, narrowed
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import distance
 from tests.backends import autograd
 from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics

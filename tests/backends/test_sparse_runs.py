@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep import checkpoint
 from lockstep.backends import State
-from lockstep.errors import Interrupted
 from lockstep.recipes import Execution, Recipe
-from lockstep.starting import read_masks
+from lockstep.runs.given_weights import read_masks
+from lockstep.system.errors import Interrupted
+from lockstep.weights import checkpoint
 from tests.backends.cases import all_bits, random_state
 from tests.backends.conftest import BACKENDS
 

@@ -25,9 +25,9 @@ from lockstep.backends.tensorflow import model as tensorflow_model
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld, workers
 from lockstep.data import Batch
-from lockstep.errors import BackendError, LockstepError
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError, LockstepError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (

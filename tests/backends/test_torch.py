@@ -19,15 +19,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import backends
-from lockstep.backends import Backend, host_memory
+from lockstep.backends import Backend
 from lockstep.backends import torch as torch_backend
+from lockstep.backends.shared import host_memory
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
-from lockstep.errors import BackendError
-from lockstep.machine import Arithmetic
-from lockstep.models import MODELS, tensors
+from lockstep.models.architectures import MODELS, tensors
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import Arithmetic
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import autograd
 from tests.backends.cases import (
@@ -535,7 +536,7 @@ def test_the_torch_backend_is_found_by_name() -> None:
 RESIDENT_AFTER_FREEING = """
 import resource
 import numpy as np
-from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.shared.host_memory import keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -10,7 +10,7 @@ import pytest
 from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
-from lockstep.schedule import learning_rates
+from lockstep.recipes.schedule import learning_rates
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, moved, random_batches, statistics, steady_state

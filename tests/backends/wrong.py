@@ -15,8 +15,8 @@ from lockstep.backends import Interval, State, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.engine import ReferenceEngine, ReferenceHandle
 from lockstep.data import Batch
-from lockstep.metrics import Counts, Scores
-from lockstep.models import model_spec
+from lockstep.models.architectures import model_spec
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
 
 Array = np.ndarray

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lockstep.benchmark.cells import Cell, Plan, full_name, grid, plain_name
-from lockstep.errors import BackendError, RecipeError, UserError
-from lockstep.models import MODELS
+from lockstep.models.architectures import MODELS
+from lockstep.system.errors import BackendError, RecipeError, UserError
 
 
 def test_the_grid_holds_every_combination_once_the_batch_changing_fastest() -> None:

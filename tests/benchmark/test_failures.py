@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory, why
-from lockstep.errors import BackendError
-from lockstep.workers import Ended
+from lockstep.system.errors import BackendError
+from lockstep.system.workers import Ended
 
 
 def test_numpys_own_error_is_want_of_memory() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.benchmark import measuring, rates
+from lockstep.benchmark import ceilings, measuring
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.data import Batch
 
@@ -46,8 +46,8 @@ class Device:
     def close(self) -> None:
         self.calls.append("close")
 
-    def engine(self, recipe: object, rates: np.ndarray, world: object, execution: object) -> "Device":
-        self.rates = rates
+    def engine(self, recipe: object, ceilings: np.ndarray, world: object, execution: object) -> "Device":
+        self.rates = ceilings
         return self
 
     def __enter__(self) -> "Device":
@@ -83,8 +83,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device(clock)
     monkeypatch.setattr(measuring, "time", clock)
     monkeypatch.setattr(backends, "load", lambda name: made)
-    monkeypatch.setattr(rates, "gemm_gflops", lambda name, dtype, on_gpu, ranks: 7.0)
-    monkeypatch.setattr(rates, "copy_gb_per_sec", lambda name, on_gpu, ranks: 5.0)
+    monkeypatch.setattr(ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: 7.0)
+    monkeypatch.setattr(ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: 5.0)
     return made
 
 
@@ -186,7 +186,7 @@ def test_a_product_that_a_framework_lacks_is_a_remark(device: Device, monkeypatc
     def lacking(name: str, dtype: str, on_gpu: bool, ranks: int) -> float:
         raise RuntimeError("no kernel for this type\nand much more")
 
-    monkeypatch.setattr(rates, "gemm_gflops", lacking)
+    monkeypatch.setattr(ceilings, "gemm_gflops", lacking)
     found = measure("train")
     assert found.gemm_gflops is None
     assert found.remarks == ["torch has no matrix product in fp32 here, so no limit is known: no kernel for this type"]
@@ -196,7 +196,7 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypat
     def failing(name: str, on_gpu: bool, ranks: int) -> float:
         raise MemoryError("Unable to allocate 256. MiB")
 
-    monkeypatch.setattr(rates, "copy_gb_per_sec", failing)
+    monkeypatch.setattr(ceilings, "copy_gb_per_sec", failing)
     found = measure("train")
     assert (found.copy_gb_per_sec, found.gemm_gflops) == (None, 7.0)
     assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]
@@ -206,8 +206,8 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypat
 def test_ranks_begin_products_and_copies_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(device, "any", lambda flag: bool(calls.append("together")))
-    monkeypatch.setattr(rates, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0)
-    monkeypatch.setattr(rates, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0)
+    monkeypatch.setattr(ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0)
+    monkeypatch.setattr(ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0)
     measure("train")
     assert calls[-4:] == ["together", "products", "together", "copies"]
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import checkpoint, cli
+from lockstep import cli
 from lockstep.backends import State
-from lockstep.initial import initial_tensors
-from lockstep.machine import Arithmetic
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial import initial_tensors
+from lockstep.system.machine import Arithmetic
+from lockstep.weights import checkpoint
 
 Answer = tuple[int, str, str]
 
@@ -35,13 +36,13 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """No processor of the tester's own decides on notes: in this process it is one that emulates nothing."""
     everything = Arithmetic(("AVX2", "AVX-512"), ("fp32", "bf16", "fp16", "int8"), "bf16")
-    monkeypatch.setattr("lockstep.machine.arithmetic", lambda: everything)
+    monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: everything)
 
 
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process computes on a processor that has AVX2 and no more."""
-    monkeypatch.setattr("lockstep.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32"))
+    monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32"))
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lockstep.benchmark import grid as grids
-from lockstep.benchmark.statistics import printed
-from lockstep.run import write_json
-from lockstep.workers import Ended
+from lockstep.benchmark.iteration_times import printed
+from lockstep.runs.folder import write_json
+from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.processes import call, running, wait_until
 

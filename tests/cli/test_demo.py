@@ -31,7 +31,7 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
 def test_the_demo_again_finds_itself_finished(answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer("demo", "--out", tmp_path, *SMALL)[0] == 0
     # Another processor, on which it would begin in another precision.
-    monkeypatch.setattr("lockstep.machine.fast_precision", lambda on_gpu: "fp32")
+    monkeypatch.setattr("lockstep.system.machine.fast_precision", lambda on_gpu: "fp32")
     code, output, errors = answer("demo", "--out", tmp_path, *SMALL)
     assert (code, errors) == (0, "")
     assert "precision bf16: the run that is there was begun in it" in output

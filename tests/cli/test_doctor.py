@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep import backends, machine
+from lockstep import backends
 from lockstep.backends import Framework
 from lockstep.cli import doctor
 from lockstep.cli.doctor import multiplies
-from lockstep.data import jpeg, turbojpeg
-from lockstep.data.formats import scan
-from lockstep.machine import arithmetic_of, arithmetic_of_gpu
+from lockstep.data.containers import scan
+from lockstep.data.decoding import jpeg, turbojpeg
+from lockstep.system import machine
+from lockstep.system.machine import arithmetic_of, arithmetic_of_gpu
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,7 +12,7 @@ import torch
 
 from lockstep import cli
 from lockstep.data.textures import draw_data_set
-from lockstep.errors import DivergedError, Interrupted
+from lockstep.system.errors import DivergedError, Interrupted
 from tests.processes import call
 
 Run = Callable[..., tuple[int, str, str]]

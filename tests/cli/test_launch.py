@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep import backends
-from lockstep.errors import BackendError
+from lockstep.system.errors import BackendError
 from tests.backends.conftest import BACKENDS
 from tests.processes import call
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.published import RECIPES
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.published import RECIPES
 
 Run = Callable[..., tuple[int, str, str]]
 

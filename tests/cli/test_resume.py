@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import backends, training
+from lockstep import backends
 from lockstep.recipes import Execution, Recipe
+from lockstep.runs import driver
 
 Run = Callable[..., tuple[int, str, str]]
 Trained = list[dict[str, Any]]
@@ -23,7 +24,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     def train(recipe: Recipe, data: Path, out: Path, **options: Any) -> None:
         found.append({"recipe": recipe, "data": data, "out": out} | options)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(driver, "train", train)
     return found
 
 

@@ -15,13 +15,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import lockstep
-from lockstep import checkpoint
-from lockstep.initial import initial_tensors
 from lockstep.recipes import Recipe
-from lockstep.results import read_results
-from lockstep.run import read_log
-from lockstep.starting import read_masks
+from lockstep.recipes.initial import initial_tensors
+from lockstep.runs.folder import read_log
+from lockstep.runs.given_weights import read_masks
+from lockstep.runs.image_results import read_results
 from lockstep.verification.bounds import BOUNDS, distance
+from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.backends.test_across import RING
 from tests.backends.test_ranks import LAUNCHED

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import simplejpeg
 
-from lockstep.data.decode import decode
-from lockstep.data.turbojpeg import Window
+from lockstep.data.decoding.decode import decode
+from lockstep.data.decoding.turbojpeg import Window
 
 
 def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

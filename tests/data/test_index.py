@@ -15,7 +15,7 @@ from PIL import Image
 from lockstep.data import index as module
 from lockstep.data.index import Index, open_index, stored_index
 from lockstep.data.sources import find_source
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 
 def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:

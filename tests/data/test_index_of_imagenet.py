@@ -42,7 +42,7 @@ OPENED = """
 import json, sys
 from pathlib import Path
 import numpy as np
-import lockstep.data.index, lockstep.order, lockstep.recipes
+import lockstep.data.index, lockstep.recipes.order, lockstep.recipes.recipe
 
 def anonymous():
     # Resident bytes but those of mapped files.
@@ -52,8 +52,8 @@ def anonymous():
 before = anonymous()
 index = lockstep.data.index.open_index(lockstep.data.sources.find_split(Path(sys.argv[1]), "train"))
 opened = anonymous()
-recipe = lockstep.recipes.Recipe(model=json.loads(sys.argv[2]), global_batch_images=256)
-plan = next(lockstep.order.training_plans(recipe, index.sizes, 0))
+recipe = lockstep.recipes.recipe.Recipe(model=json.loads(sys.argv[2]), global_batch_images=256)
+plan = next(lockstep.recipes.order.training_plans(recipe, index.sizes, 0))
 found = {"digest": index.digest, "images": len(index), "mapped": isinstance(index.rows, np.memmap),
     "samples": plan.samples.tolist(), "inside": bool((plan.windows[:, :2] >= 0).all()
     and (plan.windows[:, 0] + plan.windows[:, 2] <= 300 + plan.samples % 200).all()

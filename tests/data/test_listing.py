@@ -15,11 +15,11 @@ import pytest
 
 from lockstep.data import index as indexing
 from lockstep.data import listing as listing_module
-from lockstep.data.formats import Sample, recordio, tfrecord, webdataset
+from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
 from lockstep.data.index import Index, open_index
 from lockstep.data.pack import shard_name
 from lockstep.data.sources import find_split
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 from tests.data.sets import CONTAINERS, MAGIC
 from tests.data.test_index import COUNTED, image_folder, jpeg
 

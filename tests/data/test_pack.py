@@ -18,13 +18,13 @@ import pytest
 import simplejpeg
 
 from lockstep.data import pack as pack_module
-from lockstep.data.decode import decode
-from lockstep.data.formats import Bytes, Sample, recordio, tfrecord, webdataset
+from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdataset
+from lockstep.data.decoding.decode import decode
 from lockstep.data.index import open_index
 from lockstep.data.listing import Quarantined, list_images
 from lockstep.data.pack import Packing, pack, reduced, shard_name
 from lockstep.data.sources import find_source, find_split
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 from tests.data.sets import (
     CLASSES,
     CONTAINERS,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lockstep.data.doctor import examine
-from lockstep.data.formats import Sample, tfrecord
+from lockstep.data.checking import examine
+from lockstep.data.containers import Sample, tfrecord
 from lockstep.data.index import open_index
 from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS, find_source
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 from tests.data.sets import files_of
 from tests.data.test_index import image_folder, jpeg
 

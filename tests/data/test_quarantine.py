@@ -10,11 +10,11 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from lockstep.data.formats import Sample, recordio
+from lockstep.data.containers import Sample, recordio
 from lockstep.data.index import open_index
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_source
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 
 def jpeg(level: int) -> bytes:

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from lockstep.data.facts import facts
-from lockstep.data.host import HostLoader
 from lockstep.data.index import Index, open_index
+from lockstep.data.loading.host import HostLoader
 from lockstep.data.sheet import contact_sheet, first_plan, write_sheet
-from lockstep.order import evaluation_plans, training_plans
 from lockstep.recipes import Recipe
+from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.sets import CONTAINERS, packed
 from tests.data.test_index import image_folder, jpeg
 

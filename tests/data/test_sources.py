@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.data.listing import list_images
 from lockstep.data.sources import find_source, find_split, holds_split
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 
 def touched(root: Path, *names: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from lockstep.data.index import Index, open_index
 from lockstep.data.listing import Progress
 from lockstep.data.split import divided, open_sets, stored_validation
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 from tests.data.sets import FORMATS, packed
 from tests.data.test_index import image_folder, jpeg
 

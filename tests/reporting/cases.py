@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.metrics import Scores
+from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
-from lockstep.results import Results, write_results
-from lockstep.run import write_json, write_text
+from lockstep.runs.folder import write_json, write_text
+from lockstep.runs.image_results import Results, write_results
 
 EPOCHS = 4
 STEPS = 120

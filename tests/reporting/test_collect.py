@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import CheckpointError
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import Run, open_runs
+from lockstep.system.errors import CheckpointError
 from tests.reporting.cases import STEPS, write_run
 
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import lockstep
-from lockstep.errors import CheckpointError, UserError
 from lockstep.recipes import Recipe
 from lockstep.reporting.page import MISSING
+from lockstep.system.errors import CheckpointError, UserError
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import NASTY
 

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 import lockstep
-from lockstep.errors import UserError
 from lockstep.recipes import Recipe
 from lockstep.reporting import plots
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import charts
+from lockstep.system.errors import UserError
 from tests.reporting.cases import write_run
 
 FIGURES = {

@@ -10,9 +10,9 @@ from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import charts
-from lockstep.reporting.statistics import wilson
-from lockstep.results import read_results
-from lockstep.run import read_log
+from lockstep.reporting.image_statistics import wilson
+from lockstep.runs.folder import read_log
+from lockstep.runs.image_results import read_results
 from tests.reporting.cases import write_run
 
 

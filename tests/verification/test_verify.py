@@ -17,12 +17,12 @@ from lockstep import backends
 from lockstep.backends import Engine, State, World
 from lockstep.backends.torch.engine import TorchEngine
 from lockstep.data import Batch
-from lockstep.errors import BackendError, LockstepError, RecipeError
-from lockstep.metrics import Counts
+from lockstep.models.metrics import Counts
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.verification.comparison import compare
+from lockstep.verification.engine_process import Worker
 from lockstep.verification.plot import plot
-from lockstep.verification.worker import Worker
 from lockstep.verification.workload import Workload, build
 
 QUANTITIES = [

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.models import ModelSpec
-from lockstep.published import RECIPES
+from lockstep.models.architectures import ModelSpec
+from lockstep.recipes.published import RECIPES
 from lockstep.verification.workload import Workload, build, load, save
 from tests.backends.cases import bits
 

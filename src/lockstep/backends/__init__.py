@@ -18,9 +18,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.errors import BackendError, CheckpointError, nearest
-from lockstep.metrics import Counts, Scores
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError, CheckpointError, nearest
 
 
 @dataclass(frozen=True)

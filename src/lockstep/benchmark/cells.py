@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.errors import BackendError, RecipeError, UserError, nearest
-from lockstep.models import MODELS, model_spec
+from lockstep.models.architectures import MODELS, model_spec
 from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 
 SYNTHETIC = "synthetic"
 """In place of a folder: one batch of noise, held."""

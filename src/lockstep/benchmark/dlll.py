@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from lockstep.benchmark.epochs import Entry, LoggedRun
-from lockstep.run import seconds_of
-from lockstep.strict import to_json
+from lockstep.runs.folder import seconds_of
+from lockstep.system.strict_json import to_json
 
 PER_SEC, SEC, MS = "images/s", "s", "ms"
 

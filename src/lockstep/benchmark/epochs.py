@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import DataError
-from lockstep.order import steps_per_epoch
 from lockstep.recipes import Recipe, load_recipe
-from lockstep.run import read_log
-from lockstep.shapes import is_count, is_environment, parsed
+from lockstep.recipes.order import steps_per_epoch
+from lockstep.runs.folder import read_log
+from lockstep.runs.shapes import is_count, is_environment, parsed
+from lockstep.system.errors import DataError
 
 Entry = dict[str, Any]
 """A line of `log.jsonl`."""

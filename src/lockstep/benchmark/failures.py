@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from lockstep.workers import Ended
+from lockstep.system.workers import Ended
 
 OK, OUT_OF_MEMORY, FAILED, MISSING = "ok", "out of memory", "failed", "missing"
 _WORDS = re.compile(

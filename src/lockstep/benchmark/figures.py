@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from lockstep.benchmark import statistics
+from lockstep.benchmark import iteration_times
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
-from lockstep.benchmark.neighbours import ProcessorTime, share_of_others
+from lockstep.benchmark.contention import ProcessorTime, share_of_others
 from lockstep.benchmark.roofline import Work, limit_images_per_sec, work
-from lockstep.models import model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
 
 COMPUTING, DATA = "computing", "data"
@@ -46,16 +46,16 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
     """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as plain values."""
     counted = [rank["counted"] for rank in ranks]
     times, images = times_of_all(counted), cell.batch * cell.ranks
-    rate, latency = statistics.images_per_sec(times, images), statistics.latency_ms(times)
-    statistics.check(times, images, rate, latency)
-    steadiness = statistics.steadiness(times)
+    rate, latency = iteration_times.images_per_sec(times, images), iteration_times.latency_ms(times)
+    iteration_times.check(times, images, rate, latency)
+    steadiness = iteration_times.steadiness(times)
     waited = math.fsum(math.fsum(timeline["waited_sec"]) for timeline in counted) / len(counted)
     computing = _rate_of([rank["compute_only"] for rank in ranks], images)
     loading = _rate_of([rank["loader_only"] for rank in ranks], images)
     return {
         "times_sec": times,
         "images_per_sec": rate,
-        "interval": list(statistics.interval(times, images)),
+        "interval": list(iteration_times.interval(times, images)),
         "latency_ms": latency,
         "data_wait_share": waited / math.fsum(times),
         "compute_only_images_per_sec": rate if cell.data == SYNTHETIC else computing,
@@ -64,7 +64,7 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
         "steady": steadiness.steady,
         "steady_reason": steadiness.reason,
         "roofline": _roofline(cell, recipe, ranks, rate),
-        "other_definitions": statistics.other_definitions(
+        "other_definitions": iteration_times.other_definitions(
             times, times_of_all([rank["warmup"] for rank in ranks]), images, plan.epochs
         ),
         "other_programs_share": share_of_others(
@@ -76,7 +76,7 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
 
 def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | None:
     found = [timeline for timeline in timelines if timeline is not None]
-    return statistics.images_per_sec(times_of_all(found), images) if found else None
+    return iteration_times.images_per_sec(times_of_all(found), images) if found else None
 
 
 def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a speed depends on outside the program: `lockstep.run.environment`, libraries, threads, clocks, GPU and driver."""
+"""What a speed depends on outside the program: a run's `environment`, libraries, threads, clocks, GPU and driver."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine import cores
-from lockstep.run import environment
+from lockstep.runs.folder import environment
+from lockstep.system.machine import cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _OF_GPU = {

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
+from lockstep.benchmark.cell_process import save_task
 from lockstep.benchmark.cells import SYNTHETIC, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
-from lockstep.benchmark.reading import KIND, VERSION, read_benchmark
-from lockstep.benchmark.worker import save_task
+from lockstep.benchmark.report_file import KIND, VERSION, read_benchmark
 from lockstep.data.sources import find_sources
-from lockstep.errors import EXIT_INTERRUPTED, Interrupted, UserError
-from lockstep.machine import cores, processor
 from lockstep.recipes import Recipe
-from lockstep.recorder import Listener, Recorder
-from lockstep.run import write_json
-from lockstep.version import version
-from lockstep.workers import carry_out
+from lockstep.runs.folder import write_json
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from lockstep.system.machine import cores, processor
+from lockstep.system.version import version
+from lockstep.system.workers import carry_out
 
 
 def benchmark(

@@ -20,17 +20,17 @@ from typing import Any
 import cv2
 import numpy as np
 
-from lockstep.data import turbojpeg
-from lockstep.data.dali import DaliLoader, import_dali
-from lockstep.data.decode import decode, is_plain_jpeg
-from lockstep.data.host import HostLoader
+from lockstep.data.decoding import turbojpeg
+from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.decoding.turbojpeg import decode_window
 from lockstep.data.index import Index, open_index
+from lockstep.data.loading.dali import DaliLoader, import_dali
+from lockstep.data.loading.host import HostLoader
 from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
-from lockstep.data.turbojpeg import decode_window
-from lockstep.errors import BackendError, DataError, nearest
-from lockstep.machine import cores
-from lockstep.order import training_plans
 from lockstep.recipes import Recipe
+from lockstep.recipes.order import training_plans
+from lockstep.system.errors import BackendError, DataError, nearest
+from lockstep.system.machine import cores
 
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 WARMUP_BATCHES = 3

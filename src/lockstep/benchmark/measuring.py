@@ -17,18 +17,18 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, Handle, World
-from lockstep.benchmark import rates
+from lockstep.benchmark import ceilings
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
-from lockstep.benchmark.neighbours import ProcessorTime
+from lockstep.benchmark.contention import ProcessorTime
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
-from lockstep.data.loaders import loader_of
+from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
-from lockstep.errors import DataError
-from lockstep.limits import MOST_EPOCHS
-from lockstep.order import BatchPlan, centre_plan, training_plans
 from lockstep.recipes import Execution, Recipe
-from lockstep.training import initial_state
+from lockstep.recipes.limits import MOST_EPOCHS
+from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
+from lockstep.runs.driver import initial_state
+from lockstep.system.errors import DataError
 
 LEARNING_RATE = 0.001
 """Of every step: harmless, so that no weight becomes infinite."""
@@ -110,9 +110,11 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
                 world.any(False)
                 loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
         world.any(False)
-        gemm, no_product = _rate(lambda: rates.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks))
+        gemm, no_product = _rate(
+            lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks)
+        )
         world.any(False)  # ranks share a memory, so that all copy or none
-        copy, no_copy = _rate(lambda: rates.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
+        copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
         what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
         return Measured(
             device=world.device,

@@ -7,7 +7,7 @@ write if each reads its inputs once and nothing stays in a cache between two ker
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.models import Conv, ModelSpec, blocks, features, parameter_count, stem
+from lockstep.models.architectures import Conv, ModelSpec, blocks, features, parameter_count, stem
 
 VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Of an activation, by precision."""
@@ -67,7 +67,7 @@ def _halved(size: int) -> int:
 def forward_macs(spec: ModelSpec, image_size: int, logits: int) -> int:
     """Return the multiply-adds of one image's forward pass.
 
-    >>> from lockstep.models import MODELS
+    >>> from lockstep.models.architectures import MODELS
     >>> round(forward_macs(MODELS["resnet50"], 224, 1000) / 1e9, 2)  # torchvision: 4.09
     4.09
     """

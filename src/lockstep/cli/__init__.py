@@ -24,8 +24,8 @@ from lockstep.cli import (
 )
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print
-from lockstep.errors import LockstepError, UserError
-from lockstep.launched import follow_launcher, leave_exit_code
+from lockstep.system.errors import LockstepError, UserError
+from lockstep.system.ranks import follow_launcher, leave_exit_code
 
 # Click's, which Typer holds under another name in each of its versions.
 _Misuse: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 def _say_version(asked: bool) -> None:
     if asked:
-        from lockstep.version import version
+        from lockstep.system.version import version
 
         print(f"lockstep {version()}")
         raise typer.Exit
@@ -73,7 +73,7 @@ app.command("doctor", cls=Command)(doctor.command)
 
 def run() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
-    130 interrupted (see `lockstep.errors`)."""
+    130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
     code = _code()
     leave_exit_code(code)

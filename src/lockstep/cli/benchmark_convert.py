@@ -17,6 +17,6 @@ def command(
 
     That of NVIDIA's examples, dllogger or timm.
     """
-    from lockstep.benchmark.forms import converted
+    from lockstep.benchmark.foreign_reports import converted
 
     out.write_text(converted(source, form), encoding="utf-8")  # not renamed into place: it may be /dev/stdout

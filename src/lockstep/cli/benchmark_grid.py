@@ -70,7 +70,7 @@ def measure(
     from lockstep.benchmark.cells import Plan, grid
     from lockstep.benchmark.failures import OK
     from lockstep.benchmark.grid import benchmark, entries_of
-    from lockstep.benchmark.reading import read_benchmark
+    from lockstep.benchmark.report_file import read_benchmark
     from lockstep.cli.benchmark_tables import line, show
     from lockstep.cli.console import Reporter
     from lockstep.recipes import parse_settings
@@ -113,13 +113,13 @@ def measure(
 
 def cell(folder: Path) -> None:
     """Measure the cell that a folder describes."""
-    from lockstep.benchmark.worker import work
+    from lockstep.benchmark.cell_process import work
 
     raise typer.Exit(work(folder))
 
 
 def _whats(command: str, only_inference: bool) -> list[str]:
-    from lockstep.errors import UserError
+    from lockstep.system.errors import UserError
 
     found = [
         what for what in ("train", "inference") if command in (what, "all") and not (only_inference and what == "train")
@@ -131,7 +131,7 @@ def _whats(command: str, only_inference: bool) -> list[str]:
 
 def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     """Return what of a grid this processor emulates, each once; nothing where a GPU computes."""
-    from lockstep.machine import emulation, gpu
+    from lockstep.system.machine import emulation, gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
     asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)
@@ -140,7 +140,7 @@ def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    from lockstep.errors import EXIT_SAVED_AND_STOPPED, Interrupted
+    from lockstep.system.errors import EXIT_SAVED_AND_STOPPED, Interrupted
 
     raise Interrupted(f"stopped by {signal.Signals(number).name}", EXIT_SAVED_AND_STOPPED)
 
@@ -150,7 +150,7 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(text: str, option: str) -> list[int]:
-    from lockstep.errors import UserError
+    from lockstep.system.errors import UserError
 
     try:
         found = [int(word) for word in _words(text)]

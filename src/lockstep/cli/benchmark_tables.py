@@ -5,9 +5,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.benchmark.comparison import Pair, between, claims, differences
 from lockstep.benchmark.failures import OK
-from lockstep.benchmark.statistics import printed
+from lockstep.benchmark.iteration_times import printed
+from lockstep.benchmark.speedups import Pair, between, claims, differences
 from lockstep.cli import terminal
 
 Entry = dict[str, Any]

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from lockstep.cli.terminal import console, in_line
 from lockstep.data.listing import printable
-from lockstep.launched import is_leading
-from lockstep.metrics import as_text, top5_tells
+from lockstep.models.metrics import as_text, top5_tells
+from lockstep.system.ranks import is_leading
 
 
 class _TimeLeft(TimeRemainingColumn):

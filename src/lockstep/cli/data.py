@@ -9,7 +9,7 @@ import typer
 from lockstep.cli.terminal import in_line, print, print_json
 
 if TYPE_CHECKING:
-    from lockstep.data.doctor import Report
+    from lockstep.data.checking import Report
     from lockstep.data.index import Index
     from lockstep.data.listing import Quarantined
 
@@ -111,7 +111,7 @@ def check(
     The exit code is 1 if something was found.
     """
     from lockstep.cli.console import Reporter
-    from lockstep.data.doctor import examine
+    from lockstep.data.checking import examine
 
     with Reporter() as reporter:
         progress = None if as_json else reporter.progress("checking")
@@ -129,7 +129,7 @@ def check(
 
 
 def _report_lines(report: "Report") -> Iterator[str]:
-    from lockstep.data.doctor import KINDS
+    from lockstep.data.checking import KINDS
     from lockstep.data.listing import printable
 
     for split in report.splits:
@@ -163,8 +163,8 @@ def show(
     They are cropped, flipped and resized.
     """
     from lockstep.data.sheet import contact_sheet, write_sheet
-    from lockstep.errors import DataError, nearest
     from lockstep.recipes import load_recipe
+    from lockstep.system.errors import DataError, nearest
 
     indexes = dict(_indexes(data))
     if split not in indexes and list(indexes) != [""]:

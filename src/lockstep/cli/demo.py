@@ -54,7 +54,7 @@ def command(
 def _precision(run: Path, execution: Any) -> tuple[str, str]:
     """Return what to train in and why: what a run that is there was begun in, else what this machine is fast in."""
     from lockstep import backends, load_recipe
-    from lockstep.machine import emulation, fast_precision
+    from lockstep.system.machine import emulation, fast_precision
 
     if (run / "recipe.yaml").is_file():
         return load_recipe(run).precision, "the run that is there was begun in it"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.machine import Arithmetic
+    from lockstep.system.machine import Arithmetic
 
 from lockstep.cli.terminal import print
 
@@ -13,12 +13,12 @@ from lockstep.cli.terminal import print
 def command() -> None:
     """Show what is installed here, and how to install the rest."""
     from lockstep import backends
-    from lockstep.data import jpeg, turbojpeg
-    from lockstep.data.dali import DISTRIBUTIONS, INSTALL
-    from lockstep.data.formats import scan
-    from lockstep.errors import BackendError
-    from lockstep.machine import arithmetic, gpu
-    from lockstep.run import environment
+    from lockstep.data.containers import scan
+    from lockstep.data.decoding import jpeg, turbojpeg
+    from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
+    from lockstep.runs.folder import environment
+    from lockstep.system.errors import BackendError
+    from lockstep.system.machine import arithmetic, gpu
 
     about = environment("torch")
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
@@ -47,7 +47,7 @@ def command() -> None:
 def multiplies(found: "Arithmetic") -> str:
     """Return what a device multiplies in hardware and what pays, as a person reads it.
 
-    >>> from lockstep.machine import arithmetic_of
+    >>> from lockstep.system.machine import arithmetic_of
     >>> multiplies(arithmetic_of("flags: avx2 fma", {}))
     'fp32 in hardware (AVX2); bf16, fp16 are emulated; train in fp32'
     """
@@ -62,7 +62,7 @@ def multiplies(found: "Arithmetic") -> str:
 def found_here(name: str) -> str:
     """Return version and devices of a framework that is installed, or why it does not load."""
     from lockstep import backends
-    from lockstep.errors import BackendError
+    from lockstep.system.errors import BackendError
 
     version = backends.FRAMEWORKS[name].version()
     try:

@@ -31,8 +31,8 @@ def command(
     """Evaluate trained weights on images; every image counts once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
-    from lockstep.launched import is_leading
-    from lockstep.metrics import as_text, top5_tells
+    from lockstep.models.metrics import as_text, top5_tells
+    from lockstep.system.ranks import is_leading
 
     how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:

@@ -4,7 +4,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from lockstep.errors import UserError
+from lockstep.system.errors import UserError
 
 
 class Command(TyperCommand):
@@ -27,7 +27,7 @@ class Command(TyperCommand):
 
     def _instead(self, option: str, given: list[str]) -> str:
         from lockstep.recipes import Execution, Recipe
-        from lockstep.synonyms import instead_of_option
+        from lockstep.recipes.synonyms import instead_of_option
 
         options = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
         known = [*Recipe.model_fields, *Execution.model_fields] if "--set" in options else []

@@ -22,8 +22,8 @@ def command(
     Such as: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
     """
     from lockstep import backends
-    from lockstep.errors import UserError
     from lockstep.recipes import Execution
+    from lockstep.system.errors import UserError
 
     if not context.args:
         raise UserError("nothing to launch; expected a command behind --, such as: lockstep launch -n 2 -- train ...")
@@ -37,7 +37,7 @@ def command(
 
 def _last(arguments: list[str]) -> dict[str, Any]:
     """Return how the run was last carried out that a launched command resumes; empty if it says its recipe itself."""
-    from lockstep.resuming import last_execution
+    from lockstep.runs.resuming import last_execution
 
     out = _said("out", arguments)
     return last_execution(Path(out)) if arguments[0] == "train" and out and _said("recipe", arguments) is None else {}
@@ -45,7 +45,7 @@ def _last(arguments: list[str]) -> dict[str, Any]:
 
 def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
     """Return what the launch or its command says of a field; told to the command if the launch alone says it."""
-    from lockstep.errors import UserError
+    from lockstep.system.errors import UserError
 
     said = _said(name, arguments)
     if value is not None and said is not None and value != said:

@@ -40,7 +40,7 @@ def fields(assignments: list[str] | None, **options: Any) -> tuple[dict[str, Any
 
 def prepare(backend: str) -> None:
     """Have the command carried out where a backend is installed, by a process that knows its rank."""
-    from lockstep.launched import name_rank
+    from lockstep.system.ranks import name_rank
 
     go_where_installed(backend)
     name_rank(backend)  # before anybody speaks: only rank 0 does
@@ -54,7 +54,7 @@ def show_note(event: dict[str, Any]) -> None:
 
 def traced_steps(text: str | None) -> dict[str, int]:
     """Return the fields of an execution that `--profile N[:M]` says."""
-    from lockstep.errors import RecipeError
+    from lockstep.system.errors import RecipeError
 
     if text is None:
         return {}
@@ -76,7 +76,7 @@ def go_where_installed(backend: str) -> None:
     has no Lockstep.
     """
     from lockstep import backends
-    from lockstep.errors import BackendError
+    from lockstep.system.errors import BackendError
 
     framework = backends.FRAMEWORKS.get(backend)
     if framework is None or framework.version() is not None or _WENT in os.environ:
@@ -93,7 +93,7 @@ def go_where_installed(backend: str) -> None:
 
 def for_inference(assignments: list[str] | None, backend: str, **options: str | None) -> dict[str, Any]:
     """Return precision and execution; other fields of a recipe are refused, since the recipe comes with the weights."""
-    from lockstep.errors import RecipeError
+    from lockstep.system.errors import RecipeError
 
     recipe, execution = settings(assignments, backend, **options)
     precision = recipe.pop("precision", None)

@@ -13,7 +13,7 @@ app = typer.Typer(help="The published recipes.", invoke_without_command=True, ri
 @app.callback()
 def listing(context: typer.Context) -> None:
     """List the published recipes; `show` prints one, `diff` compares two, `fields` describes what can be set."""
-    from lockstep.published import RECIPES
+    from lockstep.recipes.published import RECIPES
 
     if context.invoked_subcommand is None:
         width = max(map(len, RECIPES))
@@ -24,8 +24,8 @@ def listing(context: typer.Context) -> None:
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
     """Print every field of a recipe as YAML, with its source in front."""
-    from lockstep.published import RECIPES
     from lockstep.recipes import load_recipe
+    from lockstep.recipes.published import RECIPES
 
     recipe = load_recipe(name)
     if name in RECIPES:

@@ -46,7 +46,7 @@ def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; what a terminal obeys is escaped as JSON does, so that it can be read back."""
-    from lockstep.strict import to_json
+    from lockstep.system.strict_json import to_json
 
     text = to_json(value, indent=1)
     builtins.print(_OBEYED.sub(lambda found: json.dumps(found[0], allow_nan=False)[1:-1], text))  # noqa: T201

@@ -54,8 +54,8 @@ def command(
     """
     from lockstep import train
     from lockstep.cli.console import Reporter
-    from lockstep.launched import is_leading
-    from lockstep.resuming import complete
+    from lockstep.runs.resuming import complete
+    from lockstep.system.ranks import is_leading
 
     changes, how = options.fields(
         assignments,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.decode import check
+from lockstep.data.decoding.decode import check
 from lockstep.data.listing import (
     CLASSES,
     ROW,
@@ -33,8 +33,8 @@ from lockstep.data.listing import (
     relabelled,
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
-from lockstep.errors import DataError
-from lockstep.machine import cores
+from lockstep.system.errors import DataError
+from lockstep.system.machine import cores
 
 VERSION = 3
 CACHE = ".lockstep"

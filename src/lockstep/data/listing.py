@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from lockstep.data.formats import NO_LABEL, Damage, Places, Stored, recordio, tfrecord, webdataset
+from lockstep.data.containers import NO_LABEL, Damage, Places, Stored, recordio, tfrecord, webdataset
 from lockstep.data.sources import FOLDER, Source, class_files, class_folders
-from lockstep.errors import DataError
-from lockstep.machine import cores
+from lockstep.system.errors import DataError
+from lockstep.system.machine import cores
 
 ROW = np.dtype(
     [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]

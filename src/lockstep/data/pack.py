@@ -23,13 +23,13 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from lockstep.data.decode import check, decode, header_size
-from lockstep.data.formats import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
+from lockstep.data.containers import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
+from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.index import CACHE, quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
-from lockstep.errors import DataError
-from lockstep.machine import cores
+from lockstep.system.errors import DataError
+from lockstep.system.machine import cores
 
 SHARD_BYTES = 2**27
 """About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""

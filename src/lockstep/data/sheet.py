@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lockstep.data.index import Index
-from lockstep.data.loaders import loader_of
-from lockstep.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.data.loading.loaders import loader_of
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 
 _MARGIN, _LINE = 8, 16
 

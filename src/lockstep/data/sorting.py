@@ -3,7 +3,7 @@
 import re
 from pathlib import Path, PurePosixPath
 
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 _IMAGES = (".jpg", ".jpeg", ".png")
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}

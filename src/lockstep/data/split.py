@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.data.index import Index, open_index, stored_index, subset
 from lockstep.data.listing import Progress
 from lockstep.data.sources import ALIASES, Source, class_folders, find_source, find_split, holds_split
-from lockstep.errors import DataError
+from lockstep.system.errors import DataError
 
 TYPICAL_SHARE = 0.1
 """What messages propose."""

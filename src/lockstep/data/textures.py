@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 
-from lockstep.counter import Purpose, draw, uniform
-from lockstep.machine import cores
+from lockstep.recipes.philox import Purpose, draw, uniform
+from lockstep.system.machine import cores
 
 Plane = np.ndarray
 Pattern = Callable[[Plane, Plane, np.ndarray], Plane]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.errors import UserError
-from lockstep.run import write_text
+from lockstep.runs.folder import write_text
+from lockstep.system.errors import UserError
 
 
 def report(

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.data.listing import printable
-from lockstep.errors import CheckpointError
-from lockstep.published import RECIPES
 from lockstep.recipes import Recipe, difference, load_recipe
-from lockstep.results import Results, read_results
-from lockstep.run import read_environment, read_log, read_report
+from lockstep.recipes.published import RECIPES
+from lockstep.runs.folder import read_environment, read_log, read_report
+from lockstep.runs.image_results import Results, read_results
+from lockstep.system.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from PIL import Image
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.data.split import stored_validation
-from lockstep.errors import DataError
-from lockstep.mistakes import as_evaluated
 from lockstep.reporting.collect import Run
+from lockstep.runs.mistakes import as_evaluated
+from lockstep.system.errors import DataError
 
 LARGEST_PIXELS = 160
 """Sides of images on the page; larger ones are made smaller."""

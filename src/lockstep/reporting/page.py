@@ -8,12 +8,12 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from lockstep.metrics import as_text
+from lockstep.models.metrics import as_text
 from lockstep.reporting import summary
 from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import charts
 from lockstep.reporting.views import as_data, image_key, views, with_images
-from lockstep.version import version
+from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"
 SCRIPTS = ("drawing.js", "curves.js", "diagrams.js", "report.js")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lockstep.drawing import over_steps, plain, save
-from lockstep.errors import UserError
 from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import Chart, charts
 from lockstep.reporting.views import Matrix, View, views
+from lockstep.system.drawing import over_steps, plain, save
+from lockstep.system.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.listing import printable
-from lockstep.metrics import top5_tells
+from lockstep.models.metrics import top5_tells
 from lockstep.recipes import Recipe
-from lockstep.reporting import statistics
+from lockstep.reporting import image_statistics
 from lockstep.reporting.collect import Run
-from lockstep.run import seconds_of
-from lockstep.training import WARMUP_STEPS
+from lockstep.runs.driver import WARMUP_STEPS
+from lockstep.runs.folder import seconds_of
 
 PERCENTILES = (50, 90, 95, 99, 100)
 
@@ -64,7 +64,9 @@ def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Resul
     scores = run.results.scores.get(weights) if run.results else None
     error = None
     if scores is not None:
-        error = statistics.expected_calibration_error(statistics.reliability(scores.confidences, scores.ranks < 1))
+        error = image_statistics.expected_calibration_error(
+            image_statistics.reliability(scores.confidences, scores.ranks < 1)
+        )
     return Result(
         run=number,
         weights=weights,
@@ -72,9 +74,9 @@ def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Resul
         images=images,
         loss=entry["loss"],
         top1=top1 / images,
-        top1_interval=statistics.wilson(top1, images),
+        top1_interval=image_statistics.wilson(top1, images),
         top5=top5 / images if tells else None,
-        top5_interval=statistics.wilson(top5, images) if tells else None,
+        top5_interval=image_statistics.wilson(top5, images) if tells else None,
         calibration_error=error,
     )
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.metrics import Scores, top5_tells
-from lockstep.reporting import statistics
+from lockstep.models.metrics import Scores, top5_tells
+from lockstep.reporting import image_statistics
 from lockstep.reporting.collect import Run
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
 
@@ -81,7 +81,7 @@ class View:
     """None, as all that follows is empty, if there are no results of single images."""
     pairs: list[tuple[str, str, int, float]] = field(default_factory=list)
     """The most frequent mistakes: class, taken for, images, share of the class."""
-    bins: list[statistics.Bin] = field(default_factory=list)
+    bins: list[image_statistics.Bin] = field(default_factory=list)
     calibration_error: float | None = None
     mistakes: list[Mistake] = field(default_factory=list)
     note: str = ""
@@ -136,7 +136,7 @@ def image_key(run: Run, sample: int) -> str:
 def _rows(run: Run, counts: dict[str, list[int]], taken_for: Sequence[str] | None = None) -> list[ClassRow]:
     columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for or [""] * len(run.classes))
     return [
-        ClassRow(name, images, top1, top5, *statistics.wilson(top1, images), other)
+        ClassRow(name, images, top1, top5, *image_statistics.wilson(top1, images), other)
         for name, images, top1, top5, other in zip(*columns, strict=True)
     ]
 
@@ -146,12 +146,12 @@ def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
     known = len(run.classes)
     count = max(known, int(scores.predictions.max(initial=0)) + 1)
     names = [*run.classes, *(f"no class ({i})" for i in range(known, count))]
-    matrix = statistics.confusion(scores.labels, scores.predictions, count)
+    matrix = image_statistics.confusion(scores.labels, scores.predictions, count)
     images = matrix.sum(axis=1)
-    others, times = statistics.most_taken_for(matrix)
+    others, times = image_statistics.most_taken_for(matrix)
     taken_for = [f"{names[i]} ({n})" if n else "" for i, n in zip(others.tolist(), times.tolist(), strict=True)]
     right = scores.ranks < 1
-    bins = statistics.reliability(scores.confidences, right)
+    bins = image_statistics.reliability(scores.confidences, right)
     return View(
         run=number,
         weights=weights,
@@ -159,10 +159,10 @@ def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
         matrix=_matrix(matrix, names),
         pairs=[
             (names[row], names[column], times, times / int(images[row]))
-            for row, column, times in statistics.confused_pairs(matrix, MOST_PAIRS)
+            for row, column, times in image_statistics.confused_pairs(matrix, MOST_PAIRS)
         ],
         bins=bins,
-        calibration_error=statistics.expected_calibration_error(bins),
+        calibration_error=image_statistics.expected_calibration_error(bins),
         mistakes=[
             Mistake(
                 sample=sample,
@@ -172,14 +172,14 @@ def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
                 confidence=float(scores.confidences[sample]),
                 rank=int(scores.ranks[sample]),
             )
-            for sample in statistics.most_confident_mistakes(scores.confidences, right, MOST_MISTAKES)
+            for sample in image_statistics.most_confident_mistakes(scores.confidences, right, MOST_MISTAKES)
         ],
     )
 
 
 def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
-    cells, size = statistics.grouped(matrix, MOST_CELLS)
-    right, _ = statistics.grouped(np.diag(np.diag(matrix)), MOST_CELLS)
+    cells, size = image_statistics.grouped(matrix, MOST_CELLS)
+    right, _ = image_statistics.grouped(np.diag(np.diag(matrix)), MOST_CELLS)
     groups = [names[first : first + size] for first in range(0, len(names), size)]
     return Matrix(
         names=[group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups],

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
-from lockstep.errors import BackendError, LockstepError, RecipeError
 from lockstep.recipes import Recipe
-from lockstep.recorder import Listener, Recorder
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.system.errors import BackendError, LockstepError, RecipeError
+from lockstep.system.workers import carry_out
 from lockstep.verification import workload as workloads
 from lockstep.verification.comparison import between, compare, compare_loaders, finite
 from lockstep.verification.workload import Arrays
-from lockstep.workers import carry_out
 
 REFERENCE = "reference"
 
@@ -82,7 +82,7 @@ def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
 def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) -> dict[str, Any]:
     """Run a worker; return what it ran on and how long it took, or its `error`."""
     progress, began = recorder.progress(engine), time.perf_counter()
-    command: list[str | Path] = [python, "-P", "-m", "lockstep.verification.worker", folder, engine]
+    command: list[str | Path] = [python, "-P", "-m", "lockstep.verification.engine_process", folder, engine]
     result = folder / f"{engine}.json"
     try:
         ended = carry_out(command, folder, progress)

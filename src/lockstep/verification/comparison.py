@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance, largest
 from lockstep.verification.workload import DECAY, Arrays, Workload, part

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from lockstep import models
 from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.data.index import open_index
-from lockstep.data.loaders import loader_of
+from lockstep.data.loading.loaders import loader_of
 from lockstep.data.textures import draw_data_set
-from lockstep.models import blocks, convolutions, model_spec, narrowed
-from lockstep.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.models import architectures
+from lockstep.models.architectures import blocks, convolutions, model_spec, narrowed
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.schedule import learning_rates
-from lockstep.training import initial_state
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs.driver import initial_state
 
 Arrays = dict[str, np.ndarray]
 
@@ -98,7 +98,7 @@ def varied(recipe: Recipe, initial: State) -> State:
     """
     random = np.random.default_rng(0)
     tensors = dict(initial.tensors)
-    for tensor in models.tensors(model_spec(recipe.model), recipe.logits):
+    for tensor in architectures.tensors(model_spec(recipe.model), recipe.logits):
         if tensor.role in ("bn_scale", "bn_var"):
             tensors[tensor.name] = random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
         elif tensor.role in ("bn_mean", "fc_bias"):

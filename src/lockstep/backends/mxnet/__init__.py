@@ -5,7 +5,7 @@ from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all tha
 import numpy as np
 
 from lockstep.backends.mxnet.engine import MxnetEngine
-from lockstep.backends.mxnet.export import load_module
+from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
 from lockstep.backends.mxnet.world import MxnetWorld, devices, join, launch
 from lockstep.recipes import Execution, Recipe

@@ -18,16 +18,16 @@ import mxnet as mx
 import numpy as np
 
 from lockstep.backends import Interval, State, check_fit, check_masks
-from lockstep.backends.host_memory import keep_freed_memory
-from lockstep.backends.layout import Layout
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
+from lockstep.backends.shared.host_memory import keep_freed_memory
+from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
-from lockstep.errors import BackendError
-from lockstep.machine import arithmetic
-from lockstep.metrics import Counts, Scores
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import arithmetic
 
 Result = TypeVar("Result")
 Fetched = tuple[np.ndarray, float]

@@ -8,13 +8,13 @@ from multiprocessing import AuthenticationError
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.backends.mxnet import hosts
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.mxnet.world import Array, Ranks
-from lockstep.errors import BackendError
-from lockstep.launched import is_on_one_machine
+from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+from lockstep.system.ranks import is_on_one_machine
 
 try:
     import horovod.mxnet as hvd

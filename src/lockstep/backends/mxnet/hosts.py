@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 
-from lockstep.errors import BackendError, LockstepError
+from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
 """Environment variables: where rank 0 listens, as host:port, and a word that strangers do not know."""

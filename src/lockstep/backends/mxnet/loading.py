@@ -3,9 +3,9 @@
 import importlib
 import os
 
-from lockstep.backends.restraint import silenced
-from lockstep.errors import BackendError
-from lockstep.machine import share_of_cores
+from lockstep.backends.shared.import_side_effects import silenced
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import share_of_cores
 
 chosen = os.environ.get("OMP_NUM_THREADS")
 """What the user or a launcher has said of threads."""

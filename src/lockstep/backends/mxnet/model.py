@@ -6,7 +6,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.recipes import Recipe
 
 Node = Any

@@ -15,14 +15,14 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from lockstep.backends import HostQuestions, refuse_layout
-from lockstep.backends.loopback import refuse_open_sockets
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
-from lockstep.backends.rendezvous import rendezvous
-from lockstep.errors import BackendError
-from lockstep.launched import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
-from lockstep.machine import cores
+from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import cores
+from lockstep.system.ranks import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
 
 Array = Any
 """An `mx.nd.NDArray`: MXNet has no annotations."""

@@ -16,16 +16,16 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from lockstep.backends import Interval, State, check_fit, check_masks
-from lockstep.backends.host_memory import keep_freed_memory
-from lockstep.backends.layout import Layout
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
+from lockstep.backends.shared.host_memory import keep_freed_memory
+from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
-from lockstep.errors import BackendError
-from lockstep.metrics import Counts, Scores
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from lockstep.backends import check_fit
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
-from lockstep.errors import CheckpointError
-from lockstep.models import model_spec
-from lockstep.models import tensors as tensors_of
+from lockstep.models.architectures import model_spec
+from lockstep.models.architectures import tensors as tensors_of
 from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 
 
 def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:

@@ -4,9 +4,9 @@ import importlib
 import os
 import sys
 
-from lockstep.backends.restraint import keeping_sigterm, silenced
-from lockstep.errors import BackendError
-from lockstep.machine import share_of_cores
+from lockstep.backends.shared.import_side_effects import keeping_sigterm, silenced
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import share_of_cores
 
 if "tensorflow" in sys.modules and "paddle" not in sys.modules:
     # Without a word, from compiled code: both have libraries of the same names in them.

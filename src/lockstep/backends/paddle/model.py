@@ -12,7 +12,7 @@ import paddle.nn.functional as F
 
 from lockstep.backends import check_fit
 from lockstep.backends.paddle.world import Tensor
-from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.recipes import Recipe
 
 COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}

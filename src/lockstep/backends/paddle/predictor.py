@@ -11,9 +11,9 @@ import numpy as np
 import paddle
 from paddle import inference, static
 
-from lockstep.backends.host_memory import keep_freed_memory
 from lockstep.backends.paddle import loading
-from lockstep.errors import BackendError, CheckpointError
+from lockstep.backends.shared.host_memory import keep_freed_memory
+from lockstep.system.errors import BackendError, CheckpointError
 
 PRECISIONS = {
     "cpu": {"fp32": inference.PrecisionType.Float32, "bf16": inference.PrecisionType.Bfloat16},

@@ -13,9 +13,9 @@ from lockstep.backends import World, check_fit, refuse_layout
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
-from lockstep.errors import BackendError
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
 
 __all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 

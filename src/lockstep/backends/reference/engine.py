@@ -15,8 +15,8 @@ from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
 from lockstep.data import Batch
-from lockstep.metrics import Counts, Scores
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
 
 Arrays = dict[str, np.ndarray]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from lockstep.backends.reference import functions as f
-from lockstep.models import Block, Conv, blocks, model_spec, stem
+from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
 from lockstep.recipes import Recipe
 
 Array = np.ndarray

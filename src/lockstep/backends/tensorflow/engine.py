@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends import Interval, State, check_masks
-from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
     Pass,
@@ -29,10 +29,10 @@ from lockstep.backends.tensorflow.model import (
 )
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
-from lockstep.errors import BackendError
-from lockstep.metrics import Counts, Scores
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
 
 Fetched = tuple[np.ndarray, float]
 """A row for every step, and when they were there."""

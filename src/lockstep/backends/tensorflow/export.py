@@ -42,7 +42,7 @@ class _Serving(tf.Module):  # type: ignore[misc]
         return {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
 
     def _centre(self, images: Tensor, size: Tensor) -> Tensor:
-        """Return the centre squares as `lockstep.order.centre_plan` has them, rounded to whole numbers."""
+        """Return the centre squares as `lockstep.recipes.order.centre_plan` has them, rounded to whole numbers."""
         recipe = self._recipe
         resized = recipe.eval_resize * size // tf.reduce_min(size)
         top, left = tf.unstack(tf.cast(tf.round(tf.cast(resized - recipe.eval_crop, tf.float32) / 2), tf.int32))

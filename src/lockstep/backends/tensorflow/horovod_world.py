@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends.loopback import refuse_open_sockets
+from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.backends.tensorflow.world import TensorflowWorld
-from lockstep.errors import BackendError
-from lockstep.launched import is_on_one_machine
 from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+from lockstep.system.ranks import is_on_one_machine
 
 try:
     import horovod.tensorflow as hvd

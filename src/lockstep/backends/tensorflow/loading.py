@@ -3,7 +3,7 @@
 import importlib
 import os
 
-from lockstep.backends.restraint import silenced
+from lockstep.backends.shared.import_side_effects import silenced
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with silenced():

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends import check_fit
-from lockstep.models import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
 from lockstep.recipes import Recipe
 
 Tensor = Any

@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions, refuse_layout
-from lockstep.backends.loopback import keep_on_loopback, refuse_open_sockets
-from lockstep.backends.rendezvous import rendezvous
-from lockstep.backends.restraint import keeping_sigterm
-from lockstep.errors import BackendError, LockstepError
-from lockstep.launched import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
-from lockstep.machine import cores
+from lockstep.backends.shared.horovod_rendezvous import rendezvous
+from lockstep.backends.shared.import_side_effects import keeping_sigterm
+from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.machine import cores
+from lockstep.system.ranks import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
 
 _QUESTIONS = 1 << 20
 """Group key of the questions that hosts ask each other, far from those that the strategy counts up from 0."""

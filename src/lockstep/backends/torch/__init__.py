@@ -7,7 +7,7 @@ from lockstep.backends.torch.engine import TorchEngine, canonical_tensors, copy_
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
 from lockstep.backends.torch.world import TorchWorld, device_name, launch
-from lockstep.models import model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 
 __all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Mapping
 
 from lockstep.benchmark.roofline import work
-from lockstep.machine import Arithmetic
-from lockstep.models import model_spec
+from lockstep.models.architectures import model_spec
 from lockstep.recipes import Recipe
+from lockstep.system.machine import Arithmetic
 
 COMPILE_SEC = 120.0
 """Assumed, of a ResNet-50's training step, forward and backward; most of it runs on one core, whatever there are."""

@@ -21,18 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
 from lockstep.backends import Interval, State, check_fit, check_masks
-from lockstep.backends.host_memory import keep_freed_memory
+from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
-from lockstep.errors import BackendError
-from lockstep.machine import arithmetic, share_of_cores
-from lockstep.metrics import Counts, Scores
-from lockstep.models import model_spec, tensors
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.metrics import Counts, Scores
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

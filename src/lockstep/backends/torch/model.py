@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.models import Block, Conv, ModelSpec, blocks, features, stem
+from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
 from lockstep.recipes import Recipe
 
 Padding = Literal["symmetric", "same"]

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from lockstep.backends import HostQuestions, refuse_horovod
-from lockstep.backends.loopback import refuse_open_sockets
-from lockstep.errors import BackendError, LockstepError
-from lockstep.launched import is_on_one_machine, launch_ranks
-from lockstep.machine import cores
+from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.machine import cores
+from lockstep.system.ranks import is_on_one_machine, launch_ranks
 
 
 class TorchWorld(HostQuestions):

@@ -1,0 +1,248 @@
+"""Keeping a framework's sockets on the loopback interface.
+
+TensorFlow's server and Paddle's store bind to all interfaces and have no option for another address. TensorFlow's server
+executes the graphs that it is sent. So a rank whose peers are all on this machine replaces the C function `bind` in the
+libraries that are loaded: a request for all interfaces becomes one for the loopback interface. This works on 64-bit Linux. A
+rank that listens elsewhere all the same when it has met the others refuses to train.
+"""
+
+import ctypes
+import errno
+import ipaddress
+import mmap
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import BackendError
+from lockstep.system.ranks import LOOPBACK
+
+
+def keep_on_loopback() -> None:
+    """Have libraries of this process that bind a socket to all interfaces bind it to the loopback interface instead.
+
+    It holds for the libraries loaded so far. Python's own sockets stay as they are. Raises `BackendError` where this system
+    has no such means.
+    """
+    try:
+        if struct.calcsize("P") != 8:
+            raise OSError("this is not a 64-bit system")
+        replaced = sum(_replace(library) for library in _libraries())
+    except (OSError, AttributeError, ValueError) as error:
+        raise BackendError(
+            f"cannot keep this framework's sockets on the loopback interface here: {error}. {_ADVICE}"
+        ) from error
+    if not replaced:
+        raise BackendError(f"cannot keep this framework's sockets on the loopback interface on {sys.platform}. {_ADVICE}")
+
+
+def refuse_open_sockets() -> None:
+    """Raise `BackendError` if this process listens on anything but the loopback interface."""
+    found = sorted({f"{address} port {port}" for address, port in listening("self") if not is_loopback(address)})
+    if found:
+        raise BackendError(f"this rank listens on {', '.join(found)}, expected the loopback interface alone. {_ADVICE}")
+
+
+_ADVICE = "Train in one process, or take --backend torch, which needs no server"
+
+
+# What a process listens on
+
+_LISTENING = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
+
+
+def listening(process: int | str) -> list[tuple[str, int]]:
+    """Return address and port of every TCP socket that a process of this machine listens on; none without /proc."""
+    folder = Path("/proc") / str(process)
+    if not (folder / "net").is_dir():
+        return []
+    own = set()
+    for file in (folder / "fd").iterdir():
+        try:
+            own.add(str(file.readlink()))
+        except OSError:  # closed since
+            continue
+    found = []
+    for family in ("tcp", "tcp6"):
+        try:
+            lines = (folder / "net" / family).read_text().splitlines()[1:]
+        except OSError:  # a system without IPv6
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] == _LISTENING and f"socket:[{words[9]}]" in own:
+                found.append(_place(words[1]))
+    return found
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Return address and port of such a text as 0100007F:B267: words of 32 bits in the processor's order of bytes."""
+    address, port = text.split(":")
+    words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed), int(port, 16)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address is of the loopback interface, as IPv4, IPv6 or IPv4 within IPv6."""
+    parsed = ipaddress.ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
+
+
+# The function that takes the place of `bind`
+
+_Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
+
+
+def _bind(number: int, address: int, length: int) -> int:
+    try:
+        wanted = _on_loopback(ctypes.string_at(address, length) if address else b"")
+        return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
+    except BaseException:  # a signal's handler may raise here. Left alone, C would take it for a socket that is bound
+        ctypes.set_errno(errno.EACCES)
+        return -1
+
+
+def _on_loopback(given: bytes) -> bytes:
+    """Return a socket address with the loopback interface's address in place of all interfaces'; others as they are."""
+    family = int.from_bytes(given[:2], sys.byteorder)
+    v4 = socket.inet_pton(socket.AF_INET, LOOPBACK)
+    if family == socket.AF_INET and given[4:8] == bytes(4):  # family, port, address
+        return given[:4] + v4 + given[8:]
+    if family == socket.AF_INET6 and given[8:24] in (bytes(16), _MAPPED + bytes(4)):  # family, port, flow, address
+        return given[:8] + _MAPPED + v4 + given[24:]
+    return given
+
+
+_MAPPED = bytes(10) + b"\xff\xff"
+"""What stands before an IPv4 address within IPv6. TensorFlow's sockets speak both, and its ranks are called by IPv4."""
+
+
+@cache
+def _own() -> Any:
+    """Return `_bind` as a C function, always the same one, since libraries hold its address."""
+    return _Bind(_bind)
+
+
+# The libraries of this process, as the loader has them in memory: System V ABI, "Dynamic Linking"
+
+_PT_DYNAMIC, _PT_GNU_RELRO = 2, 0x6474E552
+_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+_SYMBOL_BYTES = 24
+
+
+class _Segment(ctypes.Structure):
+    """Elf64_Phdr."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("physical", ctypes.c_uint64),
+        ("file_bytes", ctypes.c_uint64),
+        ("memory_bytes", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint64),
+    )
+
+
+class _Loaded(ctypes.Structure):
+    """The first fields of dl_phdr_info."""
+
+    _fields_ = (
+        ("base", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("segments", ctypes.POINTER(_Segment)),
+        ("count", ctypes.c_uint16),
+    )
+
+
+_Library = tuple[int, list[tuple[int, int, int]]]
+"""Where a library lies in memory, and of each of its segments the type, the address from there and the length in bytes."""
+
+
+def _libraries() -> list[_Library]:
+    """Return the shared libraries of this process, but for Python's own modules and the C library."""
+    found: list[_Library] = []
+
+    def note(loaded: "ctypes._Pointer[_Loaded]", _size: int, _data: int) -> int:
+        library = loaded.contents
+        name = Path((library.name or b"").decode(errors="replace")).name
+        if name and not name.startswith(("_socket", "linux-vdso", "libc.", "libc-")):
+            segments = (library.segments[number] for number in range(library.count))
+            found.append((library.base, [(each.type, each.address, each.memory_bytes) for each in segments]))
+        return 0
+
+    # Both keep Python's lock: another thread that imports a library would wait for the loader's while it holds Python's.
+    visitor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
+    ctypes.PyDLL(None).dl_iterate_phdr(visitor(note), None)
+    return found
+
+
+def _replace(library: _Library) -> bool:
+    """Write our function over the places of a library that hold the address of `bind`; return whether there are any."""
+    base, segments = library
+    places = list(_places(base, segments))
+    for place in places:
+        _write(place, ctypes.cast(_own(), ctypes.c_void_p).value or 0, _is_read_only(place, base, segments))
+    return bool(places)
+
+
+def _is_read_only(place: int, base: int, segments: list[tuple[int, int, int]]) -> bool:
+    """Return whether the loader has made a place read-only: whole pages, of which the last may reach beyond and is not."""
+    size = mmap.PAGESIZE
+    pages = (
+        range((base + start) // size, (base + start + length) // size)
+        for kind, start, length in segments
+        if kind == _PT_GNU_RELRO
+    )
+    return any(place // size in each for each in pages)
+
+
+def _places(base: int, segments: list[tuple[int, int, int]]) -> Iterator[int]:
+    """Yield the addresses at which a library looks up where `bind` is."""
+    for kind, start, length in segments:
+        if kind != _PT_DYNAMIC:
+            continue
+        tags = dict(_array(base + start, length).reshape(-1, 2).tolist())
+        if _DT_SYMTAB not in tags:
+            continue
+
+        def absolute(tag: int, tags: dict[int, int] = tags) -> int:
+            # glibc has added the base already; musl has not.
+            return tags[tag] if tags[tag] >= base else base + tags[tag]
+
+        for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
+            if not tags.get(size):
+                continue
+            # Elf64_Rela: place, symbol << 32 | type, addend
+            entries = _array(absolute(table), tags[size]).reshape(-1, 3)
+            symbols = entries[:, 1] >> 32
+            for symbol in np.unique(symbols[symbols > 0]).tolist():
+                name = ctypes.c_uint32.from_address(absolute(_DT_SYMTAB) + symbol * _SYMBOL_BYTES).value
+                if ctypes.string_at(absolute(_DT_STRTAB) + name, 5) == b"bind\0":
+                    yield from (base + int(place) for place in entries[symbols == symbol, 0])
+
+
+def _array(address: int, length: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint64 * (length // 8)).from_address(address))
+
+
+def _write(place: int, value: int, is_read_only: bool) -> None:
+    system = ctypes.CDLL(None, use_errno=True)
+    page_bytes = mmap.PAGESIZE
+    page = ctypes.c_void_p(place - place % page_bytes)
+    readable, writable = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+    if system.mprotect(page, ctypes.c_size_t(page_bytes), writable):
+        raise OSError(ctypes.get_errno(), "memory of a library cannot be written")
+    ctypes.c_uint64.from_address(place).value = value
+    if is_read_only:
+        system.mprotect(page, ctypes.c_size_t(page_bytes), readable)

@@ -1,0 +1,59 @@
+"""The processes that measure one cell: a launcher of ranks, or a rank (see `lockstep.benchmark.grid`, which starts it).
+
+The folder holds `cell.json`; every rank leaves `rank-<r>.json` there, or `failure-<r>.json`.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.benchmark.cells import Cell, Plan
+from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
+from lockstep.benchmark.fingerprint import fingerprint
+from lockstep.benchmark.measuring import measure
+from lockstep.recipes import Execution, Recipe
+from lockstep.runs.folder import write_json
+from lockstep.system.ranks import is_leading
+from lockstep.system.workers import end_with_parent, tell
+
+
+def save_task(folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution) -> None:
+    """Write what a worker is to measure."""
+    task = {"cell": cell.fields(), "plan": plan.fields(), "recipe": recipe.fields(), "execution": execution.fields()}
+    write_json(folder / "cell.json", task)
+
+
+def work(folder: Path) -> int:
+    """Measure the cell in `folder`: as a rank if this process is one or the only one, else by launching ranks. Return the
+    exit code.
+    """
+    task = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
+    cell, plan = Cell(**task["cell"]), Plan(**task["plan"])
+    execution = Execution.of(task["execution"])
+    if cell.ranks > 1 and "RANK" not in os.environ:
+        end_with_parent()
+        launch = backends.load(cell.backend).launch
+        return launch(cell.ranks, ["benchmark", "cell", str(folder)], execution.distributed)
+    if cell.ranks == 1:
+        end_with_parent()  # ranks end with their launcher
+    rank = os.environ.get("RANK", "0")
+    try:
+        found = measure(cell, plan, Recipe.of(task["recipe"]), execution, tell if is_leading() else _say_nothing)
+    except Exception as error:
+        status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
+        write_json(folder / f"failure-{rank}.json", {"status": status, "reason": _reason(error)})
+        return 1
+    result: dict[str, Any] = found.fields() | {"environment": fingerprint(cell.backend)}
+    write_json(folder / f"rank-{rank}.json", result)
+    return 0
+
+
+def _say_nothing(done: int, total: int) -> None:
+    pass
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip()
+    return f"{type(error).__name__}: {said:.1000}" if said else type(error).__name__

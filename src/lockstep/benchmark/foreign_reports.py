@@ -1,0 +1,133 @@
+"""Runs and benchmark reports in the forms of other programs, for what reads those.
+
+The figures are Lockstep's. A log has times of intervals and not of single steps, so that all steps of an epoch count here,
+where MXNet's example leaves its first iteration out.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.benchmark import dlll
+from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run
+from lockstep.benchmark.report_file import read_benchmark
+from lockstep.runs.folder import seconds_of
+from lockstep.system.errors import DataError, UserError, nearest
+from lockstep.system.strict_json import to_json
+
+Report = dict[str, Any]
+"""A benchmark report."""
+
+
+def converted(source: Path, form: str) -> str:
+    """Return a run's folder or a benchmark report in one of `FORMS`. Raises `UserError` where that cannot be."""
+    if form not in FORMS:
+        raise UserError(f"there is no form {form!r}. {nearest(form, FORMS)}")
+    of_run, of_report = FORMS[form]
+    if source.is_dir():
+        if of_run is None:
+            raise UserError(f"{form} is made from a benchmark report; {source} is a folder")
+        return of_run(read_run(source))
+    if of_report is None:
+        raise UserError(f"{form} is made from the folder of a run; {source} is none")
+    return of_report(read_benchmark(source) | {"written_at": source.stat().st_mtime})
+
+
+def nvidia_report(run: LoggedRun) -> str:
+    """Return the JSON of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py).
+
+    Metrics are lists by epoch, accuracies in percent. `time` is the mean of an iteration in seconds. What was not
+    measured in every epoch has fewer values; steps under a profiler have no speed.
+    """
+    metrics: dict[str, list[float]] = {}
+    for epoch in run.epochs:
+        for name, value in (_trained(epoch) | _evaluated(epoch, run.recipe.global_batch_images)).items():
+            metrics.setdefault(name, []).append(value)
+    report = {
+        "model": run.recipe.fields()["model"],
+        "ngpus": run.environment["ranks"],
+        "total_duration": run.seconds,
+        "cmd": run.environment.get("command", []),
+        "metrics": metrics,
+    }
+    return to_json(report, indent=4)
+
+
+def _trained(epoch: Epoch) -> dict[str, float]:
+    return {
+        "train.top1": epoch.mean("top1_percent"),
+        "train.top5": epoch.mean("top5_percent"),
+        "train.loss": epoch.mean("loss"),
+    } | _timed(epoch.timed)
+
+
+def _timed(intervals: tuple[Entry, ...]) -> dict[str, float]:
+    if not intervals:
+        return {}
+    seconds = sum(seconds_of(entry) for entry in intervals)
+    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
+    return {"train.time": seconds / steps, "train.total_ips": images_of(intervals) / seconds}
+
+
+def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
+    entry = epoch.evaluations.get("trained")
+    if entry is None:
+        return {}
+    return {
+        "val.top1": entry["top1_percent"],
+        "val.top5": entry["top5_percent"],
+        "val.loss": entry["loss"],
+        "val.time": seconds_of(entry) / math.ceil(entry["images"] / batch_images),
+        "val.total_ips": entry["images_per_sec"],
+    }
+
+
+def nvidia_benchmark(report: Report) -> str:
+    """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s by GPUs and batch.
+
+    The form has one engine, model, precision, layout and kind of data; a report of more is refused. A cell that failed has
+    no value.
+    """
+    for name in ("backend", "model", "dtype", "data", "compile", "layout"):
+        found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
+        if len(found) > 1:
+            raise DataError(
+                f"the form has one {name}, the report has {', '.join(found)}; measure each into a report of its own"
+            )
+    keys = {"train": "train.total_ips", "inference": "val.total_ips"}
+    ranks = list(dict.fromkeys(cell["ranks"] for cell in report["cells"]))
+    batches = list(dict.fromkeys(cell["batch"] for cell in report["cells"]))
+    metrics: dict[str, dict[str, dict[str, float]]] = {str(n): {str(b): {} for b in batches} for n in ranks}
+    for cell in report["cells"]:
+        if cell["status"] == "ok":
+            metrics[str(cell["ranks"])][str(cell["batch"])][keys[cell["what"]]] = cell["images_per_sec"]
+    measured = [key for what, key in keys.items() if any(cell["what"] == what for cell in report["cells"])]
+    form = {"model": "", "ngpus": ranks, "bs": batches, "metric_keys": measured, "metrics": metrics}
+    return to_json(form, indent=4)
+
+
+def timm_summary(run: LoggedRun) -> str:
+    """Return timm's `summary.csv`: a row an epoch, from 0, with the learning rate of its last step.
+
+    As in timm, evaluations are those of the moving average where there is one. Without one an epoch's columns are empty.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr"])
+    for epoch in run.epochs:
+        entry = epoch.evaluations.get("ema") or epoch.evaluations.get("trained") or {}
+        evaluated = [entry.get(name, "") for name in ("loss", "top1_percent", "top5_percent")]
+        rows.writerow([epoch.number, epoch.mean("loss"), *evaluated, epoch.lr])
+    return text.getvalue()
+
+
+FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[Report], str] | None]] = {
+    "nvidia-report": (nvidia_report, None),
+    "nvidia-benchmark": (None, nvidia_benchmark),
+    "dlll": (dlll.of_run, dlll.of_benchmark),
+    "timm": (timm_summary, None),
+}
+"""By name: how a run and how a benchmark report is written, None where the form has no such."""

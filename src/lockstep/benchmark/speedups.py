@@ -1,0 +1,112 @@
+"""Rates held against rates: cells of one report that differ in one thing, and the same cells of two reports."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lockstep.benchmark.cells import Cell
+from lockstep.benchmark.failures import OK
+from lockstep.benchmark.grid import key
+from lockstep.benchmark.iteration_times import overlap, quotient
+from lockstep.benchmark.report_file import environment_of
+
+Entry = dict[str, Any]
+"""A cell of a report."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two cells with figures."""
+
+    axis: str
+    """The one field in which they differ; empty for the same cell of two reports."""
+    over: Entry
+    under: Entry
+
+    @property
+    def quotient(self) -> float:
+        """The first rate over the second, both as they are printed."""
+        return quotient(self.over["images_per_sec"], self.under["images_per_sec"])
+
+    @property
+    def overlap(self) -> bool:
+        """Whether their intervals have a rate in common: if so, this pair alone shows no difference."""
+        return overlap(self.over["interval"], self.under["interval"])
+
+    @property
+    def scaling(self) -> float | None:
+        """Of pairs that differ in ranks: the quotient over that of the ranks. 1 is perfect weak scaling where every rank has
+        a device of its own."""
+        return self.quotient * self.under["ranks"] / self.over["ranks"] if self.axis == "ranks" else None
+
+
+def claims(cells: list[Entry]) -> list[Pair]:
+    """Return what the originals' documents claim, as far as these cells show it: mixed precision over fp32, v1.5 over v1,
+    with a compiler over without, NHWC over NCHW, several ranks over one; all else being equal.
+    """
+    measured = [entry for entry in cells if entry["status"] == OK]
+    return [pair for axis in ("dtype", "model", "compile", "layout", "ranks") for pair in _differing(measured, axis)]
+
+
+def _differing(entries: list[Entry], axis: str) -> Iterator[Pair]:
+    others = [field.name for field in fields(Cell) if field.name != axis]
+    for over in entries:
+        base = _base(over, axis)
+        for under in entries:
+            if under[axis] == base and all(over[name] == under[name] for name in others):
+                yield Pair(axis, over, under)
+
+
+def _base(entry: Entry, axis: str) -> Any:
+    """Return the value of a field that an entry is held against; None for nothing."""
+    value = entry[axis]
+    if axis == "model":
+        return value.removesuffix(".5") if value.endswith("-v1.5") else None
+    if axis in _SWITCHES:
+        return _SWITCHES[axis].get(value)
+    base = {"dtype": "fp32", "ranks": 1}[axis]
+    return None if value == base else base
+
+
+_SWITCHES = {"compile": {"on": "off"}, "layout": {"nhwc": "nchw"}}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two reports say differently of how they were measured."""
+
+    name: str
+    ours: Any
+    theirs: Any
+    divides: bool
+    """Whether their rates may be divided all the same: they measured the same thing on the same machine."""
+
+
+_SAME = ("recipe", "changes", "execution", "num_examples", "processor", "cores", "gpus")
+"""Settings without which two cells are not the same measurement."""
+_PASSING = ("processor_mhz", "gpus")
+"""Of an environment: clocks of the moment, and what settings have."""
+
+
+def differences(report: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """Return how settings differ, and environments of backends that both have measured. None stands for what is not told."""
+    found = _differences(report.get("settings", {}), other.get("settings", {}), "")
+    for backend in dict.fromkeys(cell["backend"] for cell in report["cells"]):
+        ours, theirs = environment_of(report, backend), environment_of(other, backend)
+        if ours and theirs:
+            of_backend = _differences(ours, theirs, f"{backend}: ")
+            found += [each for each in of_backend if each.name.removeprefix(f"{backend}: ") not in _PASSING]
+    return found
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> list[Difference]:
+    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
+    return [Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME) for name in names]
+
+
+def between(report: dict[str, Any], other: dict[str, Any]) -> list[Pair]:
+    """Return the cells that both reports have figures of, those of the first over those of the second."""
+    theirs = {key(entry): entry for entry in other["cells"] if entry["status"] == OK}
+    return [
+        Pair("", entry, theirs[key(entry)]) for entry in report["cells"] if entry["status"] == OK and key(entry) in theirs
+    ]

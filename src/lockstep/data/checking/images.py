@@ -1,0 +1,141 @@
+"""Every image decoded, hashed and compared."""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import PurePosixPath
+
+import numpy as np
+from PIL import Image
+
+from lockstep.data.checking.findings import ERROR, KINDS, WARNING
+from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, Part, reason_of
+from lockstep.data.decoding.decode import check
+from lockstep.data.listing import ROW
+from lockstep.system.machine import cores
+
+_FORMATS = sorted(set(FORMAT_OF.values()))
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
+_TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
+_ORIENTATION = 0x0112
+_ROTATED = range(2, 9)
+"""Values of EXIF's orientation; 1 is upright, others mean nothing."""
+_MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
+
+
+def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) -> None:
+    """Decode and hash the images of a split on all cores; call `advance` with how many were done."""
+    listing = part.listing
+    wrong = {i for i, _, _ in part.of_images}
+
+    def inspect(some: range) -> tuple[int, int, list[tuple[int, str, str]]]:
+        size, found = 0, []
+        for i in part.kept[some.start : some.stop].tolist():
+            try:
+                data = listing.encoded(i)
+            except OSError as error:
+                found.append((i, "unreadable", reason_of(error)))
+                continue
+            except ValueError as error:
+                found.append((i, _kind_of(b"", str(error)), str(error)))
+                continue
+            size += len(data)
+            part.hashes[i] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.uint64)
+            problems = _problems(data, listing.name(i), smallest)
+            part.sound[i] = i not in wrong and all(KINDS[kind].severity == WARNING for kind, _ in problems)
+            found += [(i, kind, detail) for kind, detail in problems]
+        return len(some), size, found
+
+    # As the index does: a task for each image would take too much memory, and an interruption waits for no task to begin.
+    tasks = [range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)]
+    with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
+        for done, size, found in inspected:
+            part.total_bytes += size
+            part.of_images += found
+            advance(done)
+
+
+def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
+    """Return kind and detail of all that is wrong with an encoded image."""
+    try:
+        height, width = check(data)
+    except ValueError as error:
+        return [(_kind_of(data, str(error)), str(error))]
+    size = f"{width} x {height} pixels"
+    if max(height, width) > _MOST_PIXELS_A_SIDE:
+        return [("too-large", f"{size} are too many")]
+    problems = []
+    format, mode, orientation = _header(data)
+    suffix = PurePosixPath(name).suffix
+    if mode == "CMYK":
+        problems.append(("cmyk", "CMYK"))
+    if format and format != FORMAT_OF.get(suffix.lower(), format):
+        problems.append(("another-format", f"{format} named {suffix}"))
+    # Pillow turns TIFF as its tag says.
+    if orientation in _ROTATED and format != "TIFF":
+        problems.append(("rotated", f"orientation {orientation}"))
+    if min(height, width) < smallest:
+        problems.append(("tiny", size))
+    return problems
+
+
+def _kind_of(data: bytes, reason: str) -> str:
+    """Return the kind of an image that `check` refuses, from its words."""
+    if reason == "empty file":
+        return "empty"
+    if TOO_LARGE.search(reason):
+        return "too-large"
+    if _TRUNCATED.search(reason):
+        return "truncated"
+    # What begins as an image was one.
+    return "not-an-image" if reason.startswith("not an image") and not data.startswith(_SIGNATURES) else "damaged"
+
+
+def _header(data: bytes) -> tuple[str, str, object]:
+    """Return format, mode and EXIF orientation of an image without decoding it; nothing of what cannot be read."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            # A JPEG behind which others follow, as cameras write them.
+            format, mode = (image.format or "").replace("MPO", "JPEG"), image.mode
+            try:
+                return format, mode, image.getexif().get(_ORIENTATION)
+            except Exception:  # damaged EXIF makes Pillow raise almost anything
+                return format, mode, None
+    except Exception:  # the same; the image itself was decoded
+        return "", "", None
+
+
+def compare_images(parts: list[Part]) -> None:
+    """Find equal images. Those of val count as the first: a training image can be spared."""
+    parts = parts[::-1]
+    sound = [np.flatnonzero(part.sound) for part in parts]
+    owners = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in sound])
+    numbers = np.concatenate(sound)
+    hashes = np.concatenate([part.hashes[some] for part, some in zip(parts, sound, strict=True)])
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal ones stay in their order
+    hashes = hashes[order]
+    first = last = -1
+    for at in np.flatnonzero((hashes[1:] == hashes[:-1]).all(axis=1)).tolist():
+        if at != last:
+            first = int(order[at])
+        last = at + 1
+        copy = int(order[last])
+        mine, others = parts[owners[copy]], parts[owners[first]]
+        i, j = int(numbers[copy]), int(numbers[first])
+        if mine is not others:
+            kind = "in-train-and-val"
+        elif mine.listing.rows["label"][i] != mine.listing.rows["label"][j]:
+            kind = "duplicate-other-label"
+        else:
+            kind = "duplicate"
+        mine.of_images.append((i, kind, others.listing.place(j)))
+
+
+def check_usable(part: Part) -> None:
+    """Note where not one image is left."""
+    wrong = {i for i, kind, _ in part.of_images if KINDS[kind].severity == ERROR}
+    if part.format and len(wrong) == len(part.kept) and not any(kind == "no-images" for kind, _, _ in part.problems):
+        part.problems.append(("no-images", ".", f"none of {len(part.listing)} images can be used"))

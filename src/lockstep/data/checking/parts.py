@@ -1,0 +1,301 @@
+"""Where the images of a split are and what it holds, as far as that can be told of one that loaders refuse."""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from lockstep.data.checking.findings import FLAT, KINDS, Finding, Split
+from lockstep.data.containers import NO_LABEL, Damage
+from lockstep.data.index import QUARANTINE, quarantine_of
+from lockstep.data.listing import (
+    CLASSES,
+    MOST_BYTES,
+    MOST_CLASSES,
+    ROW,
+    STORED,
+    Listing,
+    Names,
+    Quarantined,
+    list_images,
+    listed_classes,
+)
+from lockstep.data.sources import (
+    ALIASES,
+    FOLDER,
+    IS_OF,
+    UNFINISHED,
+    Source,
+    files_of_split,
+    find_source,
+    find_split,
+    is_folder,
+)
+from lockstep.system.errors import DataError
+
+FORMAT_OF = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP",
+    ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".tif": "TIFF", ".tiff": "TIFF",
+}  # fmt: skip
+"""By the ending of a name, in Pillow's words."""
+TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
+_NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
+"""In the words of the formats."""
+_SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
+"""Names of files that are numbered without saying of how many."""
+SHOWN = 5
+Problem = tuple[str, str, str]
+"""Kind, place and detail of something that concerns no image of a listing."""
+
+
+def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
+    """Return name, source and what is wrong with it for every split, or for the folder itself under an empty name."""
+    if not data.is_dir():
+        raise DataError(f"there is no folder {data} to examine")
+    splits = [(split, _split(data, split)) for split in ALIASES]
+    found = [(split, *source) for split, source in splits if source is not None]
+    if found:
+        return found
+    if _visible(data, folders=True) or any(_looks_stored(name) for name in _visible(data)):
+        source, problems = _found(lambda: find_source(data), data, _visible(data), "")
+        return [("", source, problems)]
+    raise DataError(
+        f"{data} holds no images; expected a data set with {data}/train and {data}/val, or files with these words in their "
+        "names, or one folder of images"
+    )
+
+
+def _split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
+    root = next((data / alias for alias in ALIASES[split] if (data / alias).is_dir()), None)
+    if root is not None:
+        return _found(lambda: find_split(data, split), root, _visible(root), "")
+    names = files_of_split(data, split)
+    return _found(lambda: find_split(data, split), data, names, split) if names else None
+
+
+def _found(find: Callable[[], Source], root: Path, names: list[str], split: str) -> tuple[Source, list[Problem]]:
+    """Return the source that `find` finds, or as much of it as can be examined; one without a format holds nothing."""
+    try:
+        source = find()
+    except (DataError, OSError) as error:
+        if any((folder / UNFINISHED).exists() for folder in (root, root.parent)):
+            return Source("", root), [("unfinished", ".", reason_of(error))]
+        by_format = _by_format(names)
+        if len(by_format) != 1:
+            return Source("", root), [("two-formats" if by_format else "unreadable-file", ".", reason_of(error))]
+        [(format, files)] = by_format.items()
+        return Source(format, root, files, split), [("missing-shard", ".", reason_of(error))]
+    return source, _gaps(source.files)
+
+
+def _by_format(names: list[str]) -> dict[str, tuple[str, ...]]:
+    by_format = {format: tuple(filter(is_of, names)) for format, is_of in IS_OF.items()}
+    return {format: files for format, files in by_format.items() if files}
+
+
+def _looks_stored(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in FORMAT_OF or bool(_by_format([name]))
+
+
+def _visible(root: Path, *, folders: bool = False) -> list[str]:
+    """Return the sorted names of files, or of folders."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(each.name for each in entries if not each.name.startswith(".") and is_folder(each) == folders)
+    except OSError:  # whoever lists the images says so
+        return []
+
+
+def _gaps(files: Iterable[str]) -> list[Problem]:
+    """Return what is missing among numbered files that do not say how many there are."""
+    present: dict[tuple[str, str], dict[int, int]] = {}
+    for name in files:
+        if serial := _SERIAL.match(name):
+            present.setdefault((serial[1], serial[3]), {})[int(serial[2])] = len(serial[2])
+    problems = []
+    for (before, after), digits in present.items():
+        width, first, last = max(digits.values()), min(digits), max(digits)
+        # Only so many of them: a number may be a date.
+        some = islice((i for i in range(first, last) if i not in digits), SHOWN + 1)
+        if missing := [f"{before}{i:0{width}d}{after}" for i in some]:
+            count = last - first + 1 - len(digits)
+            problems.append(("missing-shard", missing[0], f"{count} missing: {shown(missing)}"))
+    return problems
+
+
+def shown(names: list[str]) -> str:
+    """Return the first names of a list."""
+    return ", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the words of an error, of the system's without the file."""
+    return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+
+
+class Part:
+    """A split while it is examined."""
+
+    def __init__(self, name: str, source: Source, problems: list[Problem]) -> None:
+        self.name, self.source, self.format = name, source, source.format
+        self.listing, self.listed, more = _listing_of(source)
+        self.problems = problems + more
+        """What concerns no image of the listing."""
+        if any(kind == "flat" for kind, _, _ in more):
+            self.format = FLAT
+        self.problems += [(_kind_of_damage(bad.reason), bad.file, bad.reason) for bad in self.listing.damaged]
+        self.of_images: list[tuple[int, str, str]] = []
+        """Number in the listing, kind and detail."""
+        count = len(self.listing.rows)
+        self.kept = np.arange(count)
+        """The numbers of the images that no quarantine leaves out."""
+        self.left_out = 0
+        self.total_bytes = 0
+        self.hashes = np.zeros((count, 2), np.uint64)
+        self.sound = np.zeros(count, bool)
+        """Which images have no error of their own; only these are compared with each other."""
+
+    def leave_out(self) -> None:
+        """Forget the images that the quarantine beside them leaves out, and what is wrong with them."""
+        try:
+            listed = quarantine_of(self.source)
+        except (DataError, OSError) as error:
+            self.problems.append(("bad-quarantine", QUARANTINE, reason_of(error)))
+            return
+        if not listed:
+            return
+        out = {i for i in range(len(self.kept)) if self.listing.place(i) in listed}
+        known = [problem for problem in self.problems if KINDS[problem[0]].of_image and problem[1] in listed]
+        self.problems = [problem for problem in self.problems if problem not in known]
+        self.of_images = [found for found in self.of_images if found[0] not in out]
+        self.kept = np.array([i for i in range(len(self.kept)) if i not in out], np.int64)
+        self.left_out = len(out) + len(known)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what concerns no single image first, then what is wrong with every image."""
+        for kind, place, detail in self.problems:
+            yield Finding(kind, self.name, place, "", detail)
+        for i, kind, detail in sorted(self.of_images, key=lambda found: found[0]):
+            yield Finding(kind, self.name, self.listing.place(i), self.listing.name(i), detail)
+
+    def summary(self) -> Split:
+        """Return what was examined."""
+        classes = len(self.listing.classes)
+        return Split(self.name, self.format, self.source.root, len(self.kept), classes, self.total_bytes, self.left_out)
+
+
+def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
+    """Return what a source holds, the length of the list of classes beside it if it counts, and what loaders refuse."""
+    if not source.format:
+        return _listing(source, [], [], ()), None, []
+    named = None
+    try:
+        named = listed_classes(source)
+        listing = list_images(source)
+        return listing, len(listing.classes) if listing.classes == named else None, []
+    except (DataError, OSError, ValueError, OverflowError) as error:
+        listing, problems = _of_folder(source) if source.format == FOLDER else _of_files(source)
+        # The list is for classes that are numbers. Labels beyond it are found where labels are checked.
+        listed = len(named) if named is not None and source.format != FOLDER and are_numbers(listing.classes) else None
+        if not problems and (listed is None or len(listing.classes) <= listed):
+            problems = [("refused", ".", reason_of(error))]
+        return listing, listed, problems
+
+
+def are_numbers(classes: tuple[str, ...]) -> bool:
+    """Tell whether classes have no names of their own."""
+    return classes == tuple(map(str, range(len(classes))))
+
+
+def _listing(
+    source: Source,
+    rows: list[tuple[int, ...]],
+    names: list[str],
+    classes: tuple[str, ...],
+    damaged: Iterable[Quarantined] = (),
+) -> Listing:
+    names_of = Names.of(map(os.fsencode, names))
+    return Listing(source, np.array(rows, ROW), names_of, classes, numbered=are_numbers(classes), damaged=tuple(damaged))
+
+
+def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[int, ...]:
+    return offset, file, length, label, 0, 0
+
+
+def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
+    """Return the images of a folder that `list_images` refuses, and what is wrong with the folder."""
+    root = source.root
+    folders, files = _visible(root, folders=True), _visible(root)
+    if not folders:
+        images = [name for name in files if name not in (QUARANTINE, CLASSES)]
+        if not images:
+            return _listing(source, [], [], ()), [("no-images", ".", "the folder is empty")]
+        return _listing(source, [_row(0)] * len(images), images, ()), [
+            ("flat", ".", f"{len(images)} files and no class folders")
+        ]
+    names: list[str] = []
+    rows: list[tuple[int, ...]] = []
+    problems: list[Problem] = []
+    for label, folder in enumerate(folders):
+        try:
+            with os.scandir(root / folder) as entries:
+                visible = {each.name: is_folder(each) for each in entries if not each.name.startswith(".")}
+        except OSError as error:
+            problems.append(("unreadable-file", folder, reason_of(error)))
+            continue
+        if not visible:
+            problems.append(("empty-class", folder, "no images"))
+        problems += [
+            ("nested-folder", f"{folder}/{name}", f"expected images in {root}/<class>/<image>")
+            for name in sorted(visible)
+            if visible[name]
+        ]
+        images = sorted(name for name in visible if not visible[name])
+        names += [f"{folder}/{name}" for name in images]
+        rows += [_row(label)] * len(images)
+    return _listing(source, rows, names, tuple(folders)), problems
+
+
+def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
+    """Return the images of files that `list_images` refuses, and what is wrong with the files."""
+    rows: list[tuple[int, ...]] = []
+    names: list[str] = []
+    damaged: list[Quarantined] = []
+    problems: list[Problem] = []
+    labels: list[int | str] = []
+    for file, path in enumerate(source.files):
+        try:
+            for each in STORED[source.format](source.root / path):
+                if isinstance(each, Damage):
+                    damaged.append(Quarantined(f"{path}@{each.begin}", each.reason))
+                elif each.label > MOST_CLASSES:
+                    damaged.append(Quarantined(f"{path}@{each.offset}", f"its label is {each.label}"))
+                elif each.length > MOST_BYTES:
+                    damaged.append(Quarantined(f"{path}@{each.offset}", f"{each.length} bytes are too many"))
+                else:
+                    rows.append(_row(NO_LABEL, ~each.offset if each.in_parts else each.offset, file, each.length))
+                    labels.append(each.class_name if each.label == NO_LABEL else each.label)
+                    names.append(each.name.encode(errors="replace").decode())  # JSON can spell what no file system can
+        except (ValueError, OSError) as error:
+            kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
+            problems.append((kind, path, reason_of(error)))
+    folders = {label for label in labels if isinstance(label, str)}
+    numbers = [label for label in labels if isinstance(label, int)]
+    if folders and numbers:
+        detail = f"{len(numbers)} images have a number as their class, {len(labels) - len(numbers)} a folder"
+        return _listing(source, rows, names, (), damaged), [*problems, ("mixed-labels", ".", detail)]
+    classes = tuple(sorted(folders)) if folders else tuple(map(str, range(max(numbers, default=-1) + 1)))
+    position: dict[int | str, int] = {name: i for i, name in enumerate(classes)}
+    listing = _listing(source, rows, names, classes, damaged)
+    listing.rows["label"] = [label if isinstance(label, int) else position[label] for label in labels]
+    return listing, problems
+
+
+def _kind_of_damage(reason: str) -> str:
+    if reason == os.strerror(errno.ELOOP):
+        return "unreadable"
+    return "label-out-of-range" if _NO_CLASS.search(reason) else "too-large" if TOO_LARGE.search(reason) else "bad-record"

@@ -1,0 +1,338 @@
+"""RecordIO, MXNet's format: records one after the other in `.rec`, their places in `.idx`, their sources in `.lst`.
+
+Written by hand because its only library is the framework that is retired. A record as dmlc-core's recordio.cc frames it, in
+little endian:
+
+    magic 0xced7230a | flag << 29 | length, 4 bytes each | payload | zeros up to a multiple of 4
+
+A payload that holds the magic number at a multiple of 4 is split there and the number left out: the parts have flags 1 (the
+first), 2 (those between) and 3 (the last); an undivided record has 0. The payload of an image is `Header` and its file.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
+
+MAGIC = 0xCED7230A
+MOST_BYTES = 2**29 - 1
+"""Of a part: its length has 29 bits."""
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_FRAME = struct.Struct("<II")
+_HEADER = struct.Struct("<IfQQ")
+_FRONT = np.dtype([(name, "<u4") for name in ("magic", "length", "labels")] + [("label", "<f4"), ("numbers", "<u8", 2)])
+"""Frame and header of a record that is not divided."""
+assert _FRONT.itemsize == _FRAME.size + _HEADER.size
+_UP_TO_LABELS = struct.Struct("<III")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_SEARCHED_BYTES = 2**20
+_SHORT = 64
+"""Bytes, of which Python finds the magic number sooner than NumPy."""
+_AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
+"""Records that are listed at a time, where they are alike and where they are not."""
+_MOST_LABELS = 2**24
+"""More would not fit an integer; the listing has fewer classes anyway."""
+
+
+class Header(NamedTuple):
+    """What stands in front of an image: `IRHeader` of MXNet."""
+
+    labels: tuple[float, ...]
+    """One or more. More than one are written behind the header, which counts them; MXNet calls the count its flag."""
+    number: int
+    second_number: int = 0
+
+
+class Record(NamedTuple):
+    """A record's place in a file."""
+
+    offset: int
+    """Where its first frame begins."""
+    spans: tuple[tuple[int, int], ...]
+    """Begin and end of every part of its payload."""
+    end: int
+    """Where the next record begins."""
+    front: bytes
+    """As many bytes of its first part as a header has, or all if it has fewer."""
+
+
+def framed(*payload: Bytes) -> list[Bytes]:
+    """Return a record as it stands in a file, in pieces. Raises `ValueError` if it is too long.
+
+    The payload may come in pieces itself; all but the last have a length that is a multiple of 4.
+    """
+    cuts = [_aligned_magic(piece) for piece in payload]
+    if not any(cuts):
+        return _part(_WHOLE, payload)
+    parts: list[list[Bytes]] = [[]]
+    for piece, inside in zip(payload, cuts, strict=True):
+        begin = 0
+        for cut in inside:
+            parts[-1].append(piece[begin:cut])
+            parts.append([])
+            begin = cut + len(_MAGIC_BYTES)
+        parts[-1].append(piece[begin:])
+    flags = (_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST)
+    return [piece for flag, part in zip(flags, parts, strict=True) for piece in _part(flag, part)]
+
+
+def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
+    length = sum(map(len, pieces))
+    if length > MOST_BYTES:
+        raise ValueError(f"a record with a part of {length} bytes; a part can have no more than {MOST_BYTES}")
+    return [_FRAME.pack(MAGIC, flag << 29 | length), *pieces, bytes(-length % 4)]
+
+
+def _aligned_magic(data: Bytes) -> list[int]:
+    """Return every multiple of 4 at which the magic number stands."""
+    if len(data) <= _SHORT and _MAGIC_BYTES not in bytes(data):
+        return []
+    words = np.frombuffer(data, "<u4", len(data) // 4)
+    return [4 * at for at in (words == MAGIC).nonzero()[0].tolist()]
+
+
+def record_at(file: Places, offset: int) -> Record:
+    """Return the record that begins at an offset. Raises `ValueError` that says what is wrong and where."""
+    spans: list[tuple[int, int]] = []
+    at, front = offset, b""
+    while True:
+        if at + _FRAME.size > file.size:
+            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+        read = file.read(at, min(_FRAME.size + _HEADER.size, file.size - at))
+        magic, word = _FRAME.unpack_from(read)
+        if magic != MAGIC:
+            raise ValueError(f"no record begins at byte {at}: expected {MAGIC:#x}, found {magic:#x}")
+        flag, length = word >> 29, word & MOST_BYTES
+        expected = (_WHOLE, _FIRST) if not spans else (_MIDDLE, _LAST)
+        if flag not in expected:
+            raise ValueError(f"the part at byte {at} has flag {flag}, expected {expected[0]} or {expected[1]}")
+        begin = at + _FRAME.size
+        at = begin + length + -length % 4
+        if at > file.size:
+            raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
+        if not spans:
+            front = read[_FRAME.size :][:length]
+        spans.append((begin, begin + length))
+        if flag in (_WHOLE, _LAST):
+            return Record(offset, tuple(spans), at, front)
+
+
+def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
+    """Yield every record from an offset on in order, and the damage between them.
+
+    A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
+    it or be missing. Those behind it are found wherever they stand now.
+    """
+    before = None
+    while offset < file.size:
+        try:
+            record = record_at(file, offset)
+        except ValueError as error:
+            begin = offset
+            if before is not None:
+                if _begins(file, offset):
+                    yield before
+                else:
+                    begin = before.offset
+            offset, before = _next_record(file, begin), None
+            yield Damage(begin, offset, str(error))
+            continue
+        if before is not None:
+            yield before
+        before, offset = record, record.end
+    if before is not None:
+        yield before
+
+
+def _begins(file: Places, offset: int) -> bool:
+    """Tell whether a record begins here, be it a damaged one or the torn end of a file."""
+    front = file.read(offset, min(_FRAME.size, file.size - offset))
+    if len(front) < _FRAME.size:
+        return _MAGIC_BYTES.startswith(front[:4])
+    magic, word = _FRAME.unpack(front)
+    return magic == MAGIC and word >> 29 not in (_MIDDLE, _LAST)
+
+
+def _next_record(file: Places, offset: int) -> int:
+    """Return where the first sound record behind an offset begins, or the end of the file.
+
+    It need not be a multiple of 4 away: bytes may be missing.
+    """
+    start = offset + 1
+    while start < file.size:
+        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+        found = chunk.find(_MAGIC_BYTES)
+        while found >= 0:
+            if _sound(file, start + found):
+                return start + found
+            found = chunk.find(_MAGIC_BYTES, found + 1)
+        start += max(len(chunk) - len(_MAGIC_BYTES) + 1, 1)
+    return file.size
+
+
+def _sound(file: Places, offset: int) -> bool:
+    """Tell whether a record begins here and another behind it."""
+    try:
+        return _begins(file, record_at(file, offset).end)
+    except ValueError:
+        return False
+
+
+def payload_of(file: Places, record: Record) -> bytes:
+    """Return a record's payload, the magic numbers it was split at in their places.
+
+    Raises `ValueError` if it should have been split elsewhere too: then a length in it is wrong.
+    """
+    parts = [file.read(begin, end - begin) for begin, end in record.spans]
+    for (begin, _), part in zip(record.spans, parts, strict=True):
+        if inside := _aligned_magic(part):
+            raise ValueError(f"a part begins at byte {begin + inside[0]}, within that at byte {begin - _FRAME.size}")
+    return _MAGIC_BYTES.join(parts)
+
+
+def packed(header: Header) -> bytes:
+    """Return what stands in front of an image in its payload."""
+    if len(header.labels) == 1:
+        return _HEADER.pack(0, header.labels[0], header.number, header.second_number)
+    labels = np.asarray(header.labels, "<f4").tobytes()
+    return _HEADER.pack(len(header.labels), 0.0, header.number, header.second_number) + labels
+
+
+def unpacked(payload: bytes) -> tuple[Header, int]:
+    """Return the header of an image's payload, and where the image begins. Raises `ValueError` if it is too short."""
+    if len(payload) < _HEADER.size:
+        raise ValueError(f"a record of {len(payload)} bytes has no room for a header of {_HEADER.size}")
+    count, label, number, second = _HEADER.unpack_from(payload)
+    begin = _HEADER.size + 4 * count
+    if len(payload) < begin:
+        raise ValueError(f"a record of {len(payload)} bytes has no room for {count} labels")
+    labels = tuple(np.frombuffer(payload, "<f4", count, _HEADER.size).tolist()) if count else (label,)
+    return Header(labels, number, second), begin
+
+
+def stored(path: Path) -> Iterator[Stored | Damage]:
+    """Yield the images of a `.rec` file in its order, read without an `.idx`. Of several labels the first one counts.
+
+    Their names come from the `.lst` beside it, where there is one: a line for each record, `number <tab> labels <tab> path`.
+    """
+    file, names, offset = Places(path, read_ahead=True), _names(path.with_suffix(".lst")), 0
+    while offset < file.size:
+        images, offset = _plain(file, offset, names)
+        yield from images
+        for record in () if images else islice(records(file, offset), _ONE_BY_ONE):
+            offset = record.end
+            if isinstance(record, Damage):
+                yield record
+                continue
+            try:
+                yield _stored(file, record, names)
+            except ValueError as error:
+                yield Damage(record.offset, record.end, f"the record at byte {record.offset}: {error}")
+
+
+def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
+    """Return images from an offset on, and where they end: no more than stand undivided, with one label each, side by side.
+
+    This is what `records` and `_stored` make of them, in a third of their time. The last such record is left to these: who
+    knows whether another begins behind it?
+    """
+    fronts: list[bytes] = []
+    at = offset
+    while len(fronts) < _AT_ONCE and at + _FRONT.itemsize <= file.size:
+        front = file.read(at, _FRONT.itemsize)
+        magic, length, labels = _UP_TO_LABELS.unpack_from(front)
+        if magic != MAGIC or not _HEADER.size <= length <= MOST_BYTES or labels:
+            break
+        fronts.append(front)
+        at += _FRAME.size + length + -length % 4
+    array = np.frombuffer(b"".join(fronts[:-1]), _FRONT)
+    with np.errstate(invalid="ignore"):
+        is_class = (array["label"] >= 0) & (array["label"] < _MOST_LABELS) & (array["label"] % 1 == 0)
+    array = array[np.logical_and.accumulate(is_class)]
+    lengths = array["length"].astype(np.int64)
+    ends = offset + np.cumsum(_FRAME.size + lengths + -lengths % 4)
+    numbers = array["numbers"][:, 0].tolist()
+    images = zip(
+        (ends - lengths - -lengths % 4 + _HEADER.size).tolist(),
+        (lengths - _HEADER.size).tolist(),
+        array["label"].astype(np.int64).tolist(),
+        [names.get(number, "") for number in numbers],
+        repeat(""),
+        [number if number < 2**63 else -1 for number in numbers],
+        repeat(False),
+    )
+    return list(map(Stored._make, images)), int(ends[-1]) if len(ends) else offset
+
+
+def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
+    in_parts, (begin, end) = len(record.spans) > 1, record.spans[0]
+    payload = payload_of(file, record) if in_parts else record.front
+    length = len(payload) if in_parts else end - begin
+    if not in_parts and length > _HEADER.size and (count := _HEADER.unpack(payload)[0]):
+        payload = file.read(begin, min(length, _HEADER.size + 4 * count))
+    header, image = unpacked(payload)
+    label = header.labels[0]
+    if not label.is_integer() or label < 0:
+        raise ValueError(f"its label is {label:g}; expected a class, counted from 0")
+    offset = record.offset if in_parts else begin + image
+    number = header.number if header.number < 2**63 else -1
+    return Stored(offset, length - image, int(label), names.get(header.number, ""), number=number, in_parts=in_parts)
+
+
+def _names(path: Path) -> dict[int, str]:
+    if not path.exists():
+        return {}
+    # Not splitlines: to it, more characters end a line than may stand in no name.
+    columns = (line.split("\t") for line in path.read_text("utf-8", "surrogateescape").split("\n"))
+    return {int(fields[0]): fields[-1] for fields in columns if len(fields) > 2 and fields[0].isdecimal()}
+
+
+def image_in_parts(file: Places, offset: int) -> bytes:
+    """Return the image of a record that stands in several parts. Raises `ValueError` if it no longer does."""
+    payload = payload_of(file, record_at(file, offset))
+    return payload[unpacked(payload)[1] :]
+
+
+def read_index(path: Path) -> list[tuple[int, int]]:
+    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line that says neither."""
+    places = []
+    for row, line in enumerate(path.read_text("ascii", "replace").splitlines(), 1):
+        number, tab, offset = line.partition("\t")
+        if not (tab and number.isdigit() and offset.strip().isdigit()):
+            raise ValueError(f"line {row} of {path.name} is {line[:60]!r}; expected a number, a tab and an offset")
+        places.append((int(number), int(offset)))
+    return places
+
+
+class Writer(Appended):
+    """Writes `.rec`, and `.idx` and `.lst` beside it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _ends(begun(path)))
+
+    @staticmethod
+    def record(sample: Sample) -> list[Bytes]:
+        """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
+        return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does, and return their paths."""
+        paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
+        with atomically(paths[0]) as places, atomically(paths[1]) as names:
+            for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):
+                places.write(f"{number}\t{begin}\n")
+                names.write(f"{number}\t{label:f}\t{name}\n")
+        return paths
+
+
+def _ends(path: Path | None) -> Iterator[int]:
+    """Yield where each record of a file ends, up to the first damage."""
+    for record in records(Places(path)) if path is not None else ():
+        if isinstance(record, Damage):
+            return
+        yield record.end

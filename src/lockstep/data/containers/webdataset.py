@@ -1,0 +1,291 @@
+"""WebDataset: tar files in which the members of a sample follow each other and share a key, the name up to its first dot.
+
+`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. An image without a number takes the
+folder in its name as its class, as in a tar of an image folder.
+"""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, begun
+from lockstep.data.containers.scan import scan
+
+_BLOCK = tarfile.BLOCKSIZE
+_KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
+_IMAGES = ("jpg", "jpeg", "png", "bmp", "gif", "ppm", "tif", "tiff", "webp")
+_ABOUT = ("cls", "json")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+_MAGIC, _MAGIC_AT = b"ustar", 257
+"""In a header, and where."""
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
+_BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_CHECKSUM = _EMPTY[100:124], _EMPTY[136:148], _EMPTY[156:]
+"""What is the same in the header of every file, around its name, its size and the sum of all bytes, spaces for the sum."""
+_SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
+_SEARCHED_BYTES = 2**20
+_AT_ONCE = 2**10
+"""Samples that are listed at a time, where they are as usual."""
+_SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
+"""What tarfile raises besides its own errors if a header has a right checksum and makes no sense."""
+
+
+def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
+    """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError` if it is compressed.
+
+    Only headers have checksums. A member behind which neither another nor the end of the archive stands counts as damaged:
+    bytes may have been added to it or be missing. Those behind it are found wherever they stand now.
+    """
+    if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
+        raise ValueError("the tar is compressed: images in it cannot be read by place. Unpack it, say with gunzip")
+    with file.path.open("rb") as stream:
+        while start < file.size:
+            last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
+            stream.seek(start)
+            try:
+                with tarfile.open(fileobj=stream, mode="r:") as tar:
+                    while (member := tar.next()) is not None:
+                        tar.members.clear()  # type: ignore[attr-defined]  # otherwise every one is kept
+                        if not _has_magic(file, member):
+                            break
+                        torn = not 0 <= member.size <= file.size - member.offset_data
+                        if torn:
+                            reason = f"the file ends at byte {file.size} within {member.name}"
+                            break
+                        if last is not None:
+                            yield last
+                        last, end = member, tar.offset
+                        reason = f"no member of a tar begins at byte {end}"
+            except (*_SENSELESS, tarfile.TarError) as error:
+                reason += f": {str(error) or type(error).__name__}"
+            ended = not torn and _only_zeros(file, end)
+            start = file.size if ended else _next_member(file, end + 1 if torn or last is None else last.offset_data)
+            if last is not None and (torn or (ended and end <= start and (start - end) % _BLOCK == 0)):
+                yield last
+                last = None
+            if last is not None or not ended:
+                yield Damage(end if last is None else last.offset, start, reason)
+
+
+def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
+    """Tell whether "ustar" stands where it should, or nothing, as in the oldest tars.
+
+    The checksum is a mere sum: it can be right in a header that is shifted by a byte.
+    """
+    return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (_MAGIC, bytes(len(_MAGIC)))
+
+
+def _only_zeros(file: Places, offset: int) -> bool:
+    while offset < file.size:
+        length = min(_SEARCHED_BYTES, file.size - offset)
+        if file.read(offset, length).count(0) != length:
+            return False
+        offset += length
+    return True
+
+
+def _next_member(file: Places, start: int) -> int:
+    """Return where the next sound header stands, or the end of the file.
+
+    It need not be a multiple of 512 bytes away: bytes may be missing.
+    """
+    while start + _BLOCK <= file.size:
+        chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
+        at = chunk.find(_MAGIC, _MAGIC_AT)
+        while 0 <= at <= len(chunk) - _BLOCK + _MAGIC_AT:
+            begin = at - _MAGIC_AT
+            try:
+                member = tarfile.TarInfo.frombuf(chunk[begin : begin + _BLOCK], "utf-8", "surrogateescape")
+                if 0 <= member.size <= file.size - start - begin - _BLOCK:
+                    return start + begin
+            except (*_SENSELESS, tarfile.TarError):
+                pass
+            at = chunk.find(_MAGIC, at + 1)
+        start += len(chunk) - _BLOCK + 1
+    return file.size
+
+
+@dataclass
+class _Group:
+    """Members that share a key."""
+
+    key: str
+    members: dict[str, tarfile.TarInfo]
+    doubtful: bool
+    """Damage stands beside it, which may have been a part of it."""
+
+    @property
+    def image(self) -> tarfile.TarInfo | None:
+        return next((self.members[kind] for kind in _IMAGES if kind in self.members), None)
+
+    @property
+    def about(self) -> set[str]:
+        return self.members.keys() & set(_ABOUT)
+
+
+def stored(path: Path) -> Iterator[Stored | Damage]:
+    """Yield the images of a tar in its order.
+
+    An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
+    the first image without such a neighbour; if there is none, all kinds in the file.
+    """
+    file, begin = Places(path), 0
+    waiting: list[_Group] = []
+    seen: set[str] = set()
+    expected: set[str] | None = None
+    while scan is not None:
+        samples, begin = scan.samples(file.descriptor, file.size, begin, _AT_ONCE)
+        if not samples:
+            break
+        for offset, length, said, name, *texts in samples:
+            image = name.decode()
+            key = image[: image.index(".", image.rfind("/") + 1)]
+            about = {kind: (f"{key}.{kind}", texts[i]) for i, kind in enumerate(_ABOUT) if said >> i & 1}
+            if expected is None:
+                expected = set(about)
+            yield _sample(image, offset - _BLOCK, offset, length, about)
+    for item in _groups(file, begin):
+        if isinstance(item, Damage):
+            yield item
+            continue
+        seen |= item.about
+        if item.image is None:
+            continue
+        if item.doubtful and expected is None:
+            waiting.append(item)
+        else:
+            if expected is None:
+                expected = item.about
+            for group in (*waiting, item):
+                yield _of_group(file, group, expected)
+            waiting = []
+    for group in waiting:
+        yield _of_group(file, group, seen)
+
+
+def _groups(file: Places, start: int) -> Iterator[_Group | Damage]:
+    group, beside_damage = None, False
+    for member in members(file, start):
+        if isinstance(member, Damage):
+            yield member
+            beside_damage = True
+            if group is not None:
+                group.doubtful = True
+            continue
+        found = _KEY.match(member.name)
+        if found is None or not member.isfile():
+            continue
+        if group is None or found[1] != group.key:
+            if group is not None:
+                yield group
+            group = _Group(found[1], {}, beside_damage)
+        group.members[found[2].lower()] = member
+        beside_damage = False
+    if group is not None:
+        yield group
+
+
+def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damage:
+    image = group.image
+    assert image is not None
+    if group.doubtful and (lost := sorted(expected - group.about)):
+        reason = f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes beside it"
+        return _damage(image.name, image.offset, image.offset_data + image.size, reason)
+    parts = ((kind, group.members[kind]) for kind in _ABOUT if kind in group.members)
+    about = {kind: (part.name, file.read(part.offset_data, part.size)) for kind, part in parts}
+    return _sample(image.name, image.offset, image.offset_data, image.size, about)
+
+
+def _sample(image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]) -> Stored | Damage:
+    """Return what an image's name, place and the members beside it say: names and contents of `cls` and `json`."""
+    try:
+        about = _about(*parts["json"]) if "json" in parts else {}
+        label = _label(parts, about)
+        class_name = str(about.get("class_name", ""))
+        if label == NO_LABEL:
+            class_name = image.rpartition("/")[0].rpartition("/")[2]
+            if class_name in ("", "."):
+                raise ValueError("it has no class: expected a number in .cls, or a folder in its name")
+    except ValueError as error:
+        return _damage(image, header, offset + length, str(error))
+    return Stored(offset, length, label, str(about.get("name", image)), class_name)
+
+
+def _damage(image: str, header: int, end: int, reason: str) -> Damage:
+    return Damage(header, end, f"{image} at byte {header}: {reason}")
+
+
+def _about(name: str, text: bytes) -> dict[str, object]:
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{name} is not JSON") from None
+    return about if isinstance(about, dict) else {}
+
+
+def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> int:
+    if "cls" in parts:
+        where, content = parts["cls"]
+        text = content.decode("ascii", "replace").strip()
+    elif "label" in about:
+        where, text = parts["json"][0], str(about["label"])
+    else:
+        return NO_LABEL
+    if not text.isdigit():
+        raise ValueError(f"{where} is {text[:40]!r}; expected the number of a class, counted from 0")
+    return int(text)
+
+
+class Writer(Appended):
+    """Writes a tar: for every sample its class, its names as JSON, and last the image."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _ends(begun(path)))
+
+    @staticmethod
+    def record(sample: Sample) -> list[Bytes]:
+        """Return a sample as it stands in the file, in pieces."""
+        about = {"name": sample.name, "class_name": sample.class_name}
+        kind = sample.name.rpartition(".")[2].lower()
+        parts: dict[bytes, Bytes] = {
+            b"cls": b"%d" % sample.label,
+            b"json": json.dumps(about, ensure_ascii=True, allow_nan=False).encode(),
+            kind.encode() if kind in _IMAGES else b"jpg": sample.data,
+        }
+        pieces: list[Bytes] = []
+        for ending, data in parts.items():
+            pieces += [_header(b"%08d.%b" % (sample.number, ending), len(data)), data, bytes(-len(data) % _BLOCK)]
+        return pieces
+
+    def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
+        """Nothing stands beside a tar."""
+        return []
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file when it is finished."""
+        end = self._ends[-1] + 2 * _BLOCK
+        return end + -end % tarfile.RECORDSIZE
+
+    def finish(self) -> None:
+        """End the archive and give it its name."""
+        self._write([bytes(self.length - self._ends[-1])])
+        super().finish()
+
+
+def _header(name: bytes, length: int) -> bytes:
+    """Return the header of a file as tarfile makes it, which takes ten times as long."""
+    size = b"%011o\0" % length
+    checksum = b"%06o\0 " % (_SUM + sum(name) + sum(size))
+    return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEHIND_SIZE + checksum + _BEHIND_CHECKSUM
+
+
+def _ends(path: Path | None) -> Iterator[int]:
+    """Yield where each sample of a file ends, up to the first damage."""
+    for member in members(Places(path)) if path is not None else ():
+        if isinstance(member, Damage):
+            return
+        if member.name.rpartition(".")[2] not in _ABOUT:
+            yield member.offset_data + -(-member.size // _BLOCK) * _BLOCK

@@ -1,0 +1,1 @@
+"""Encoded bytes to pixels."""

@@ -1,0 +1,196 @@
+"""Encoded bytes -> pixels: a decoder of our own for windows of JPEGs, libjpeg-turbo for other JPEGs, Pillow for the rest.
+
+EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays as it is stored.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image, UnidentifiedImageError
+
+from lockstep.data.decoding import jpeg, turbojpeg
+from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
+from lockstep.data.decoding.turbojpeg import Window
+
+# One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
+cv2.setNumThreads(1)
+
+# Complaints of libjpeg that cost no pixel: bytes before a marker (a few of ImageNet's files have them), and zeros where a
+# baseline file should name all its coefficients.
+_HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
+# Pillow knows dozens of formats, some of which (EPS) it hands to another program.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_JPEG = b"\xff\xd8"
+
+
+def decode(data: bytes, reduction: int = 1) -> np.ndarray:
+    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted, transparency is left out.
+
+    A `reduction` of 2, 4 or 8 decodes a JPEG at that fraction of its size, rounded up.
+
+    Raises `ValueError` with the reason if the bytes are no image. A JPEG cut short or damaged is decoded as far as it
+    goes; `check` is there to find it.
+    """
+    size = _jpeg_size(data)
+    if size is None:
+        return _pillow(data)
+    height, width = (-(-side // reduction) for side in size)
+    with decoding(height * width):
+        return np.asarray(
+            simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False)
+        )
+
+
+def check(data: bytes) -> tuple[int, int]:
+    """Return height and width of an image after decoding all of it.
+
+    Raises `ValueError` with the reason if it is empty, cut short, damaged or no image. JPEG has no checksums: damage that
+    leaves its codes readable is not found.
+    """
+    if not data:
+        raise ValueError("empty file")
+    size = _jpeg_size(data)
+    if size is None:
+        return _check_by_pillow(data)
+    try:
+        # An eighth of the size: all of the file is read and entropy-decoded, at two thirds of the cost. A progressive one
+        # is held in memory as coefficients of all its pixels.
+        with decoding(size[0] * size[1]):
+            simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
+    except ValueError as error:
+        if not any(words in str(error) for words in _HARMLESS):
+            raise
+    return size
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Tell whether the bytes are a JPEG that libjpeg-turbo decodes, and none whose colours Pillow converts."""
+    try:
+        return _jpeg_size(data) is not None
+    except ValueError:
+        return False
+
+
+def header_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Return height and width as an image's header says; (0, 0) if the bytes are no image."""
+    try:
+        if (size := _jpeg_size(data)) is not None:
+            return size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            width, height = Image.open(io.BytesIO(data), formats=_FORMATS).size
+    except Exception:  # a damaged file makes Pillow's readers raise almost anything
+        return 0, 0
+    return height, width
+
+
+def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None leaves them to Pillow."""
+    if data[:2] != _JPEG:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    # Damaged, or rare but sound: TurboJPEG does not name every ratio of chroma sampling, nor simplejpeg TurboJPEG's 4:4:1
+    except (ValueError, KeyError):
+        return None
+    check_size(height, width, len(data), MOST_PIXELS)
+    return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
+
+
+def _pillow(data: bytes) -> np.ndarray:
+    with _loaded_by_pillow(data) as image:
+        return _as_rgb(image)
+
+
+def _check_by_pillow(data: bytes) -> tuple[int, int]:
+    with _loaded_by_pillow(data) as image:
+        _as_rgb(image.crop((0, 0, 1, 1)))  # whether it can be converted; all of it takes twice the memory
+        return image.height, image.width
+
+
+def _as_rgb(image: Image.Image) -> np.ndarray:
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
+    image.info.pop("transparency", None)  # Pillow would warn that it goes
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+@contextmanager
+def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
+    """Give an image with its pixels; what is raised for it within is a `ValueError`."""
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        check_size(image.height, image.width, len(data))
+        with decoding(image.height * image.width):
+            image.load()
+            yield image
+    except UnidentifiedImageError:
+        raise ValueError("not an image in a known format") from None
+    except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def decode_into(
+    data: bytes,
+    size: tuple[int, int],
+    window: Window,
+    resized: tuple[int, int],
+    offset: tuple[int, int],
+    *,
+    flip: bool,
+    antialias: bool,
+    dct_scaling: bool = False,
+    out: np.ndarray,
+) -> None:
+    """Decode a window of an image, resize it, and write the square at `offset` to `out`.
+
+    `size` is height and width of the image, `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias` and
+    `Recipe.dct_scaling`. Only the window is decoded where that gives the same pixels. Raises `ValueError` if the bytes are
+    no image or one of another size.
+    """
+    reduction = _reduction(window, resized) if dct_scaling else 1
+    part = _window(data, size, window, reduction) if data.startswith(_JPEG) else None
+    if part is None:
+        reduction = reduction if is_plain_jpeg(data) else 1
+        image = decode(data, reduction)
+        if image.shape[:2] != tuple(-(-side // reduction) for side in size):
+            raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
+        top, left, height, width = _reduced(window, reduction)
+        part = image[top : top + height, left : left + width]
+    if antialias:
+        pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
+    else:
+        # OpenCV writes into `out` itself where nothing is cut off or mirrored.
+        direct = None if flip or resized != out.shape[:2] else out
+        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
+        if pixels is direct:
+            return
+    pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
+    if flip:
+        cv2.flip(pixels, 1, dst=out)  # NumPy copies pixels backwards many times slower
+    else:
+        out[:] = pixels
+
+
+def _window(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray | None:
+    with decoding(window[2] * window[3]):
+        part = jpeg.decode_window(data, size, window) if reduction == 1 else None
+        return part if part is not None else turbojpeg.decode_window(data, size, _reduced(window, reduction), reduction)
+
+
+def _reduced(window: Window, reduction: int) -> Window:
+    top, left, height, width = window
+    return top // reduction, left // reduction, height // reduction, width // reduction
+
+
+def _reduction(window: Window, resized: tuple[int, int]) -> int:
+    """Return the largest of libjpeg's reductions that leaves the window at least as large as it is resized to."""
+    for reduction in (8, 4, 2):
+        if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
+            return reduction
+    return 1

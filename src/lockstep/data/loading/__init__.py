@@ -1,0 +1,1 @@
+"""The plans of `lockstep.recipes.order` to batches."""

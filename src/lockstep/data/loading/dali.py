@@ -1,0 +1,159 @@
+"""The DALI loader: NVIDIA's pipeline, given the bytes, windows and flips of a plan.
+
+It decides nothing itself: order, crops, sharding and exact resume are those of the host loader. Decoded pixels are the same
+too; resized ones differ by rounding (docs/data.md has the measured bounds).
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from types import TracebackType
+from typing import Any
+
+import cv2
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.index import Index
+from lockstep.recipes.order import BatchPlan
+from lockstep.system.errors import BackendError, DataError
+from lockstep.system.machine import share_of_cores
+
+DISTRIBUTIONS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
+INSTALL = "pip install nvidia-dali-cuda120==2.4.0"
+
+
+class DaliLoader:
+    """Turns plans into batches; a context manager."""
+
+    def __init__(
+        self, index: Index, *, size: int, antialias: bool, on_gpu: bool = False, threads: int = 0, ahead: int = 2
+    ) -> None:
+        """Raise `BackendError` if DALI is not installed."""
+        self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
+        self._threads = threads or share_of_cores()
+        self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
+        import_dali()
+
+    def __enter__(self) -> "DaliLoader":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
+        """Yield the batch of every plan, in order, decoding ahead.
+
+        Raises `DataError` naming the file that cannot be read.
+        """
+        plans = iter(plans)
+        first = next(plans, None)
+        if first is None:
+            return
+        started: deque[BatchPlan] = deque()
+
+        def inputs() -> Iterator[tuple[list[np.ndarray], ...]]:
+            for plan in chain([first], plans):
+                started.append(plan)
+                if (plan.samples >= 0).any():  # DALI takes no empty batch; these come last
+                    yield self._inputs(plan)
+
+        pipeline = self._pipeline(inputs(), len(first.samples))
+        while True:
+            try:
+                (output,) = pipeline.run()
+            except StopIteration:
+                break
+            except RuntimeError as error:
+                raise self._named(started[0], error) from None
+            yield self._batch(started.popleft(), output)
+        for plan in started:
+            yield self._batch(plan, None)
+
+    def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
+        fn, types, pipeline_def = import_dali()
+
+        @pipeline_def(  # type: ignore[untyped-decorator]
+            batch_size=most_images,
+            num_threads=self._threads,
+            device_id=self._gpu,
+            prefetch_queue_depth=self._ahead,
+        )
+        def planned() -> Any:
+            encoded, start, extent, resized, offset, flip = fn.external_source(source=inputs, num_outputs=6, batch=True)
+            window = fn.decoders.image_slice(
+                encoded,
+                start=start,
+                shape=extent,
+                axis_names="HW",
+                device="cpu" if self._gpu is None else "mixed",
+                output_type=types.RGB,
+                adjust_orientation=False,  # as stored, which windows and sizes are of
+                jpeg_fancy_upsampling=True,  # on a GPU too, as libjpeg has it
+            )
+            images = fn.resize(window, size=resized, interp_type=types.INTERP_LINEAR, antialias=self._antialias)
+            images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
+            return fn.flip(images, horizontal=flip)
+
+        pipeline = planned()
+        pipeline.build()
+        return pipeline
+
+    def _inputs(self, plan: BatchPlan) -> tuple[list[np.ndarray], ...]:
+        """Return what DALI is told of every image that is no padding."""
+        used = np.flatnonzero(plan.samples >= 0).tolist()
+        encoded, windows = [], []
+        for i in used:
+            sample, window = int(plan.samples[i]), plan.windows[i]
+            data = self._index.read(sample)
+            if not is_plain_jpeg(data):
+                data, window = self._as_bitmap(sample, data, window)
+            encoded.append(np.frombuffer(data, np.uint8))
+            windows.append(window)
+        return (
+            encoded,
+            [window[:2].astype(np.int32) for window in windows],
+            [window[2:].astype(np.int32) for window in windows],
+            [plan.resized[i].astype(np.float32) for i in used],
+            [plan.offsets[i].astype(np.int32) for i in used],
+            [np.array(plan.flips[i], np.int32) for i in used],
+        )
+
+    def _as_bitmap(self, sample: int, data: bytes, window: np.ndarray) -> tuple[bytes, np.ndarray]:
+        """Return the window of an image that is not left to DALI, as the host loader decodes it."""
+        try:
+            image = decode(data)
+        except ValueError as error:
+            raise self._index.changed(sample, str(error)) from None
+        top, left, height, width = window.tolist()
+        part = np.ascontiguousarray(image[top : top + height, left : left + width, ::-1])
+        return cv2.imencode(".bmp", part)[1].tobytes(), np.array([0, 0, height, width], np.int32)
+
+    def _batch(self, plan: BatchPlan, output: Any) -> Batch:
+        images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
+        padded = plan.samples < 0
+        if output is not None:
+            images[~padded] = np.asarray((output if self._gpu is None else output.as_cpu()).as_tensor())
+        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners)
+
+    def _named(self, plan: BatchPlan, error: RuntimeError) -> DataError:
+        """Return the error that names the image DALI could not decode."""
+        for sample in plan.samples[plan.samples >= 0].tolist():
+            try:
+                decode(self._index.read(sample))
+            except ValueError as reason:
+                return self._index.changed(sample, str(reason))
+        places = ", ".join(self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4])
+        return DataError(f"DALI could not make the batch of {places} ..., which libjpeg-turbo decodes: {error}")
+
+
+def import_dali() -> tuple[Any, Any, Any]:
+    """Return DALI's functions, types and `pipeline_def`. Raises `BackendError` if it is not installed."""
+    try:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import pipeline_def
+    except ImportError as error:
+        raise BackendError(f"DALI cannot be imported ({error}): {INSTALL}") from None
+    return fn, types, pipeline_def

@@ -1,0 +1,98 @@
+"""The host loader: threads that read, decode, cut and resize images exactly as a plan says, some batches ahead."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from types import TracebackType
+
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.data.decoding.decode import decode_into
+from lockstep.data.index import Index
+from lockstep.recipes.order import BatchPlan
+from lockstep.system.machine import share_of_cores
+
+
+class HostLoader:
+    """Turns plans into batches; a context manager.
+
+    What it holds is bounded by `ahead` batches being decoded and the one handed out.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        *,
+        size: int,
+        antialias: bool,
+        dct_scaling: bool = False,
+        threads: int = 0,
+        ahead: int = 2,
+    ) -> None:
+        assert ahead >= 1
+        self._index, self._size, self._ahead = index, size, ahead
+        self._antialias, self._dct_scaling = antialias, dct_scaling
+        self._threads = threads or share_of_cores()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
+
+    def __enter__(self) -> "HostLoader":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def batches(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
+        """Yield the batch of every plan, in order, decoding ahead.
+
+        Raises `DataError` naming the file that cannot be read.
+        """
+        plans = iter(plans)
+        started = deque(self._start(plan) for plan in islice(plans, self._ahead))
+        try:
+            while started:
+                batch, work = started.popleft()
+                for task in work:
+                    task.result()
+                plan = next(plans, None)
+                if plan is not None:
+                    started.append(self._start(plan))
+                yield batch
+        finally:
+            for _, work in started:
+                for task in work:
+                    task.cancel()
+
+    def _start(self, plan: BatchPlan) -> tuple[Batch, list[Future[None]]]:
+        images = np.empty((len(plan.samples), self._size, self._size, 3), np.uint8)
+        padded = plan.samples < 0
+        images[padded] = 0
+        to_load = np.flatnonzero(~padded).tolist()
+        # Handing over every image by itself costs threads turns; too few tasks leave them idle at a batch's end.
+        each = max(len(to_load) // (4 * self._threads), 1)
+        tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
+        work = [self._pool.submit(self._load, plan, some, images) for some in tasks]
+        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners), work
+
+    def _load(self, plan: BatchPlan, some: list[int], images: np.ndarray) -> None:
+        samples, windows, resized, offsets, flips = (
+            column[some].tolist() for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
+        )
+        sizes = self._index.rows[["height", "width"]][samples].tolist()
+        for at, i in enumerate(some):
+            data = self._index.read(samples[at])
+            try:
+                decode_into(
+                    data,
+                    sizes[at],
+                    tuple(windows[at]),
+                    tuple(resized[at]),
+                    tuple(offsets[at]),
+                    flip=flips[at],
+                    antialias=self._antialias,
+                    dct_scaling=self._dct_scaling,
+                    out=images[i],
+                )
+            except ValueError as error:
+                raise self._index.changed(samples[at], str(error)) from None

@@ -1,0 +1,28 @@
+"""The loaders: what turns the plans of `order` into batches."""
+
+from typing import Any
+
+from lockstep.data.index import Index
+from lockstep.data.loading.dali import DaliLoader
+from lockstep.data.loading.host import HostLoader
+from lockstep.data.loading.synthetic import SyntheticLoader
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import RecipeError
+
+Loader = HostLoader | DaliLoader | SyntheticLoader
+
+
+def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> Loader:
+    """Return a loader of an index for images of `size` pixels, resized as the recipe says and run as the execution says.
+
+    Raises `BackendError` if the loader's library is not installed, `RecipeError` if it cannot do what the recipe says.
+    """
+    if execution.loader == "synthetic":
+        return SyntheticLoader(index, size=size)
+    how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
+    how |= {"size": size, "antialias": recipe.antialias}
+    if execution.loader == "host":
+        return HostLoader(index, dct_scaling=recipe.dct_scaling, **how)
+    if recipe.dct_scaling:
+        raise RecipeError("DALI decodes at full size alone: leave out dct_scaling, or take the host loader")
+    return DaliLoader(index, on_gpu=execution.loader == "dali-gpu", **how)

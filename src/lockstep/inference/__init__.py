@@ -1,0 +1,1 @@
+"""Using trained weights: evaluate, predict, export."""

@@ -1,0 +1,127 @@
+"""ONNX: the recipe's preprocessing, the model and softmax as a graph, written without any training framework."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.backends import check_fit
+from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
+from lockstep.models.architectures import tensors as tensors_of
+from lockstep.recipes import Recipe
+from lockstep.system.errors import BackendError, CheckpointError
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET, IR = 17, 8
+"""Of the graph: the operators' versions, and the file format's. ONNX Runtime 1.12 and everything later reads them."""
+
+
+def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+    """Write `model.onnx`, its weights inside.
+
+    The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
+    [N, logits]. The names of the classes are in its metadata, as a JSON list, and in `classes.txt`, one a line. Raises
+    `CheckpointError` if the recipe computes in another precision than fp32, or the tensors do not fit; `BackendError`
+    without the package onnx.
+    """
+    if recipe.precision != "fp32":
+        raise CheckpointError(
+            f"an ONNX model is in fp32, not in {recipe.precision}; leave out precision here: what runs it can choose its own"
+        )
+    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
+    onnx = _onnx()
+    model = _Graph(onnx, recipe, tensors).model(classes)
+    onnx.checker.check_model(model)
+    folder.mkdir()
+    onnx.save(model, str(folder / "model.onnx"))
+    if classes:
+        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+
+
+def _onnx() -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise BackendError("exporting to ONNX needs its package: pip install onnx==1.23.2") from None
+    return onnx
+
+
+class _Graph:
+    """Nodes in the order of computation. Values are called as the canonical tensors and convolutions they come from."""
+
+    def __init__(self, onnx: Any, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
+        self._onnx, self._recipe, self._spec = onnx, recipe, model_spec(recipe.model)
+        self._nodes: list[onnx.NodeProto] = []
+        self._values = {
+            "mean": np.array(recipe.mean, np.float32),
+            "std": np.array(recipe.std, np.float32),
+        } | {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
+
+    def model(self, classes: tuple[str, ...]) -> "onnx.ModelProto":
+        """Return the model."""
+        helper, kinds = self._onnx.helper, self._onnx.TensorProto
+        logits = self._logits(self._normalised("images"))
+        self._add("Softmax", [logits], "probabilities", axis=1)
+        self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
+        graph = helper.make_graph(
+            self._nodes,
+            self._recipe.model if isinstance(self._recipe.model, str) else "model",
+            [helper.make_tensor_value_info("images", kinds.UINT8, ["N", "H", "W", 3])],
+            [
+                helper.make_tensor_value_info("classes", kinds.INT64, ["N"]),
+                helper.make_tensor_value_info("probabilities", kinds.FLOAT, ["N", self._recipe.logits]),
+            ],
+            [self._onnx.numpy_helper.from_array(value, name) for name, value in self._values.items()],
+        )
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
+        )
+        helper.set_model_props(model, {"classes": json.dumps(list(classes), allow_nan=False)})
+        return model
+
+    def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [output], output, **attributes))
+        return output
+
+    def _normalised(self, images: str) -> str:
+        x = self._add("Cast", [images], "float images", to=self._onnx.TensorProto.FLOAT)
+        x = self._add("Div", [self._add("Sub", [x, "mean"], "centred"), "std"], "normalised")
+        return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
+
+    def _logits(self, x: str) -> str:
+        x = self._convolution(x, stem(self._spec), relu=True)
+        x = self._add("MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2], **self._padding(3, 2))
+        for block in blocks(self._spec):
+            x = self._block(x, block)
+        x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
+        return self._add("Gemm", [x, "fc.weight", "fc.bias"], "logits", transB=1)
+
+    def _block(self, x: str, block: Block) -> str:
+        shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut, relu=False)
+        for conv in block.convs[:-1]:
+            x = self._convolution(x, conv, relu=True)
+        x = self._convolution(x, block.convs[-1], relu=False)
+        return self._add("Relu", [self._add("Add", [x, shortcut], f"{block.name}.sum")], block.name)
+
+    def _convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
+        x = self._add(
+            "Conv",
+            [x, f"{conv.name}.weight"],
+            conv.name,
+            kernel_shape=[conv.kernel, conv.kernel],
+            strides=[conv.stride, conv.stride],
+            group=conv.groups,
+            **self._padding(conv.kernel, conv.stride),
+        )
+        of_batch_norm = [f"{conv.bn_name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
+        x = self._add("BatchNormalization", [x, *of_batch_norm], conv.bn_name, epsilon=self._recipe.bn_epsilon)
+        return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
+
+    def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
+        """Return the attributes of a window that is padded as the recipe says; at stride 1 it is the same thing."""
+        if self._recipe.padding == "symmetric" or stride == 1:
+            return {"pads": [kernel // 2] * 4}
+        return {"auto_pad": "SAME_UPPER"}

@@ -1,0 +1,1 @@
+"""What is trained: architectures as data, and how their answers are counted."""

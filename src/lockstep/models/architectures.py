@@ -1,0 +1,224 @@
+"""The architectures as data: what a model consists of, not how a framework computes it.
+
+A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and strides, and `tensors` into
+the name, shape and role of every tensor. Each backend builds its own modules from these; nothing else in Lockstep knows
+what a ResNet looks like. Names are torchvision's, kernels are OIHW, the classifier is (out, in).
+
+Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 v1.5 pages; ResNeXt, arXiv:1611.05431.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lockstep.system.errors import RecipeError, nearest
+
+Role = Literal["conv_weight", "bn_scale", "bn_bias", "bn_mean", "bn_var", "fc_weight", "fc_bias"]
+MOST_LAYERS = 1000
+"""Blocks of a stage; the deepest published ResNet, of 1,202 layers, has 200."""
+MOST_CHANNELS = 2**16
+TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_weight", "fc_bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One architecture.
+
+    `widths` are the channels of the four stages before expansion, `groups` the groups of a bottleneck's 3x3 (1: an ordinary
+    convolution). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is v1.5, "1x1" is
+    v1 (a basic block always strides in its first 3x3). Raises `RecipeError` for numbers that make no model.
+    """
+
+    block: Literal["basic", "bottleneck"]
+    layers: tuple[int, int, int, int]
+    stem_width: int = 64
+    widths: tuple[int, int, int, int] = (64, 128, 256, 512)
+    groups: int = 1
+    expansion: int = 4
+    stride_in: Literal["3x3", "1x1"] = "3x3"
+
+    def __post_init__(self) -> None:
+        if min(*self.layers, *self.widths, self.stem_width, self.groups, self.expansion) < 1:
+            raise RecipeError("layers, widths, stem_width, groups and expansion of a model must be at least 1")
+        if max(self.layers) > MOST_LAYERS or max(*self.widths, self.stem_width, self.expansion) > MOST_CHANNELS:
+            raise RecipeError(
+                f"layers of a model must be at most {MOST_LAYERS} a stage, and widths, stem_width and expansion at most "
+                f"{MOST_CHANNELS}: all of its tensors are listed before anything runs"
+            )
+        if self.block == "basic" and self.groups > 1:
+            raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}")
+        for width in self.widths:
+            if width % self.groups:
+                raise RecipeError(f"a width of {width} channels does not divide into {self.groups} groups")
+
+
+_RESNEXT101 = ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), groups=32, widths=(128, 256, 512, 1024), expansion=2)
+
+MODELS: dict[str, ModelSpec] = {
+    "resnet18": ModelSpec(block="basic", layers=(2, 2, 2, 2), expansion=1),
+    "resnet34": ModelSpec(block="basic", layers=(3, 4, 6, 3), expansion=1),
+    "resnet50": ModelSpec(block="bottleneck", layers=(3, 4, 6, 3)),
+    "resnet101": ModelSpec(block="bottleneck", layers=(3, 4, 23, 3)),
+    "resnet152": ModelSpec(block="bottleneck", layers=(3, 8, 36, 3)),
+    "resnet50-v1": ModelSpec(block="bottleneck", layers=(3, 4, 6, 3), stride_in="1x1"),
+    "resnet101-v1": ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), stride_in="1x1"),
+    "resnet152-v1": ModelSpec(block="bottleneck", layers=(3, 8, 36, 3), stride_in="1x1"),
+    "resnext101-32x4d": _RESNEXT101,
+}
+
+
+def model_spec(model: str | ModelSpec) -> ModelSpec:
+    """Return the spec of a named model, or the spec itself.
+
+    Raises `RecipeError` for an unknown name.
+    """
+    if isinstance(model, ModelSpec):
+        return model
+    if model not in MODELS:
+        raise RecipeError(f"there is no model {model!r}. {nearest(model, MODELS)}")
+    return MODELS[model]
+
+
+def narrowed(spec: ModelSpec) -> ModelSpec:
+    """Return a small model of the same kind: the same blocks, strides and groups, an eighth of the width, at most two blocks
+    a stage. For checks that must not take long.
+
+    >>> narrowed(MODELS["resnext101-32x4d"]).widths
+    (32, 32, 64, 128)
+    """
+    first, second, third, fourth = (max(spec.groups, width // 8 // spec.groups * spec.groups) for width in spec.widths)
+    layers = (min(spec.layers[0], 2), min(spec.layers[1], 2), min(spec.layers[2], 2), min(spec.layers[3], 2))
+    return replace(spec, layers=layers, stem_width=max(spec.stem_width // 8, 1), widths=(first, second, third, fourth))
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution without bias and the batch norm behind it. `kernel` and `stride` hold for both axes."""
+
+    name: str
+    bn_name: str
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of the kernel, OIHW."""
+        return (self.outputs, self.inputs // self.groups, self.kernel, self.kernel)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual block: `convs` in order, ReLU between them, `shortcut` (or the identity) added, ReLU."""
+
+    name: str
+    convs: tuple[Conv, ...]
+    shortcut: Conv | None
+
+
+def stem(spec: ModelSpec) -> Conv:
+    """Return the first convolution (7x7, stride 2); ReLU and a 3x3 max pool of stride 2 follow it."""
+    return Conv("conv1", "bn1", 3, spec.stem_width, kernel=7, stride=2)
+
+
+def blocks(spec: ModelSpec) -> Iterator[Block]:
+    """Yield the residual blocks in order; stage s (1 to 4) is called `layer{s}`, its blocks `layer{s}.{i}`."""
+    inputs = spec.stem_width
+    for stage, (depth, width) in enumerate(zip(spec.layers, spec.widths, strict=True), start=1):
+        for i in range(depth):
+            stride = 2 if i == 0 and stage > 1 else 1
+            name = f"layer{stage}.{i}"
+            outputs = width * spec.expansion
+            convs = _convs(spec, name, inputs, width, outputs, stride)
+            needs_projection = stride != 1 or inputs != outputs
+            shortcut = (
+                Conv(f"{name}.downsample.0", f"{name}.downsample.1", inputs, outputs, kernel=1, stride=stride)
+                if needs_projection
+                else None
+            )
+            yield Block(name, convs, shortcut)
+            inputs = outputs
+
+
+def _convs(spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, stride: int) -> tuple[Conv, ...]:
+    if spec.block == "basic":
+        shapes = [(inputs, width, 3, stride, 1), (width, outputs, 3, 1, 1)]
+    else:
+        first, middle = (stride, 1) if spec.stride_in == "1x1" else (1, stride)
+        shapes = [(inputs, width, 1, first, 1), (width, width, 3, middle, spec.groups), (width, outputs, 1, 1, 1)]
+    return tuple(
+        Conv(f"{name}.conv{i}", f"{name}.bn{i}", c_in, c_out, kernel, stride, groups)
+        for i, (c_in, c_out, kernel, stride, groups) in enumerate(shapes, start=1)
+    )
+
+
+def convolutions(spec: ModelSpec) -> Iterator[Conv]:
+    """Yield every convolution of the model in torchvision's order of names."""
+    yield stem(spec)
+    for block in blocks(spec):
+        yield from block.convs
+        if block.shortcut is not None:
+            yield block.shortcut
+
+
+def features(spec: ModelSpec) -> int:
+    """Return the channels that reach the classifier."""
+    return spec.widths[-1] * spec.expansion
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Name, shape and role of one tensor of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the optimizer updates it (batch norm statistics are not trained)."""
+        return self.role in TRAINED_ROLES
+
+
+def tensors(spec: ModelSpec, logits: int) -> Iterator[Tensor]:
+    """Yield every tensor of the model, in torchvision's order of names."""
+    for conv in convolutions(spec):
+        yield Tensor(f"{conv.name}.weight", conv.shape, "conv_weight")
+        for suffix, role in _BATCH_NORM:
+            yield Tensor(f"{conv.bn_name}.{suffix}", (conv.outputs,), role)
+    yield Tensor("fc.weight", (logits, features(spec)), "fc_weight")
+    yield Tensor("fc.bias", (logits,), "fc_bias")
+
+
+_BATCH_NORM: tuple[tuple[str, Role], ...] = (
+    ("weight", "bn_scale"),
+    ("bias", "bn_bias"),
+    ("running_mean", "bn_mean"),
+    ("running_var", "bn_var"),
+)
+
+
+def parameter_count(spec: ModelSpec, logits: int) -> int:
+    """Return the number of trained values.
+
+    >>> parameter_count(MODELS["resnet50"], 1000), parameter_count(MODELS["resnext101-32x4d"], 1000)
+    (25557032, 44177704)
+    """
+    return sum(math.prod(tensor.shape) for tensor in tensors(spec, logits) if tensor.is_trained)
+
+
+def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
+    """Return the name of the model with exactly these tensors, and its number of logits.
+
+    v1 and v1.5 have the same tensors; the v1.5 name is returned.
+
+    Raises `RecipeError` if no model fits.
+    """
+    logits = math.prod(shapes.get("fc.bias", (0,)))
+    for name, spec in MODELS.items():
+        if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:
+            return name, logits
+    raise RecipeError(f"these {len(shapes)} tensors are of no known model. Known: {', '.join(MODELS)}.")

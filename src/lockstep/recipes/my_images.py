@@ -1,0 +1,115 @@
+"""The recipe `my-images`: ResNet-50 v1.5 on your own images, its values settled from the images and the device."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lockstep.recipes.recipe import Recipe
+
+NAME = "my-images"
+_MANY = 100_000
+"""From this many training images on, the published recipes' crops and weight decay are right."""
+_LEAST_STEPS = 16
+"""Of an epoch, if there are images enough."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the recipe is settled from."""
+
+    classes: int
+    images: int
+    """For training."""
+    shorter_side: int
+    """In pixels, the median over the images."""
+    on_gpu: bool
+    precision: Literal["fp32", "bf16"]
+    """That pays on the device."""
+    decodes_small: bool = True
+    """Whether the loader can decode JPEGs at a part of their size."""
+    units: int = 1
+    """Equal parts that the images of a step must divide into: ranks times accumulation steps."""
+
+
+@dataclass(frozen=True)
+class _Device:
+    """How much a run may ask of a device."""
+
+    image_size: int
+    batch: int
+    passes: int
+    """Training images times epochs, within the range of epochs."""
+    epochs: tuple[int, int]
+
+
+_CPU = _Device(image_size=64, batch=32, passes=50_000, epochs=(10, 100))
+_GPU = _Device(image_size=224, batch=128, passes=2_000_000, epochs=(90, 200))
+
+
+def given_fields(changes: Mapping[str, Any]) -> Recipe:
+    """Return a recipe in which fields are as given. Raises `RecipeError` if one is wrong.
+
+    The sizes of evaluation, which must fit one that is still to be settled, are left out.
+    """
+    return Recipe.of({name: value for name, value in changes.items() if name not in ("eval_resize", "eval_crop")})
+
+
+def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Return the recipe for some images and a device, with some fields as given; others follow from these.
+
+    Raises `RecipeError` if a given field is wrong.
+    """
+    changes = dict(changes or {})
+    chosen = given_fields(changes)
+    device = _GPU if facts.on_gpu else _CPU
+
+    def choose(name: str, own: Any) -> Any:
+        return getattr(chosen, name) if name in changes else own
+
+    size = choose("image_size", min(max(32 * round(facts.shorter_side / 32), 64), device.image_size))
+    batch = choose("global_batch_images", _batch(facts, device))
+    epochs = choose("epochs", min(max(round(device.passes / facts.images), device.epochs[0]), device.epochs[1]))
+    few = facts.images < _MANY
+    return Recipe(
+        logits=facts.classes,
+        zero_init_last_bn=True,
+        epochs=epochs,
+        global_batch_images=batch,
+        lr=float(f"{0.256 * batch / 256:.3g}"),
+        lr_scaling="none",
+        warmup_epochs=min(5.0, max(round(epochs / 18), 1)) if epochs > 1 else 0.1,
+        weight_decay=1e-4 if few else 1 / 32768,
+        precision=facts.precision,
+        loss_scaling="dynamic",
+        image_size=size,
+        crop_area=(0.35, 1.0) if few else (0.08, 1.0),
+        antialias=True,
+        dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
+    ).replace(**changes)
+
+
+def _batch(facts: Facts, device: _Device) -> int:
+    """Return the images of a step: a power of two, so few that an epoch has some steps, that divides into the units."""
+    wanted = min(max(facts.images // _LEAST_STEPS, 8), device.batch, max(facts.images, 1))
+    power = 2 ** int(math.log2(wanted))
+    return -(-power // facts.units) * facts.units
+
+
+def my_images() -> Recipe:
+    """ResNet-50 v1.5 on your own images: values settled from images and device before the run (docs/my-images.md).
+
+    Shown for 1,000 photos of 10 classes on a CPU without bf16; `lockstep train --data DATA --out RUN` settles yours.
+    Source: Lockstep's own, from the published recipes and the demo. Trained on small samples alone.
+
+    - logits: the number of classes. precision: bf16 where the device multiplies it in hardware, else fp32.
+    - image_size: the shorter side of a typical image in steps of 32 px, 64 to 224 (published) on a GPU, 64 (demo) on a CPU.
+    - global_batch_images: 1/16 of the images as a power of two, 8 to 128 on a GPU, 8 to 32 on a CPU.
+    - epochs: 2,000,000 image passes in 90 (published) to 200 epochs on a GPU, 50,000 in 10 to 100 on a CPU.
+    - lr: 0.256 at 256 images, in proportion to the batch (published).
+    - warmup_epochs: 5 of 90 (published), in proportion, 1 to 5.
+    - crop_area, weight_decay: as published for 100,000 images or more; else from 35 % (demo) and 1e-4 (arXiv:1512.03385).
+    - antialias: true, and dct_scaling for images at least four times as large as image_size: photos shrink much.
+    - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677). All else is as published.
+    """
+    return settled(Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32"))

@@ -1,0 +1,237 @@
+"""Which images come in a step, with which crop, flip and MixUp: pure functions of (seed, epoch, position).
+
+The images of an epoch stand in one random order; step s of it takes positions s*B to (s+1)*B - 1, for any number of ranks.
+A step is divided into units of equal size, one for each rank and accumulation part. Unit u of U takes a run of positions
+from the front of the step and its mirror image from the back, so that reversing a unit pairs the same images as reversing
+the whole step does: MixUp by reversal is then the same for one rank and for many.
+
+Every image of a batch is cut and resized alike, in training and evaluation: window -> resize -> square at an offset.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lockstep.recipes.philox import Purpose, draw, uniform
+from lockstep.recipes.recipe import Recipe
+from lockstep.system.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a loader is to do for one batch of N images, and the MixUp that goes with it."""
+
+    samples: np.ndarray
+    """int64 [N]: rows of the index; -1 is padding, a black image that does not count."""
+    windows: np.ndarray
+    """int32 [N, 4]: top, left, height, width in pixels of the stored image."""
+    resized: np.ndarray
+    """int32 [N, 2]: height and width the window is resized to."""
+    offsets: np.ndarray
+    """int32 [N, 2]: top and left of the output square in the resized window."""
+    flips: np.ndarray
+    """bool [N]: mirrored left to right."""
+    coefficients: np.ndarray | None = None
+    """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
+    partners: np.ndarray | None = None
+    """int64 [N]: MixUp's partner, an index into the image's own unit of the batch."""
+
+
+def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
+    """Return the order in which the images of an epoch come: int64 [images], a permutation."""
+    keys = draw(seed, Purpose.ORDER, 0, -(-images // 4), epoch=epoch).reshape(-1)[:images]
+    return np.argsort(keys, kind="stable")
+
+
+def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
+    """Return the positions within a step that belong to a unit: int64 [step_images / units], rising.
+
+    A unit of odd size also takes one position of the middle.
+
+    >>> unit_positions(0, 2, 8), unit_positions(1, 2, 8)
+    (array([0, 1, 6, 7]), array([2, 3, 4, 5]))
+    """
+    size = step_images // units
+    half = size // 2
+    front = np.arange(unit * half, (unit + 1) * half)
+    middle = np.arange(units * half + unit, units * half + unit + size % 2)
+    return np.concatenate([front, middle, step_images - 1 - front[::-1]])
+
+
+def steps_per_epoch(recipe: Recipe, images: int) -> int:
+    """Return the optimizer steps of an epoch; the images of a last, smaller step are left out (others each epoch).
+
+    Raises `RecipeError` if the images do not fill one step.
+    """
+    if images < recipe.global_batch_images:
+        raise RecipeError(
+            f"global_batch_images is {recipe.global_batch_images}, but there are only {images} training images. "
+            f"Lower it: --set global_batch_images={max(images // 8, 1)}"
+        )
+    return images // recipe.global_batch_images
+
+
+def check_shares(recipe: Recipe, units: int) -> None:
+    """Raise `RecipeError` if the images of a step do not divide into so many units of equal size."""
+    if recipe.global_batch_images % units:
+        raise RecipeError(
+            f"global_batch_images ({recipe.global_batch_images}) must divide by ranks times accumulation steps ({units})"
+        )
+
+
+def training_plans(
+    recipe: Recipe, sizes: np.ndarray, first_step: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
+) -> Iterator[BatchPlan]:
+    """Yield one rank's plan of every step from `first_step` to the end of the run.
+
+    `sizes` is [images, 2], height and width of every image of the index. The N = global_batch_images / ranks images of a
+    plan are `parts` units, one after the other.
+    """
+    step_images, units = recipe.global_batch_images, ranks * parts
+    check_shares(recipe, units)
+    per_epoch = steps_per_epoch(recipe, len(sizes))
+    mine = [unit_positions(unit, units, step_images) for unit in range(rank * parts, (rank + 1) * parts)]
+    for epoch in range(first_step // per_epoch, recipe.epochs):
+        order = epoch_order(recipe.seed, epoch, len(sizes))
+        for step in range(max(first_step - epoch * per_epoch, 0), per_epoch):
+            start = step * step_images
+            yield _joined([_training_unit(recipe, sizes, order, epoch, start, start + rows) for rows in mine])
+
+
+def _training_unit(
+    recipe: Recipe, sizes: np.ndarray, order: np.ndarray, epoch: int, start: int, positions: np.ndarray
+) -> BatchPlan:
+    samples, count, size = order[positions], len(positions), recipe.image_size
+    numbers = _Numbers(recipe.seed, epoch, positions)
+    mixed = recipe.mixup_alpha > 0
+    return BatchPlan(
+        samples=samples,
+        windows=random_windows(recipe, sizes[samples], numbers),
+        resized=np.full((count, 2), size, np.int32),
+        offsets=np.zeros((count, 2), np.int32),
+        flips=uniform(numbers(Purpose.FLIP)[:, 0]) < recipe.flip_probability,
+        coefficients=_coefficients(recipe, epoch, start, numbers) if mixed else None,
+        partners=_partners(recipe, numbers) if mixed else None,
+    )
+
+
+def _joined(units: list[BatchPlan]) -> BatchPlan:
+    if len(units) == 1:
+        return units[0]
+    names = [field.name for field in fields(BatchPlan) if getattr(units[0], field.name) is not None]
+    return BatchPlan(**{name: np.concatenate([getattr(unit, name) for unit in units]) for name in names})
+
+
+class _Numbers:
+    """Draws for a list of positions; consecutive positions are drawn together."""
+
+    def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
+        self.seed, self.epoch = seed, epoch
+        self.count = len(positions)
+        runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+        self.runs = [(int(run[0]), len(run)) for run in runs]
+
+    def __call__(self, purpose: Purpose, attempt: int = 0) -> np.ndarray:
+        drawn = [draw(self.seed, purpose, *run, epoch=self.epoch, attempt=attempt) for run in self.runs]
+        return np.concatenate(drawn)
+
+
+def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
+    """Return a random crop window of every image: int32 [N, 4] (top, left, height, width).
+
+    Area share even in `crop_area`, aspect even in the logarithm of `crop_aspect`, place even where it fits; after
+    `crop_attempts` misfits the largest centred window whose aspect is allowed (arXiv:1409.4842; torchvision, DALI).
+    """
+    heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
+    windows = _centred_windows(recipe, heights, widths)
+    waiting = np.ones(len(sizes), bool)
+    low, high = np.log(recipe.crop_aspect)
+    for attempt in range(recipe.crop_attempts):
+        u = uniform(numbers(Purpose.CROP, attempt))
+        area = heights * widths * (recipe.crop_area[0] + (recipe.crop_area[1] - recipe.crop_area[0]) * u[:, 0])
+        # exp may differ in its last bit between NumPy builds; as float32 it does not.
+        aspect = np.exp(low + (high - low) * u[:, 1]).astype(np.float32).astype(np.float64)
+        height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+        fits = waiting & (height > 0) & (height <= heights) & (width > 0) & (width <= widths)
+        top = np.floor(u[:, 2] * (heights - height + 1)).astype(np.int64)
+        left = np.floor(u[:, 3] * (widths - width + 1)).astype(np.int64)
+        windows[fits] = np.stack([top, left, height, width], axis=1)[fits]
+        waiting &= ~fits
+        if not waiting.any():
+            break
+    return windows.astype(np.int32)
+
+
+def _centred_windows(recipe: Recipe, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    narrowest, widest = recipe.crop_aspect
+    height = np.minimum(heights, np.maximum(np.rint(widths / narrowest), 1)).astype(np.int64)
+    width = np.minimum(widths, np.maximum(np.rint(heights * widest), 1)).astype(np.int64)
+    return np.stack([(heights - height) // 2, (widths - width) // 2, height, width], axis=1)
+
+
+def _coefficients(recipe: Recipe, epoch: int, start: int, numbers: _Numbers) -> np.ndarray:
+    if recipe.mixup_coefficient == "batch":
+        one = _beta(recipe.mixup_alpha, _Numbers(recipe.seed, epoch, np.array([start])))
+        return np.repeat(one, numbers.count)
+    return _beta(recipe.mixup_alpha, numbers)
+
+
+def _beta(alpha: float, numbers: _Numbers) -> np.ndarray:
+    """Return numbers from Beta(alpha, alpha) by Jöhnk's method: float32 [N]."""
+    result = np.full(numbers.count, np.nan)
+    attempt = 0
+    while np.isnan(result).any():
+        u = uniform(numbers(Purpose.MIXUP_COEFFICIENT, attempt)) ** (1 / alpha)
+        for x, y in ((u[:, 0], u[:, 1]), (u[:, 2], u[:, 3])):
+            accepted = np.isnan(result) & (x + y <= 1) & (x + y > 0)
+            result[accepted] = (x / np.where(accepted, x + y, 1))[accepted]
+        attempt += 1
+    return result.astype(np.float32)
+
+
+def _partners(recipe: Recipe, numbers: _Numbers) -> np.ndarray:
+    if recipe.mixup_pairing == "reverse":
+        return np.arange(numbers.count)[::-1].copy()
+    return np.argsort(numbers(Purpose.MIXUP_PARTNER)[:, 0], kind="stable")
+
+
+def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int = 0, ranks: int = 1) -> Iterator[BatchPlan]:
+    """Yield one rank's plans of an evaluation: every image once over all ranks, the last plans padded with -1.
+
+    All ranks get equally many plans of `batch` images each.
+    """
+    for samples in _evaluation_shares(len(sizes), batch, ranks)[rank]:
+        yield centre_plan(recipe, samples, sizes[samples])
+
+
+def evaluated_samples(images: int, batch: int, ranks: int) -> np.ndarray:
+    """Return the samples in the order in which an evaluation scores them: int64 [images].
+
+    An engine returns the scores of the first rank's plans, then those of the second's, and so on, without padding.
+    """
+    samples = _evaluation_shares(images, batch, ranks).reshape(-1)
+    return samples[samples >= 0]
+
+
+def _evaluation_shares(images: int, batch: int, ranks: int) -> np.ndarray:
+    """Return the samples of every rank's plans: int64 [ranks, plans, batch]; -1 is padding."""
+    plans = -(-images // (batch * ranks))
+    samples = np.arange(plans * ranks * batch).reshape(plans, ranks, batch).transpose(1, 0, 2)
+    return np.where(samples < images, samples, -1)
+
+
+def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> BatchPlan:
+    """Return the evaluation plan of some images: shorter side to `eval_resize`, the centre `eval_crop` cut out."""
+    heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
+    shorter = np.minimum(heights, widths)
+    resized = np.stack([recipe.eval_resize * heights // shorter, recipe.eval_resize * widths // shorter], axis=1)
+    whole = np.stack([np.zeros_like(heights), np.zeros_like(heights), heights, widths], axis=1)
+    return BatchPlan(
+        samples=samples,
+        windows=whole.astype(np.int32),
+        resized=resized.astype(np.int32),
+        offsets=np.rint((resized - recipe.eval_crop) / 2).astype(np.int32),
+        flips=np.zeros(len(samples), bool),
+    )

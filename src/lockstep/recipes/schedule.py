@@ -1,0 +1,63 @@
+"""The learning rate of every step, computed before anything runs.
+
+With u the unit's index (step, or epoch), W the warm-up's length and E the run's length in the same unit:
+
+    warm-up   start + (peak - start) * (u + counts_from) / W          for u < W
+    cosine    end + (peak - end) * (1 + cos(pi * x)) / 2              x = (u - W) / (E - W), or u / E from the start
+    linear    end + (peak - end) * (1 - x)
+    step      peak * factor ^ (number of step epochs that have begun)
+"""
+
+import numpy as np
+
+from lockstep.recipes.limits import MOST_STEPS
+from lockstep.recipes.recipe import Recipe
+from lockstep.system.errors import RecipeError
+
+
+def peak_lr(recipe: Recipe) -> float:
+    """Return the rate at the end of the warm-up."""
+    if recipe.lr_scaling == "none":
+        return recipe.lr
+    return recipe.lr * recipe.global_batch_images / recipe.lr_batch_images
+
+
+def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
+    """Return the learning rate of every step of the run: float64 [epochs * steps_per_epoch].
+
+    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than `limits.MOST_STEPS`.
+    """
+    count = recipe.epochs * steps_per_epoch
+    if count > MOST_STEPS:
+        raise RecipeError(
+            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at most {MOST_STEPS:,}, whose "
+            "learning rates are held in memory. Use fewer epochs or more images a step (global_batch_images)"
+        )
+    steps = np.arange(count)
+    if recipe.lr_unit == "epoch":
+        units, per_epoch = steps // steps_per_epoch, 1
+    else:
+        units, per_epoch = steps, steps_per_epoch
+    length = recipe.epochs * per_epoch
+    warmup = min(round(warmup_epochs(recipe) * per_epoch), length)
+    peak = peak_lr(recipe)
+    rates = _decay(recipe, units, warmup, length, per_epoch, peak)
+    rising = units < warmup
+    fraction = (units[rising] + recipe.warmup_counts_from) / max(warmup, 1)
+    rates[rising] = recipe.warmup_start_lr + (peak - recipe.warmup_start_lr) * fraction
+    return rates
+
+
+def warmup_epochs(recipe: Recipe) -> float:
+    """Return the length of the warm-up in epochs; 0 if a step has too few images for one."""
+    return recipe.warmup_epochs if recipe.global_batch_images >= recipe.warmup_from_batch_images else 0.0
+
+
+def _decay(recipe: Recipe, units: np.ndarray, warmup: int, length: int, per_epoch: int, peak: float) -> np.ndarray:
+    if recipe.lr_decay == "step":
+        boundaries = np.sort(np.array(recipe.lr_step_epochs)) * per_epoch
+        return peak * recipe.lr_step_factor ** np.searchsorted(boundaries, units, side="right")
+    origin = warmup if recipe.lr_decay_from == "warmup_end" else 0
+    progress = (units - origin) / max(length - origin, 1)
+    shape = (1 + np.cos(np.pi * progress)) / 2 if recipe.lr_decay == "cosine" else 1 - progress
+    return np.asarray(recipe.lr_end + (peak - recipe.lr_end) * shape)

@@ -1,0 +1,1 @@
+"""A run: its folder, its driver, what it logs, and how it resumes."""

@@ -1,0 +1,69 @@
+"""What is said of losses, scores and weights that are not finite numbers: where, what is still good, and what to do."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.backends import Interval
+from lockstep.models.metrics import Scores
+from lockstep.recipes import Recipe
+from lockstep.weights import checkpoint
+
+
+def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | None:
+    """Return which loss of an interval is the first that is not finite, and what to do; None if all are."""
+    bad = np.flatnonzero(~np.isfinite(interval.losses))
+    if not len(bad):
+        return None
+    last = interval.first + len(interval.losses) - 1
+    return (
+        f"the loss is {interval.losses[bad[0]]} at step {interval.first + bad[0]}, within steps {interval.first} to {last}. "
+        f"{_last_good(checkpoints, last + 1)} {_advice(recipe)}"
+    )
+
+
+def in_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
+    """Return what to do about weights that are not finite after a step."""
+    return f"the weights are not finite numbers after step {step}. {_last_good(checkpoints, step)} {_advice(recipe)}"
+
+
+def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
+    """Return how many images have no finite loss in an evaluation after a step, and what to do; None if all have one."""
+    found = not_finite(scores)
+    if found is None:
+        return None
+    return (
+        f"the validation loss is not finite at step {step}: {found}. {_last_good(checkpoints, step)} {_advice(recipe)} "
+        "After the first epochs batch norm's statistics may not have settled: go on with --set evaluate_every_epochs=5."
+    )
+
+
+def not_finite(scores: Scores) -> str | None:
+    """Return of how many images loss or confidence is not finite, and what the first is; None if all are finite.
+
+    >>> numbers, infinite = np.ones(2, np.float32), np.array([1, np.inf], np.float32)
+    >>> not_finite(Scores(infinite, numbers, numbers, numbers, numbers))
+    'it is inf for 1 of 2 images'
+    """
+    for values in (scores.losses, scores.confidences):
+        bad = values[~np.isfinite(values)]
+        if len(bad):
+            return f"it is {bad[0]} for {len(bad)} of {len(values)} images"
+    return None
+
+
+def _last_good(checkpoints: Path, before: int) -> str:
+    """Return the newest checkpoint before a step, as a sentence."""
+    steps = [step for step in checkpoint.steps(checkpoints) if step < before]
+    if not steps:
+        return "Last good checkpoint: none is there."
+    path = checkpoint.checkpoint_path(checkpoints, steps[-1])
+    return f"Last good checkpoint: {path} (another run starts from its weights with --weights)."
+
+
+def _advice(recipe: Recipe) -> str:
+    advice = "Try a lower lr or a longer warm-up"
+    if recipe.precision == "fp16":
+        scaling = "" if recipe.loss_scaling == "dynamic" else "loss_scaling=dynamic or "
+        return f"{advice}, or {scaling}precision=bf16."
+    return f"{advice}." if recipe.precision in ("fp32", "tf32") else f"{advice}, or precision=fp32."

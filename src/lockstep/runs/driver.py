@@ -1,0 +1,554 @@
+"""The driver: intervals of steps, evaluation, saving, stopping. It knows recipes and runs, and no framework.
+
+An interval is a run of steps with nothing in between that the host must see. Interval k+1 is enqueued before interval k is
+fetched, so that a device never waits for the host to read a loss.
+"""
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine, Handle, State, World
+from lockstep.data import Batch
+from lockstep.data.listing import printable
+from lockstep.data.loading.loaders import loader_of
+from lockstep.data.split import Sets
+from lockstep.data.split import open_sets as open_data
+from lockstep.models.metrics import Scores, Throughput
+from lockstep.recipes import Execution, Recipe, difference
+from lockstep.recipes.initial import initial_tensors, zero_momentum
+from lockstep.recipes.my_images import given_fields
+from lockstep.recipes.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs import divergence, given_weights, resuming
+from lockstep.runs.folder import RunFolder, environment, read_log, read_report, write_json
+from lockstep.runs.given_weights import Start, open_start
+from lockstep.runs.image_results import Results, write_results
+from lockstep.runs.loggers import check_installed
+from lockstep.runs.mistakes import pictures_of_mistakes
+from lockstep.runs.notes import Facts, seldom_meant
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.settling import settle
+from lockstep.system.errors import CheckpointError, DataError, DivergedError, Interrupted
+from lockstep.system.machine import emulation
+from lockstep.system.signals import StopRequests
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import best_step
+from lockstep.weights.readers import nvidia_mxnet
+
+WARMUP_STEPS = 10
+"""Steps at the start of a process that throughput leaves out."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive steps first to stop - 1, and what follows them."""
+
+    first: int
+    stop: int
+    saves: bool
+    evaluates: bool
+    traced: bool = False
+
+
+def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
+    """Yield the intervals of a run from step `first` on; their borders do not depend on `first`.
+
+    >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
+    [5, 8, 10, 15, 16, 20]
+    """
+    while first < total:
+        epoch = first // per_epoch + 1
+        traced = execution.traced_steps
+        borders = [epoch * per_epoch, total, *(border for border in (traced.start, traced.stop) if border > first)]
+        if first not in traced:
+            borders.append(_next_multiple(first, execution.log_every_steps))
+        if execution.save_every_steps:
+            borders.append(_next_multiple(first, execution.save_every_steps))
+        stop = min(borders)
+        epoch_ends = stop == epoch * per_epoch
+        asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
+        evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
+        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates, traced=first in traced)
+        first = stop
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def train(
+    recipe: str | Path | Recipe | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    split: float | None = None,
+    weights: str | Path | None = None,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a recipe on the training images of `data`, evaluate it on its validation images, and return the report.
+
+    `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
+    also in `out/report.json`.
+
+    Without a recipe it is `my-images`, whose values are settled from the images and the device before the run and written
+    into `out/recipe.yaml` (docs/my-images.md). `changes` are other values for fields of any recipe. `split` sets a share of
+    the images apart where `data` has no validation images: the recipe's `validation_share`.
+
+    Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
+    never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
+
+    A run that is there needs nothing but `out`: without `recipe` it goes on with its own, and with its execution if none is
+    given; without `data` it goes on with its images. Of its recipe, the schedule may be another, such as more epochs, if the
+    learning rates of all steps already done stay the same (`lockstep.runs.resuming`).
+
+    With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
+    and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
+    A run that goes on has what it needs in `out`, and refuses others than it started from.
+
+    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
+    asked to stop and everything was saved.
+
+    On ranks other than 0 the report of a run that was not finished before is empty.
+
+    >>> import lockstep
+    >>> report = lockstep.train("tiny.yaml", "data", "new-run")
+    >>> report["final"]["trained"]["images"]
+    20
+    """
+    if out is None:
+        raise TypeError("train() needs out, the run's folder")
+    changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
+    out = Path(out)
+    asked = resuming.complete(out, recipe, data, execution, changes=changes)
+    execution = asked.execution
+    given = None if weights is None else Path(weights)
+    with StopRequests() as stop:
+        backend = backends.load(execution.backend)
+        world = backend.world(execution)
+        leads = world.rank == 0
+        try:
+            with Recorder(listener if leads else None, execution.loggers) as recorder:
+                if leads:
+                    check_installed(execution.loggers)
+                if asked.taken:
+                    recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
+
+                def start_of(recipe: Recipe) -> Start | None:
+                    check_shares(recipe, world.ranks * execution.accumulation_steps)
+                    return open_start(given, recipe, out) if leads else None
+
+                start = start_of(asked.recipe) if asked.recipe else None  # said before many images are indexed
+                share = (asked.recipe or given_fields(changes)).validation_share
+                sets = open_sets(asked.data, share, recorder, stop)
+                recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
+                start = start if asked.recipe else start_of(recipe)
+                check_logits(recipe, sets)
+                images = len(sets.training)
+                rates = learning_rates(recipe, steps_per_epoch(recipe, images))
+                folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
+                with folder if leads else nullcontext():
+                    world.any(False)  # if rank 0 was refused the folder, the others learn it here
+                    with backend.engine(recipe, rates, world, execution) as engine:
+                        training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
+                        training.start_notes += _changes(folder.changed)
+                        return training.carry_out(rates, start)
+        finally:
+            world.close()
+
+
+def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
+    """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
+
+    Raises `Interrupted` if a stop is requested while they are indexed.
+    """
+
+    def progress(what: str) -> Callable[[int, int], None]:
+        show = recorder.progress(what)
+
+        def advance(done: int, total: int) -> None:
+            show(done, total)
+            if stop.requested:
+                raise Interrupted(f"stopped by {stop.name} while {what}; nothing was trained yet", stop.exit_code)
+
+        return advance
+
+    return open_data(data, share, progress)
+
+
+def check_logits(recipe: Recipe, sets: Sets) -> None:
+    """Raise `DataError` if the recipe has too few logits for the classes."""
+    count = len(sets.training.classes)
+    if count > recipe.logits:
+        raise DataError(f"{sets.data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
+
+
+class Training:
+    """One rank's part of a run. What is logged and saved, rank 0 does alone."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        execution: Execution,
+        world: World,
+        engine: Engine,
+        sets: Sets,
+        out: Path,
+        stop: StopRequests,
+        recorder: Recorder,
+    ) -> None:
+        self.recipe, self.execution, self.world, self.engine = recipe, execution, world, engine
+        self.training, self.validation, self.data = sets.training, sets.validation, sets.data
+        self.data_digest = f"{self.training.digest} {self.validation.digest}"
+        self.out, self.stop, self.recorder = out, stop, recorder
+        self.start_notes = list(sets.notes)
+        self.stopping = False
+        self.per_epoch = steps_per_epoch(recipe, len(self.training))
+        self.total = recipe.epochs * self.per_epoch
+        self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
+        self.interval_began = self.waited_sec = 0.0
+        self.throughput = Throughput(WARMUP_STEPS)
+        self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
+        self.scores: dict[str, Scores] = {}
+
+    def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
+        """Train to the end and return the report. `start` is what was given to rank 0."""
+        if self.world.rank == 0:
+            if self.execution.model_prefix:
+                nvidia_mxnet.check_prefix(Path(self.execution.model_prefix), self.recipe)
+            self.prepare(start)
+        self.world.any(False)  # the others read what rank 0 has written
+        state, damaged = self.start_state()
+        if not self.world.same(state.step):
+            raise CheckpointError(f"ranks find different checkpoints in {self.out}; it must be one folder for all of them")
+        report = read_report(self.out)
+        if report is not None and state.step == self.total:
+            self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
+            return report
+        if self.world.rank == 0:  # again, in case the run ended between a checkpoint and this
+            self.write_for_mxnet(state)
+        self.engine.write(state)
+        if self.recipe.sparsity != "none":
+            self.engine.mask(given_weights.read_masks(self.out))
+        unevaluated = self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step))
+        self.begin(state.step, damaged, rates, unevaluated)
+        if unevaluated:
+            self.evaluate(state.step)
+        plans = training_plans(
+            self.recipe,
+            self.training.sizes,
+            state.step,
+            rank=self.world.rank,
+            ranks=self.world.ranks,
+            parts=self.execution.accumulation_steps,
+        )
+        with loader_of(self.training, self.recipe, self.execution, size=self.recipe.image_size) as loader:
+            self.loop(loader.batches(plans), state.step)
+        return self.finish()
+
+    def prepare(self, start: Start | None) -> None:
+        """Have in the folder what a run from given weights starts from, or refuse other weights than it started from."""
+        if checkpoint.steps(self.out / "checkpoints"):
+            given_weights.refuse_others(self.out, start)
+            return
+        given_weights.forget(self.out)
+        if start is not None:
+            values, notes = given_weights.write(self.out, self.recipe, start)
+            self.start_notes += notes
+            self.write_checkpoint(initial_state(self.recipe, values))
+
+    def start_state(self) -> tuple[State, list[str]]:
+        """Return the newest checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
+        state, digest, damaged = checkpoint.newest_intact(self.out / "checkpoints")
+        if state is None:
+            return initial_state(self.recipe), damaged
+        if digest != self.data_digest:
+            raise CheckpointError(
+                f"{self.out} was trained or evaluated on other images than are in {self.training.source.named} now. "
+                "Restore them, or train into another --out."
+            )
+        return state, damaged
+
+    def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
+        """Open the log and note where training starts."""
+        about = environment(self.execution.backend) | {
+            "recipe": self.recipe.based_on,
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "device": self.world.device,
+            "ranks": self.world.ranks,
+            "execution": self.execution.fields(),
+            "data": str(self.data.resolve()),
+            "classes": len(self.training.classes),
+            "train": {"images": len(self.training), "quarantined": self.training.listed_quarantine()},
+            "val": {"images": len(self.validation), "quarantined": self.validation.listed_quarantine()},
+        }
+        if self.world.rank == 0:
+            config = self.recipe.fields() | {name: about[name] for name in ("recipe", "device", "ranks", "data")}
+            self.recorder.open(self.out, step, rates, evaluates_again=unevaluated, about=config)
+            write_json(self.out / "environment.json", about)
+        start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes(step)}
+        start |= {"steps_per_epoch": self.per_epoch, "changed": changed_fields(self.recipe)}
+        self.recorder.log(start | {"environment": about})
+
+    def notes(self, step: int) -> list[str]:
+        """Return what is allowed but seldom meant, for a run that stands at a step."""
+        found = list(self.start_notes)
+        traced = self.execution.traced_steps
+        if traced and not set(traced) & set(range(step, self.total)):
+            found.append(
+                f"steps {traced.start} to {traced.stop - 1} are not traced: there are steps {step} to {self.total - 1}"
+            )
+        emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
+        if emulated is not None:
+            found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
+        return found + seldom_meant(self.recipe, self.facts())
+
+    def facts(self) -> Facts:
+        """Return what notes are made of."""
+        training, validation = (
+            np.bincount(index.rows["label"], minlength=len(index.classes)) for index in (self.training, self.validation)
+        )
+        names = [printable(name) for name in self.training.classes]
+        return Facts(names, training, validation, self.per_epoch)
+
+    def lacks_evaluation(self, step: int) -> bool:
+        """Return whether an evaluation is due at this step and not all of it in the log: the run was stopped before its end.
+
+        The last one is due until there is a report, which needs more of it than the log holds.
+        """
+        span = next(spans(max(step - 1, 0), self.total, self.per_epoch, self.execution), None)
+        due = step > 0 and span is not None and span.stop == step and span.evaluates
+        log = read_log(self.out / "log.jsonl", whole=True)
+        logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
+        return due and (step == self.total or logged != self.evaluated_weights)
+
+    def loop(self, batches: Iterator[Batch], first: int) -> None:
+        """Train from step `first` to the end, or until a stop is requested."""
+        enqueued: deque[tuple[Handle, float]] = deque()
+        self.interval_began = time.perf_counter()
+        for span in spans(first, self.total, self.per_epoch, self.execution):
+            self.waited_sec = 0.0
+            if span.traced:
+                while enqueued:
+                    self.record(*enqueued.popleft())
+                handle = self.trace(batches, span)
+            else:
+                handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+                if handle.steps:
+                    enqueued.append((handle, self.waited_sec))
+            pauses = span.saves or self.stopping
+            # The newest interval is left on the device, so that it has work while the host looks at the one before.
+            while enqueued and (pauses or len(enqueued) > 1 or enqueued[0][0].ready):
+                self.record(*enqueued.popleft())
+            if not pauses:
+                continue
+            self.save()
+            if self.stopping:
+                self.world.any(False)  # no rank leaves before rank 0 has saved: a launcher ends those that are left
+                self.interrupt(handle.first + handle.steps)
+            if span.evaluates:
+                self.evaluate(span.stop)
+            self.interval_began = time.perf_counter()  # saving and evaluating are not training
+
+    def trace(self, batches: Iterator[Batch], span: Span) -> Handle:
+        """Train under the framework's profiler, which rank 0 writes down, and log what the steps brought."""
+        folder = self.out / "profile" / f"step-{span.first:08d}"
+        if self.world.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        tracing = backends.load(self.execution.backend).profile(folder) if self.world.rank == 0 else nullcontext()
+        with tracing:
+            handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+            if handle.steps:
+                self.record(handle, self.waited_sec, traced=True)
+        if handle.steps:
+            last = span.first + handle.steps - 1
+            self.recorder.tell({"kind": "trace", "first_step": span.first, "last_step": last, "path": str(folder)})
+        self.interval_began = time.perf_counter()  # writing it down is not training
+        return handle
+
+    def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
+        """Yield the next `count` batches; end early once any rank was asked to stop."""
+        for _ in range(count):
+            # Asked before the batch is taken: what is not trained on must not be used up.
+            if self.should_stop():
+                return
+            began = time.perf_counter()
+            batch = next(batches)
+            self.waited_sec += time.perf_counter() - began
+            yield batch
+
+    def should_stop(self) -> bool:
+        """Return whether any rank was asked to stop; every rank asks before every batch."""
+        self.stopping = self.stopping or self.world.any(self.stop.requested)
+        return self.stopping
+
+    def interrupt(self, step: int) -> None:
+        """Raise `Interrupted`; the state is saved."""
+        raise Interrupted(
+            f"stopped by {self.stop.name} after step {step} of {self.total}, saved in {self.out}; "
+            "the same command goes on from there",
+            self.stop.exit_code,
+        )
+
+    def record(self, handle: Handle, waited: float, *, traced: bool = False) -> None:
+        """Fetch and log what an interval's steps brought. Raises `DivergedError` if a loss is not a finite number.
+
+        The speed of steps that are traced counts for nothing.
+        """
+        interval = self.engine.fetch(handle)
+        seconds = interval.finished_at - self.interval_began
+        self.interval_began = interval.finished_at
+        steps = len(interval.losses)
+        if message := divergence.in_training(interval, self.recipe, self.out / "checkpoints"):
+            self.diverge(interval.first + steps, message, losses=interval.losses.tolist())
+        if not traced:
+            self.throughput.add(steps, interval.counts.images, seconds, waited)
+        self.recorder.log(
+            {"kind": "train", "step": interval.first + steps, "first_step": interval.first}
+            | interval.counts.summary()
+            | {
+                "losses": interval.losses.tolist(),
+                "loss_scale": interval.loss_scale,
+                "images_per_sec": interval.counts.images / seconds,
+                "data_wait_share": waited / seconds,
+            }
+            | ({"traced": True} if traced else {})
+        )
+
+    def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
+        """Log and raise that something is not finite."""
+        self.recorder.log({"kind": "diverged", "step": step, "message": message} | figures)
+        raise DivergedError(message)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last step and delete old ones."""
+        if self.world.rank > 0:
+            return
+        folder = self.out / "checkpoints"
+        state = self.engine.read()
+        if not all(np.isfinite(value).all() for value in state.tensors.values()):
+            self.diverge(state.step, divergence.in_weights(state.step, self.recipe, folder))
+        self.recorder.flush()
+        path = self.write_checkpoint(state)
+        checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
+        self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
+        self.write_for_mxnet(state)
+
+    def write_for_mxnet(self, state: State) -> None:
+        """Write the weights as MXNet's Module has them, if that is asked for and an epoch ends here."""
+        epoch, step = divmod(state.step, self.per_epoch)
+        if self.execution.model_prefix and epoch and step == 0:
+            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state)
+
+    def write_checkpoint(self, state: State) -> Path:
+        """Write a checkpoint and return its path."""
+        about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
+        return checkpoint.save(self.out / "checkpoints", state, data_digest=self.data_digest, about=about)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the trained weights and, if there is one, their moving average. The state is saved already.
+
+        Raises `DivergedError` if the loss of an image is not a finite number.
+        """
+        for weights in self.evaluated_weights:
+            began = time.perf_counter()
+            scores = self.engine.evaluate(self.evaluation_batches(weights), ema=weights == "ema")
+            if self.stopping:
+                self.interrupt(step)
+            seconds = time.perf_counter() - began
+            summary = scores.counts().summary()
+            if message := divergence.in_evaluation(scores, step, self.recipe, self.out / "checkpoints"):
+                self.diverge(step, message, weights=weights, **summary)
+            self.scores[weights] = scores
+            speed = {"images_per_sec": len(scores.losses) / seconds}
+            self.recorder.log({"kind": "evaluate", "step": step, "weights": weights} | summary | speed)
+
+    def evaluation_batches(self, weights: str) -> Iterator[Batch]:
+        """Yield this rank's share of the validation images; end early once any rank was asked to stop."""
+        plans = evaluation_plans(
+            self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
+        )
+        total = math.ceil(len(self.validation) / (self.part_images * self.world.ranks))
+        with loader_of(self.validation, self.recipe, self.execution, size=self.recipe.eval_crop) as loader:
+            for batch in self.recorder.watched(f"evaluating {weights} weights", loader.batches(plans), total):
+                if self.should_stop():
+                    return
+                yield batch
+
+    def finish(self) -> dict[str, Any]:
+        """Write and return the report (on rank 0; other ranks return an empty one)."""
+        if self.world.rank > 0:
+            return {}
+        evaluations = self.recorder.evaluations
+        last = evaluations[-1]["step"]
+        report = {
+            "recipe": self.recipe.based_on,
+            "model": self.recipe.fields()["model"],
+            "epochs": self.recipe.epochs,
+            "steps": self.total,
+            "final": {e["weights"]: _without(e, "kind", "weights") for e in evaluations if e["step"] == last},
+            "best": _without(_entry_of(evaluations, best_step(evaluations)), "kind", "weights"),
+            "images_per_sec": self.throughput.images_per_sec,
+            "data_wait_share": self.throughput.data_wait_share,
+            "train_sec": self.recorder.train_sec,
+            "quarantined": len(self.training.quarantined) + len(self.validation.quarantined),
+            "classes": self.training.classes,
+            "per_class": {weights: scores.per_class(len(self.training.classes)) for weights, scores in self.scores.items()},
+            "device": self.world.device,
+            "ranks": self.world.ranks,
+        }
+        samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
+        scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
+        write_results(self.out, Results(self.total, self.validation.digest, scores))
+        write_json(self.out / "report.json", report)  # last: it says that the run is finished
+        if self.execution.loggers and self.execution.loader != "synthetic":  # noise is nothing to show
+            self.show_mistakes(scores["trained"])
+        self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
+        return report
+
+    def show_mistakes(self, scores: Scores) -> None:
+        """Hand the worst mistakes to the loggers. The run is finished: images that cannot be read any more do not end it."""
+        try:
+            pictures = pictures_of_mistakes(self.validation, self.recipe, scores)
+        except Exception as error:  # whatever a decoder or a storage raises
+            self.recorder.warn(f"the worst mistakes are not shown: {type(error).__name__}: {error}")
+        else:
+            self.recorder.show("mistakes", pictures, self.total)
+
+
+def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
+    """Return the state before the first step, of these tensors or the recipe's initial ones."""
+    values = values or initial_tensors(recipe)
+    return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
+
+
+def changed_fields(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields in which a recipe is not the published one that it is based on; empty if that is none of these."""
+    if recipe.based_on not in RECIPES:
+        return {}
+    return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
+
+
+def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Return what to tell of a run that goes on under another schedule."""
+    return [f"{name} is {new} from here on; so far this run had {old}" for name, (old, new) in changed.items()]
+
+
+def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:
+    return next(entry for entry in evaluations if entry["step"] == step and entry["weights"] == "trained")
+
+
+def _without(entry: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in names}

@@ -1,0 +1,159 @@
+"""What a run starts from when it is not its recipe's initial weights: given weights, pruned if the recipe is sparse.
+
+Before its first step such a run has, beside the files of `lockstep.runs.folder`:
+
+    start.json                  name of the given weights, SHA-256 of their tensors and of the masks
+    masks.safetensors           what pruning keeps, bool by tensor, if the recipe is sparse
+    checkpoints/step-00000000   the state before the first step
+
+The checkpoint comes last: a run that has one was started, and never looks at the given weights again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as serialise
+
+from lockstep.backends import check_fit
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.recipes import Recipe, difference
+from lockstep.recipes.initial import initial_tensors
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import open_weights
+from lockstep.weights.readers import appearing
+from lockstep.weights.sparsity import masks
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights that a run is to start from."""
+
+    name: str
+    """Of the file or checkpoint, without its folder."""
+    digest: str
+    """SHA-256 of the tensors as they were given."""
+    tensors: dict[str, np.ndarray]
+    """All those of the recipe's model, float32."""
+    notes: tuple[str, ...]
+    """What is other than one might think."""
+
+
+def open_start(weights: Path | None, recipe: Recipe, run: Path) -> Start | None:
+    """Return the weights that are given, in the shapes of the recipe's model; None if there are none.
+
+    If they have another number of logits, the classifier is the recipe's initial one. Raises `CheckpointError` if they
+    cannot be read or do not fit, `RecipeError` if none are given and `run` cannot be started without.
+    """
+    if weights is None:
+        if recipe.sparsity != "none" and not checkpoint.steps(run / "checkpoints"):
+            raise RecipeError(
+                f"sparsity {recipe.sparsity} prunes trained weights, and none are given: train with sparsity=none first, "
+                "then give that run as --weights"
+            )
+        return None
+    found = open_weights(weights)
+    given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
+    changed = difference(found.recipe, recipe)
+    notes = [*found.remarks, f"starts from the weights of {found.source.name}"]
+    notes += [f"they are of {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
+    fitted = _with_classifier(given, recipe)
+    if fitted is not given:
+        notes.append(f"they are of {given['fc.bias'].size} logits, not {recipe.logits}: the classifier is drawn afresh")
+    expected = {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+    check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
+    return Start(found.source.name, digest_of(given), fitted, tuple(notes))
+
+
+_UNSEEN = ("model", "padding")
+"""What can be another with the same tensors, v1 and v1.5 for one."""
+
+
+def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return the given weights; if theirs has another number of logits, with the recipe's initial classifier."""
+    if "fc.bias" not in given or given["fc.bias"].size == recipe.logits:
+        return given
+    initial = initial_tensors(recipe)
+    return given | {name: initial[name] for name in ("fc.weight", "fc.bias")}
+
+
+def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Note in a run's folder what it starts from, and its masks if the recipe is sparse.
+
+    Returns the tensors it starts from, pruned, and what to tell. Raises `CheckpointError` if nothing can be written.
+    """
+    pruned, notes = start.tensors, [*start.notes]
+    description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
+    try:
+        if recipe.sparsity != "none":
+            kept = masks(pruned, recipe.sparsity, recipe.sparsity_excluded)
+            with appearing(run / "masks.safetensors") as partial:
+                partial.write_bytes(serialise(kept))
+            description["masks_sha256"] = digest_of(kept)
+            pruned = pruned | {name: np.where(mask, pruned[name], np.float32(0)) for name, mask in kept.items()}
+            zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
+            notes.append(f"{recipe.sparsity} keeps {zeros:,} weights of {len(kept)} tensors at 0")
+        with appearing(run / "start.json") as partial:
+            partial.write_text(
+                json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+            )
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {run}: {error.strerror}; use another --out") from None
+    return pruned, notes
+
+
+def forget(run: Path) -> None:
+    """Remove what a command left that was killed before its run was started."""
+    for path in (*run.glob("start.json*"), *run.glob("masks.safetensors*")):
+        path.unlink()
+
+
+def refuse_others(run: Path, start: Start | None) -> None:
+    """Raise `CheckpointError` if weights are given and a run that goes on was not started from them."""
+    if start is None:
+        return
+    if not (run / "start.json").is_file():
+        raise CheckpointError(
+            f"{run} was started from its recipe's initial weights, not from {start.name}: leave out --weights, or use "
+            "another --out"
+        )
+    noted = _description(run)
+    if noted["weights_sha256"] != start.digest:
+        raise CheckpointError(
+            f"{run} was started from other weights (then {noted['weights']}) than those of {start.name} now: leave out "
+            "--weights, or use another --out"
+        )
+
+
+def read_masks(run: Path) -> dict[str, np.ndarray]:
+    """Return the masks of a sparse run. Raises `CheckpointError` if they are missing or damaged."""
+    path = run / "masks.safetensors"
+    kept, _ = checkpoint.read_weights(path)
+    if digest_of(kept) != _description(run).get("masks_sha256"):
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in start.json; restore it")
+    return kept
+
+
+def _description(run: Path) -> dict[str, Any]:
+    path = run / "start.json"
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        noted = None
+    if not isinstance(noted, dict) or "weights_sha256" not in noted:
+        raise CheckpointError(f"{path} is missing or damaged; restore it, or start again in another --out")
+    return noted
+
+
+def digest_of(values: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of names, types, shapes and values; the order of the names does not matter."""
+    sha = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        sha.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        sha.update(np.ascontiguousarray(value).data)
+    return sha.hexdigest()

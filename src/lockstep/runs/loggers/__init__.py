@@ -1,0 +1,180 @@
+"""Where the figures of a run go besides its log: TensorBoard, MLflow, Weights & Biases, each through its own client.
+
+A run does not depend on them. One that fails is warned of once and gets no more. A run that goes on goes on in the same
+place, and nothing is sent twice.
+"""
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lockstep.runs.folder import write_json
+from lockstep.runs.shapes import is_count, parsed
+from lockstep.system.errors import CheckpointError, UserError
+
+Outcome = Literal["finished", "stopped", "failed"]
+"""How a process of a run ended; one that was stopped can go on."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image to show."""
+
+    name: str
+    """A path of words, such as `mistakes/01`."""
+    caption: str
+    pixels: np.ndarray
+    """uint8 [height, width, 3]."""
+
+    @property
+    def full_name(self) -> str:
+        """Name and caption in one, for places that have no captions; of letters that names of files and tags may have."""
+        return self.name + "_" + re.sub(r"[^-\w]", "_", self.caption)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a logger begins or goes on with."""
+
+    folder: Path
+    """Of the run."""
+    step: int
+    """Where the run stands; what was logged of later steps comes again."""
+    about: Mapping[str, Any]
+    """Recipe and environment, as plain values."""
+    key: str | None
+    """What the logger called the run when it began; None if it begins."""
+
+
+class Logger(Protocol):
+    """One place that figures go to. Anything it raises is caught."""
+
+    key: str
+    """What finds the run again in its place."""
+
+    def figures(self, values: Mapping[str, float], step: int) -> None:
+        """Take figures by name, such as `train/loss`."""
+
+    def images(self, pictures: Sequence[Picture], step: int) -> None:
+        """Take images."""
+
+    def close(self, outcome: Outcome) -> None:
+        """Send what is left and leave."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a logger needs."""
+
+    distributions: tuple[str, ...]
+    """Distributions of which one must be installed."""
+    install: str
+    """What to type to install it."""
+    forgets: bool
+    """Whether it is told to forget what comes again, so that all may be sent."""
+
+    def is_installed(self) -> bool:
+        """Return whether one of the distributions is installed, without importing it."""
+        for name in self.distributions:
+            try:
+                importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            return True
+        return False
+
+
+LOGGERS: dict[str, Kind] = {
+    "tensorboard": Kind(("tensorboardX",), "pip install tensorboardX", forgets=True),
+    "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install mlflow-skinny==3.17.2 alembic sqlalchemy", forgets=False),
+    "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
+}
+"""By name; `open_logger(opening)` of the module of that name opens one."""
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise `UserError` unless the packages of these loggers are installed."""
+    for name in names:
+        if not LOGGERS[name].is_installed():
+            raise UserError(f"logger {name!r} needs {LOGGERS[name].distributions[0]}: {LOGGERS[name].install}")
+
+
+class Loggers:
+    """Several loggers of one run. `loggers.json` in its folder says what they call it and what was sent to them."""
+
+    def __init__(self, names: Sequence[str], opening: Opening, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._file = opening.folder / "loggers.json"
+        self._known = _known(self._file) if self._file.is_file() else {}
+        self._open: dict[str, Logger] = {}
+        for name in names:
+            with self._guarded(name):
+                self._open[name] = self._opened(name, opening)
+
+    def _opened(self, name: str, opening: Opening) -> Logger:
+        key = self._known.get(name, {}).get("key")
+        module = importlib.import_module(f"lockstep.runs.loggers.{name}")
+        logger: Logger = module.open_logger(Opening(opening.folder, opening.step, opening.about, key))
+        if not LOGGERS[name].forgets and key != logger.key:
+            self._known[name] = {"key": logger.key, "sent": {}}
+            write_json(self._file, self._known)
+        return logger
+
+    def figures(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """Send figures of a group, such as `train`; the steps of a group rise."""
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        for name, logger in self._due(group, step):
+            with self._guarded(name):
+                logger.figures(named, step)
+
+    def images(self, group: str, pictures: Sequence[Picture], step: int) -> None:
+        """Send the images of a group."""
+        for name, logger in self._due(group, step):
+            with self._guarded(name):
+                logger.images(pictures, step)
+
+    def close(self, outcome: Outcome) -> None:
+        """Close all."""
+        for name, logger in list(self._open.items()):
+            with self._guarded(name):
+                logger.close(outcome)
+
+    def _due(self, group: str, step: int) -> list[tuple[str, Logger]]:
+        """Return the loggers to which this was not sent yet, and note that it is: a killed process sends nothing twice."""
+        due = []
+        for name, logger in self._open.items():
+            if not LOGGERS[name].forgets:
+                sent = self._known[name]["sent"]
+                if step <= sent.get(group, -1):
+                    continue
+                sent[group] = step
+            due.append((name, logger))
+        if any(not LOGGERS[name].forgets for name, _ in due):
+            write_json(self._file, self._known)
+        return due
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._open.pop(name, None)
+            self._warn(f"{name} failed and is told no more of this run: {type(error).__name__}: {error}")
+
+
+def _known(file: Path) -> dict[str, Any]:
+    """Return what a run's loggers call it and what was sent to them. Raises `CheckpointError` if the file is damaged."""
+    try:
+        known: dict[str, Any] = parsed(file.read_bytes())
+        if all(isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values())) for each in known.values()):
+            return known
+    except (ValueError, AttributeError, TypeError, KeyError):
+        pass
+    raise CheckpointError(f"{file} is damaged; restore it, or remove it to have the loggers begin another run")

@@ -1,0 +1,46 @@
+"""Weights & Biases, through its own client: offline unless WANDB_MODE says otherwise.
+
+Offline, what is logged stays in the run's folder, from where `wandb sync RUN/wandb/offline-run-*` sends it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.runs.loggers import Opening, Outcome, Picture
+
+
+class WeightsAndBiases:
+    """Implements `lockstep.runs.loggers.Logger`. A run that goes on keeps its id."""
+
+    def __init__(self, opening: Opening) -> None:
+        import wandb
+
+        self._image = wandb.Image
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "lockstep"),
+            id=opening.key,
+            resume="allow",
+            name=opening.folder.resolve().name,
+            dir=str(opening.folder),
+            config=dict(opening.about),
+            mode=mode,
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+        )
+        self.key = self._run.id
+
+    def figures(self, values: Mapping[str, float], step: int) -> None:
+        """Log figures."""
+        self._run.log(dict(values), step=step)
+
+    def images(self, pictures: Sequence[Picture], step: int) -> None:
+        """Log images with their captions."""
+        self._run.log({each.name: self._image(each.pixels, caption=each.caption) for each in pictures}, step=step)
+
+    def close(self, outcome: Outcome) -> None:
+        """Write what is left and say how the process ended."""
+        self._run.finish(exit_code=0 if outcome == "finished" else 1)
+
+
+open_logger = WeightsAndBiases

@@ -1,0 +1,38 @@
+"""The images that an evaluation got most wrong."""
+
+import numpy as np
+
+from lockstep.data.index import Index
+from lockstep.data.loading.loaders import loader_of
+from lockstep.models.metrics import Scores
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import centre_plan
+from lockstep.runs.loggers import Picture
+
+
+def worst(scores: Scores, count: int) -> np.ndarray:
+    """Return the rows of the wrong predictions of highest loss, the worst first: int64 [at most count]."""
+    wrong = np.flatnonzero(scores.ranks > 0)
+    return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
+
+
+def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
+    """Return images as an evaluation cuts them: uint8 [samples, size, size, 3]. Raises `DataError` if one cannot be read."""
+    plan = centre_plan(recipe, samples, index.sizes[samples])
+    with loader_of(index, recipe, Execution(), size=recipe.eval_crop) as loader:
+        return next(iter(loader.batches([plan]))).images
+
+
+def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, count: int = 16) -> list[Picture]:
+    """Return the worst mistakes as the model saw them, with the names of their classes. Row i of the scores is sample i."""
+    samples = worst(scores, count)
+    if not len(samples):
+        return []
+    images = as_evaluated(index, recipe, samples)
+    names = dict(enumerate(index.classes))
+    return [
+        Picture(f"mistakes/{number:02d}", f"{names[label]} taken for {names.get(taken, str(taken))}", pixels)
+        for number, (label, taken, pixels) in enumerate(
+            zip(scores.labels[samples].tolist(), scores.predictions[samples].tolist(), images, strict=True), start=1
+        )
+    ]

@@ -1,0 +1,147 @@
+"""What a run that is there resumes with: what is not given is taken from its folder, and its schedule may change.
+
+A run can resume under another schedule, such as more epochs, if all steps already done have the same learning rates in it,
+bit for bit. What the run has computed is then what the new recipe computes, too.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.listing import printable
+from lockstep.recipes import Execution, Recipe, difference, load_recipe
+from lockstep.recipes.my_images import NAME
+from lockstep.recipes.order import steps_per_epoch
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs.folder import holds_run, read_environment
+from lockstep.system.errors import CheckpointError, DataError, RecipeError
+from lockstep.weights import checkpoint
+
+SCHEDULE = (
+    "epochs",
+    "lr",
+    "lr_scaling",
+    "lr_batch_images",
+    "lr_unit",
+    "warmup_epochs",
+    "warmup_start_lr",
+    "warmup_counts_from",
+    "warmup_from_batch_images",
+    "lr_decay",
+    "lr_decay_from",
+    "lr_end",
+    "lr_step_epochs",
+    "lr_step_factor",
+)
+"""Fields of a recipe that decide the learning rates and nothing else."""
+_OF_ONE_COMMAND = ("profile_step", "profile_steps")
+"""Fields of an execution that say what one command shall do, not how a run is carried out."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is carried out with."""
+
+    recipe: Recipe | None
+    """None: `my-images`, which is settled from the images, since there is no run yet."""
+    data: Path
+    execution: Execution
+    taken: dict[str, str]
+    """What of these is as in the run's folder, in words: none, or some of "recipe", "data" and "execution"."""
+
+
+def complete(
+    out: Path,
+    recipe: str | Path | Recipe | None = None,
+    data: str | Path | None = None,
+    execution: Execution | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    how: Mapping[str, Any] | None = None,
+) -> Asked:
+    """Return what is given and, where nothing is, what the run in `out` was last carried out with.
+
+    `changes` are fields of the recipe with other values than its own; so are `how` of an execution that is not given. A
+    command that gives a recipe says all of its execution.
+
+    Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the run's folder cannot be
+    read.
+    """
+    taken: dict[str, str] = {}
+    last: dict[str, Any] = {}
+    found: Recipe | None = None
+    if recipe is not None and recipe != NAME:
+        found = load_recipe(recipe)
+    elif holds_run(out):
+        found = load_recipe(out / "recipe.yaml")
+    if recipe is None and found is not None:
+        last = last_execution(out) if execution is None else {}
+        taken["recipe"] = f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
+    if data is None:
+        data = _last_data(out)
+        taken["data"] = f"its images ({printable(str(data))})"
+    if execution is None:
+        kept = {name: value for name, value in last.items() if name not in (how or {})}
+        execution = Execution.of(kept | dict(how or {}))
+        unusual = [f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]]
+        if unusual:
+            taken["execution"] = ", ".join(unusual)
+    return Asked(None if found is None else found.replace(**(changes or {})), Path(data), execution, taken)
+
+
+def last_execution(out: Path) -> dict[str, Any]:
+    """Return how the run in a folder was last carried out, as fields of an `Execution`; empty if it never began.
+
+    Fields that this version does not know are left out, and those that one command alone shall have.
+    """
+    found = read_environment(out).get("execution")
+    known = [name for name in Execution.model_fields if name not in _OF_ONE_COMMAND]
+    fields = {name: found[name] for name in known if name in found} if isinstance(found, dict) else {}
+    try:
+        return {name: value for name, value in Execution.of(fields).fields().items() if name in fields}
+    except RecipeError as error:
+        raise CheckpointError(f"{out / 'environment.json'}: execution: {error}; restore it or remove it") from None
+
+
+def _last_data(out: Path) -> Path:
+    if not holds_run(out):
+        raise DataError(f"there is no run in {out}; a new run needs images: --data DATA")
+    found = read_environment(out).get("data")
+    if not isinstance(found, str):
+        raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
+    if not Path(found).exists():
+        raise DataError(f"{out} was trained on {found}, which is not there; say where its images are: --data DATA")
+    return Path(found)
+
+
+def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
+    """Return why the run in `out` cannot go on under another recipe, in sentences; None if it can.
+
+    `there` is its own recipe, `images` are those of its training set.
+    """
+    changed = difference(there, asked)
+    if set(changed) - set(SCHEDULE):
+        return ""
+    per_epoch = steps_per_epoch(there, images)
+    done = max(checkpoint.steps(out / "checkpoints"), default=0)
+    if asked.epochs * per_epoch < done:
+        return f"It has done {done} steps, and epochs={asked.epochs} ends at step {asked.epochs * per_epoch}."
+    before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, asked))
+    if before.tobytes() == after.tobytes():
+        return None
+    step = int(np.flatnonzero(before != after)[0])
+    run, settings = (
+        shlex.quote(str(out)),
+        [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()],
+    )
+    return (
+        f"It has done {done} steps, which the new schedule does not continue: step {step} had the learning rate "
+        f"{before[step]:.6g}, and has {after[step]:.6g} in it.\nTo train on from its weights, in a new run from step 0:\n"
+        f"  lockstep train --recipe {run} --weights {run} --data DATA --out ANOTHER "
+        + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    )

@@ -1,0 +1,50 @@
+"""Requests to stop, noted when they arrive and acted upon between steps."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+from lockstep.system.errors import EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED
+
+_WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopRequests:
+    """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`; a second Ctrl-C interrupts at once.
+
+    A context manager. Outside the main thread Python cannot handle signals, and none is watched.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._previous: dict[signal.Signals, object] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop after this step."""
+        return self.received is not None
+
+    @property
+    def name(self) -> str:
+        """What asked to stop, for a message."""
+        return self.received.name if self.received else "a signal to another rank"
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C, 75 after the others or a request to another rank."""
+        return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_SAVED_AND_STOPPED
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._note) for number in _WATCHED}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)

@@ -1,0 +1,192 @@
+"""One engine at work: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
+
+Reads the workload from FOLDER, tells its progress as lines of JSON, and leaves BACKEND.npz (what is compared) and
+BACKEND.json (what it ran on) there. A process of its own for every engine, since frameworks do not share one, and MXNet has
+an environment of its own.
+"""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Backend, Engine, State, World
+from lockstep.data import Batch
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.workers import end_with_parent, tell
+from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded, save_arrays
+
+
+class Worker:
+    """Carries out a workload; with `rules`, also what is held against definitions, which the reference need not show."""
+
+    def __init__(self, backend: Backend, world: World, execution: Execution, workload: Workload, *, rules: bool) -> None:
+        self._backend, self._world, self._execution, self._workload = backend, world, execution, workload
+        self._plain = workload.recipe.replace(weight_decay=0.0, momentum=workload.recipe.momentum or 0.5, ema_decay=0.0)
+        self._batch = _mixed(workload.batches[0])
+        self._done = 0
+        self._tasks = [self._inference, self._single_step, self._initial_gradient, self._two_parts, self._free_run]
+        self._tasks += [self._decay, self._momentum, self._update, self._counts, self._state] if rules else []
+        self._tasks.append(self._loading)
+        self.train_sec = 0.0
+
+    def arrays(self) -> Arrays:
+        """Return everything that is compared, by quantity."""
+        found: Arrays = {}
+        for task in self._tasks:
+            found |= task()
+            self._advance()
+        return found
+
+    def _advance(self) -> None:
+        self._done += 1
+        total = len(self._tasks) + len(self._workload.batches)
+        tell(self._done, total)
+
+    def _engine(self, recipe: Recipe, rates: np.ndarray, state: State | None = None, parts: int = 1) -> Engine:
+        """Return an engine at the workload's state, or at another."""
+        execution = self._execution.replace(accumulation_steps=parts)
+        engine = self._backend.engine(recipe, rates, self._world, execution)
+        state = state or self._workload.state
+        engine.write(replace(state, ema=dict(state.tensors) if recipe.ema_decay else {}))
+        return engine
+
+    def _inference(self) -> Arrays:
+        with self._engine(self._plain, self._workload.rates) as engine:
+            logits = engine.predict(self._workload.batches[0].images)
+            return {"logits": logits, "evaluation": engine.evaluate(self._workload.evaluation).losses}
+
+    def _single_step(self) -> Arrays:
+        """Loss, gradient and statistics of a step on mixed images, without decay."""
+        with self._engine(self._plain, np.zeros(1)) as engine:
+            loss = engine.fetch(engine.train([self._batch], 0)).losses
+            state = engine.read()
+        return {"loss": loss} | _below("gradient", state.momentum) | _below("statistics", _statistics(state))
+
+    def _initial_gradient(self) -> Arrays:
+        """The gradient at the recipe's initial weights, where ReLUs do switch."""
+        with self._engine(self._plain, np.zeros(1), self._workload.initial) as engine:
+            engine.train(self._workload.batches[:1], 0)
+            return _below("initial gradient", engine.read().momentum)
+
+    def _two_parts(self) -> Arrays:
+        """The gradient of a step in two parts, each with its own batch norm and partners."""
+        with self._engine(self._plain, np.zeros(1), parts=2) as engine:
+            engine.train([_mixed(self._workload.batches[0], parts=2)], 0)
+            return _below("two parts", engine.read().momentum)
+
+    def _free_run(self) -> Arrays:
+        """All steps, one after the other: losses, how far the weights went, and their moving average."""
+        losses = []
+        began = time.perf_counter()
+        with self._engine(self._workload.recipe, self._workload.rates) as engine:
+            for step, batch in enumerate(self._workload.batches):
+                losses.append(engine.fetch(engine.train([batch], step)).losses[0])
+                self._advance()
+            self.train_sec = time.perf_counter() - began
+            end = engine.read()
+        moved = _moved(end, self._workload.state)
+        return {"losses": np.array(losses)} | _below("weights", moved) | _below("moving average", end.ema)
+
+    def _decay(self) -> Arrays:
+        """What decay adds to a first velocity."""
+        velocities = []
+        for decay in (0.0, DECAY):
+            with self._engine(self._plain.replace(weight_decay=decay), np.zeros(1)) as engine:
+                engine.train([self._batch], 0)
+                velocities.append(engine.read().momentum)
+        return _below("decay", _difference(velocities[1], velocities[0]))
+
+    def _momentum(self) -> Arrays:
+        """What is left of a velocity: at rate 0 a second step on the same images has the same gradient g; v = m * v + g."""
+        velocities = []
+        with self._engine(self._plain, np.zeros(2)) as engine:
+            for step in range(2):
+                engine.train([self._batch], step)
+                velocities.append(engine.read().momentum)
+        return _below("momentum", _difference(velocities[1], velocities[0]))
+
+    def _update(self) -> Arrays:
+        """How one step at a large rate moves the weights, and the velocity it left."""
+        step = self._workload.telling_step
+        with self._engine(self._workload.recipe, self._workload.large_rates) as engine:
+            engine.train(self._workload.batches[step : step + 1], step)
+            end = engine.read()
+        return _below("update", _moved(end, self._workload.state)) | _below("velocity", end.momentum)
+
+    def _counts(self) -> Arrays:
+        """Hits of a training step, and ranks in an evaluation, where logits fall from class to class whatever the image."""
+        tensors, logits = self._workload.state.tensors, self._plain.logits
+        falling = {"fc.weight": np.zeros_like(tensors["fc.weight"]), "fc.bias": -np.arange(logits, dtype=np.float32)}
+        batch = self._workload.batches[0]
+        labels = np.arange(len(batch.labels)) % logits
+        padded = np.where(np.arange(len(labels)) < len(labels) - 1, labels, -1)
+        with self._engine(self._plain, np.zeros(1), replace(self._workload.state, tensors=tensors | falling)) as engine:
+            scores = engine.evaluate([Batch(batch.images, padded)])
+            counts = engine.fetch(engine.train([Batch(batch.images, labels)], 0)).counts
+        return {"counts": np.array([counts.top1, counts.top5, counts.images, *scores.ranks, *scores.predictions])}
+
+    def _state(self) -> Arrays:
+        """What is read where a state with every part was written."""
+        state = self._workload.state
+        drawn = np.random.default_rng(1)
+        momentum = {name: drawn.normal(size=value.shape).astype(np.float32) for name, value in state.momentum.items()}
+        written = State(3, state.tensors, momentum, {name: value / 2 for name, value in state.tensors.items()})
+        with self._backend.engine(self._workload.recipe, np.zeros(4), self._world, self._execution) as engine:
+            engine.write(written)
+            read = engine.read()
+        parts = ((read.tensors, written.tensors), (read.momentum, written.momentum), (read.ema, written.ema))
+        return {"state": np.array([read.step - 3, *(np.abs(a[name] - b[name]).max() for a, b in parts for name in b)])}
+
+    def _loading(self) -> Arrays:
+        training, validation = loaded(self._workload.recipe, self._workload.data)
+        found: Arrays = {}
+        for name in ("samples", "windows", "flips"):
+            found[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in (*training, *validation)])
+        found["loader pixels"] = np.concatenate([batch.images.reshape(-1) for _, batch in (*training, *validation)])
+        return found
+
+
+def _mixed(batch: Batch, parts: int = 1) -> Batch:
+    """Return a batch with MixUp, whether the recipe has it or not: other coefficients, partners within a part."""
+    count = len(batch.labels)
+    partners = np.tile(np.roll(np.arange(count // parts), 3), parts)
+    return Batch(batch.images, batch.labels, np.linspace(0.2, 0.9, count, dtype=np.float32), partners)
+
+
+def _difference(of: Arrays, what: Arrays) -> Arrays:
+    return {name: value.astype(np.float64) - what[name] for name, value in of.items()}
+
+
+def _moved(end: State, start: State) -> Arrays:
+    return {name: end.tensors[name].astype(np.float64) - start.tensors[name] for name in end.momentum}
+
+
+def _below(quantity: str, arrays: Arrays) -> Arrays:
+    return {f"{quantity}/{name}": value for name, value in arrays.items()}
+
+
+def _statistics(state: State) -> Arrays:
+    return {name: value for name, value in state.tensors.items() if name not in state.momentum}
+
+
+def main(folder: Path, name: str) -> None:
+    """Carry out the workload in `folder`; end at once when the process that waits for it has gone."""
+    end_with_parent()
+    execution = Execution(backend=name)
+    backend = backends.load(name)
+    world = backend.world(execution)
+    worker = Worker(backend, world, execution, load(folder), rules=name != "reference")
+    arrays = worker.arrays()
+    save_arrays(folder / f"{name}.npz", arrays)
+    about = {"version": backends.FRAMEWORKS[name].version(), "device": world.device, "train_sec": worker.train_sec}
+    (folder / f"{name}.json").write_text(json.dumps(about, allow_nan=False), encoding="utf-8")
+    world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,1 @@
+"""Weights on disk: checkpoints, files of other programs, conversion, pruning."""

@@ -1,0 +1,226 @@
+"""The state of a run on disk: whole or not there.
+
+    checkpoints/step-00000100/
+        model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
+        momentum.safetensors   velocities
+        ema.safetensors        moving averages, if the recipe has them; with the same metadata
+        state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
+
+A checkpoint is written under another name, flushed to the disk and renamed. Reading checks every digest.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize, safe_open
+from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save as serialise
+
+from lockstep.backends import State
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import appearing, flush, from_bfloat16, refuse_existing
+
+_PARTS = ("model", "momentum", "ema")
+_UNFINISHED = "unfinished-"
+_OWN_DIGEST = "own_sha256"
+_NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
+_NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+"""By the name safetensors gives them."""
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step belongs."""
+    return folder / f"step-{step:08d}"
+
+
+def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
+    """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON.
+
+    An intact checkpoint of the same step stays as it is: a run has one state at a step, and a folder cannot be replaced in
+    one move. Those of later steps are deleted: a run goes on from its newest intact one, so they are damaged.
+
+    Raises `CheckpointError` if it cannot be written.
+    """
+    target = checkpoint_path(folder, state.step)
+    try:
+        if not _is_intact(target):
+            _write(target, state, data_digest, about)
+        for step in steps(folder):
+            if step > state.step:
+                shutil.rmtree(checkpoint_path(folder, step))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} cannot be saved: {error}. Earlier checkpoints are as they were.") from error
+    return target
+
+
+def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) -> None:
+    temporary = target.with_name(f"{_UNFINISHED}{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    digests = {}
+    for part, tensors in zip(_PARTS, (state.tensors, state.momentum, state.ema), strict=True):
+        if tensors:
+            file = temporary / f"{part}.safetensors"
+            save_file(
+                tensors, file, metadata=None if part == "momentum" else {"lockstep": json.dumps(about, allow_nan=False)}
+            )
+            flush(file)
+            digests[file.name] = _digest(file)
+    description = {"step": state.step, "scaler": state.scaler, "data_digest": data_digest, "sha256": digests}
+    description[_OWN_DIGEST] = _digest_of(description)
+    (temporary / "state.json").write_text(json.dumps(description, indent=1, allow_nan=False), encoding="utf-8")
+    flush(temporary / "state.json")
+    flush(temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    flush(target.parent)
+
+
+def load(path: Path) -> tuple[State, str]:
+    """Return a checkpoint's state and the digest of the data it was trained on.
+
+    Raises `CheckpointError` if anything of it is missing or damaged.
+    """
+    about = _verified(path)
+    parts = {
+        part: load_file(path / f"{part}.safetensors") if f"{part}.safetensors" in about["sha256"] else {} for part in _PARTS
+    }
+    return State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"]), about["data_digest"]
+
+
+def _verified(path: Path, *names: str) -> dict[str, Any]:
+    """Return `state.json` after checking it and the named files, or all, against their digests."""
+    try:
+        about = _description(path / "state.json")
+        for name, digest in about["sha256"].items():
+            if name in (names or (name,)) and _digest(path / name) != digest:
+                raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in state.json")
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
+    return about
+
+
+def _description(file: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
+    except ValueError:
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it names")
+    return about
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        _verified(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def load_weights(path: Path, *, ema: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return a checkpoint's weights, or their moving average, and what was noted with them.
+
+    Raises `CheckpointError` if there are none or they are damaged.
+    """
+    name = "ema.safetensors" if ema else "model.safetensors"
+    if name not in _verified(path, name)["sha256"]:
+        raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
+    tensors, about = read_weights(path / name)
+    if about is None:
+        raise CheckpointError(f"{path / name} has no note of its recipe")
+    return tensors, about
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of which there are checkpoints, rising."""
+    found = [path.name for path in folder.glob("step-*") if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)]
+    return sorted(int(name.removeprefix("step-")) for name in found)
+
+
+def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
+    """Return the newest state that can be read, its data's digest, and the reasons why newer ones cannot.
+
+    The state is None if there is no checkpoint at all. Raises `CheckpointError` if there are some and all are damaged: a
+    run never starts afresh over what it had.
+    """
+    damaged: list[str] = []
+    for step in reversed(steps(folder)):
+        try:
+            state, data_digest = load(checkpoint_path(folder, step))
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            return state, data_digest, damaged
+    if damaged:
+        raise CheckpointError("no checkpoint can be read:\n" + "\n".join(damaged) + "\nTrain into another folder.")
+    return None, "", []
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Delete all checkpoints but the newest `keep` and the best step's, and what killed processes left unfinished."""
+    kept = {*steps(folder)[-keep:], best}
+    for step in steps(folder):
+        if step not in kept:
+            shutil.rmtree(checkpoint_path(folder, step))
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)
+
+
+def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
+    """Return the tensors of a safetensors file, and what Lockstep noted in it (None if another program wrote it).
+
+    Tensors of bfloat16 become float32. Raises `CheckpointError` if it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        if unknown := dtypes - {"BF16", *_NUMPY_DTYPES}:
+            raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
+        # Its reader for NumPy knows bfloat16 only while some package has taught NumPy that type.
+        tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
+        return tensors, json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+
+
+def _deserialised(path: Path) -> dict[str, np.ndarray]:
+    tensors = {}
+    for name, about in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+        if about["dtype"] == "BF16":
+            values = from_bfloat16(np.frombuffer(about["data"], "<u2"))
+        else:
+            values = np.frombuffer(about["data"], _NUMPY_DTYPES[about["dtype"]])
+        tensors[name] = values.reshape(about["shape"])
+    return tensors
+
+
+def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    """Write a new safetensors file of weights with what `read_weights` gives back; it is whole or not there.
+
+    Raises `CheckpointError` if it is there already or cannot be written.
+    """
+    refuse_existing(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(path) as partial:
+            # save_file makes files that nobody else may read; this one is to be given away.
+            partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about, allow_nan=False)}))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -1,0 +1,87 @@
+"""Weights from any file that can be read to any that can be written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.backends import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import Weights, locate, open_original, open_weights
+from lockstep.weights.readers import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
+
+Written = tuple[tuple[Path, ...], tuple[str, ...]]
+"""Files and remarks."""
+
+
+def convert(
+    source: str | Path, target: str | Path, *, to: str = "safetensors", which: str = "newest", ema: bool = False
+) -> dict[str, Any]:
+    """Write weights in another format; return what was written and what to know about it.
+
+    `source` is all that `evaluate` takes: a run, a checkpoint of it, a safetensors file, a checkpoint of TensorFlow's,
+    Paddle's or MXNet's. `to` is "safetensors", one file `target` with torchvision's names, or "nvidia-tensorflow",
+    "nvidia-paddle" or "nvidia-mxnet", a checkpoint of the prefix `target` (of MXNet's also `<prefix>-0090.params`) for
+    NVIDIA's code, with velocities, and TensorFlow's step, if the source has them.
+    Nothing is overwritten; what cannot be carried over is a remark. Raises `CheckpointError`.
+
+    >>> import lockstep
+    >>> result = lockstep.convert("run", "weights.safetensors")
+    >>> result["written"], result["logits"], result["step"]
+    (['weights.safetensors'], 10, 7)
+    """
+    source, target = Path(source), Path(target)
+    if to not in _WRITERS:
+        raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, _WRITERS)}")
+    weights, state = _opened(locate(source, which), ema)
+    files, remarks = _WRITERS[to](target, weights, state)
+    return {
+        "source": str(weights.source),
+        "written": [str(path) for path in files],
+        "model": weights.recipe.fields()["model"],
+        "logits": weights.recipe.logits,
+        "step": state.step,
+        "remarks": [*weights.remarks, *remarks],
+    }
+
+
+def _opened(path: Path, ema: bool) -> tuple[Weights, State]:
+    """Return weights and the state they are part of; without momentum and at step 0 where the source has no more."""
+    original = open_original(path, momentum=True, ema=ema)
+    if original is not None:
+        return original
+    weights = open_weights(path, ema=ema)
+    if not path.is_dir():
+        return weights, State(0, weights.tensors, {})
+    state, _ = checkpoint.load(path)
+    return weights, State(state.step, weights.tensors, {}) if ema else state
+
+
+def _to_safetensors(target: Path, weights: Weights, state: State) -> Written:
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
+    about = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
+    checkpoint.write_weights(target, weights.tensors, about)
+    lost = [name for name, there in (("velocities", state.momentum), ("moving averages", state.ema)) if there]
+    lost += [f"step {state.step}"] if state.step else []
+    return (target,), (f"left out, since the file holds weights alone: {', '.join(lost)}",) if lost else ()
+
+
+def _to_original(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Weights, State], Written]:
+    """Return what writes a checkpoint for NVIDIA's code."""
+
+    def written(target: Path, weights: Weights, state: State) -> Written:
+        files, remarks = write(target, weights.recipe, state)
+        averages = ("the moving averages were left out; --ema converts them instead of the weights",) if state.ema else ()
+        return files, (*remarks, *averages)
+
+    return written
+
+
+_WRITERS: dict[str, Callable[[Path, Weights, State], Written]] = {
+    "safetensors": _to_safetensors,
+    "nvidia-tensorflow": _to_original(nvidia_tensorflow.write),
+    "nvidia-paddle": _to_original(nvidia_paddle.write),
+    "nvidia-mxnet": _to_original(nvidia_mxnet.write),
+}

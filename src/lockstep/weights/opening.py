@@ -1,0 +1,141 @@
+"""Finding trained weights: of a run, a checkpoint, a safetensors file, or one of TensorFlow's, Paddle's or MXNet's files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from lockstep.backends import State
+from lockstep.models.architectures import recognise
+from lockstep.recipes import Recipe
+from lockstep.runs.folder import read_log
+from lockstep.runs.shapes import is_list_of, is_text
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights import checkpoint
+from lockstep.weights.readers import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.weights.readers.common import Original
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors in canonical form, and what is needed to use them."""
+
+    recipe: Recipe
+    tensors: dict[str, np.ndarray]
+    classes: tuple[str, ...]
+    """Names of the classes; empty if unknown."""
+    source: Path
+    remarks: tuple[str, ...] = ()
+    """What to know of weights that another program wrote."""
+
+    def in_precision(self, precision: str | None) -> Self:
+        """Return the weights to be used in another precision; None: in the recipe's."""
+        return self if precision is None else replace(self, recipe=self.recipe.replace(precision=precision))
+
+
+def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) -> Weights:
+    """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
+
+    With `ema`, the moving average instead of the trained weights. A safetensors file of another program with torchvision's
+    names is recognised by its tensors and used with the default preprocessing, in fp32. A checkpoint of NVIDIA's TensorFlow,
+    Paddle or MXNet model (its folder, prefix or a file) is used with the published recipe, in fp32. Raises
+    `CheckpointError`.
+    """
+    path = locate(Path(path), which)
+    original = open_original(path, momentum=False, ema=ema)
+    if original is not None:
+        return original[0]
+    if not path.is_dir():
+        if ema:
+            raise CheckpointError(f"{path} is one file; a moving average is a file of its own, ema.safetensors")
+        return _of_file(path)
+    tensors, about = checkpoint.load_weights(path, ema=ema)
+    return _noted(about, tensors, path)
+
+
+def locate(path: Path, which: str) -> Path:
+    """Return the checkpoint of a run that is meant, any other path as it is. Raises `CheckpointError`."""
+    return _of_run(path, which) if (path / "checkpoints").is_dir() else path
+
+
+def _of_run(run: Path, which: str) -> Path:
+    folder = run / "checkpoints"
+    found = checkpoint.steps(folder)
+    if not found:
+        raise CheckpointError(f"{run} has no checkpoint yet")
+    if which == "newest":
+        return checkpoint.checkpoint_path(folder, found[-1])
+    if which == "best":
+        step = best_step(read_log(run / "log.jsonl"))
+        if step is None:
+            raise CheckpointError(f"{run} was never evaluated, so no checkpoint is the best")
+        return checkpoint.checkpoint_path(folder, step)
+    if not which.isdigit() or int(which) not in found:
+        raise CheckpointError(f"{run} has no checkpoint {which!r}; it has newest, best and steps {found}")
+    return checkpoint.checkpoint_path(folder, int(which))
+
+
+def best_step(entries: list[dict[str, Any]]) -> int | None:
+    """Return the step with the highest top-1 in a log (the earliest of equals); None without an evaluation."""
+    scores = [
+        (entry["top1_percent"], -entry["step"])
+        for entry in entries
+        if entry["kind"] == "evaluate" and entry["weights"] == "trained" and "top1_percent" in entry
+    ]
+    return -int(max(scores)[1]) if scores else None
+
+
+def open_original(path: Path, *, momentum: bool, ema: bool) -> tuple[Weights, State] | None:
+    """Return what a checkpoint of NVIDIA's holds; None if the path names none. Raises `CheckpointError`."""
+    for framework, (find, read) in _ORIGINALS.items():
+        prefix = find(path)
+        if prefix is None:
+            continue
+        if ema:
+            raise CheckpointError(f"{prefix} is a checkpoint of {framework}'s; moving averages are not read from it")
+        found = read(prefix, momentum=momentum)
+        return Weights(found.recipe, found.state.tensors, (), prefix, found.remarks), found.state
+    return None
+
+
+class _Read(Protocol):
+    def __call__(self, path: Path, /, *, momentum: bool) -> Original: ...
+
+
+_ORIGINALS: dict[str, tuple[Callable[[Path], Path | None], _Read]] = {
+    "TensorFlow": (tensor_bundle.find, nvidia_tensorflow.read),
+    "Paddle": (nvidia_paddle.find, nvidia_paddle.read),
+    "MXNet": (nvidia_mxnet.find, nvidia_mxnet.read),
+}
+
+
+def _of_file(path: Path) -> Weights:
+    if not path.is_file():
+        raise CheckpointError(f"there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint {path}")
+    if path.suffix != ".safetensors":
+        raise CheckpointError(
+            f"{path}: expected a run's folder, a .safetensors file, or a TensorFlow, Paddle or MXNet checkpoint"
+        )
+    tensors, about = checkpoint.read_weights(path)
+    if about is not None:
+        return _noted(about, tensors, path)
+    tensors = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
+    try:
+        model, logits = recognise({name: value.shape for name, value in tensors.items()})
+    except RecipeError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return Weights(Recipe(model=model, logits=logits, precision="fp32"), tensors, (), path)
+
+
+def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) -> Weights:
+    try:
+        recipe, classes = Recipe.of(about["recipe"]), about["classes"]
+        if not is_list_of(is_text)(classes):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path}: what is noted with the weights is no recipe and no list of classes") from None
+    except RecipeError as error:
+        raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
+    return Weights(recipe, tensors, tuple(classes), path)

@@ -1,0 +1,138 @@
+"""What the readers of NVIDIA's checkpoints have in common."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.backends import State, check_fit
+from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, stem, tensors
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import appearing, refuse_existing
+
+FOURTH_CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+
+Names = dict[str, str]
+"""Canonical name -> name in the file."""
+Shape = tuple[int, ...]
+Writers = dict[Path, Callable[[Path], object]]
+"""New files and what writes each under the name it is given."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A checkpoint of NVIDIA's in canonical form."""
+
+    recipe: Recipe
+    """The published recipe of its model, in fp32."""
+    state: State
+    """Momentum is empty if the checkpoint has none."""
+    remarks: tuple[str, ...]
+    """What a reader should know: what was matched by its structure, is left over, or is unlike the original."""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A model that a file may hold."""
+
+    model: str
+    names: Names
+    logits: int
+    problems: list[str]
+    """What does not fit."""
+
+
+def matched(
+    model: str,
+    names: Names,
+    shapes: Mapping[str, Shape],
+    stored_shapes: Callable[[Tensor], tuple[Shape, ...]],
+    is_networks: Callable[[str], bool],
+) -> Matching:
+    """Hold a model with these names against the shapes of a file.
+
+    `stored_shapes` are those that a tensor may have there, the usual one first; `is_networks` says of a name that is left
+    over whether a network would compute with it.
+    """
+    bias = shapes.get(names["fc.bias"], ())
+    logits = bias[0] if len(bias) == 1 else 0
+    problems = []
+    for tensor in tensors(MODELS[model], logits):
+        name = names[tensor.name]
+        if name not in shapes:
+            problems.append(f"{name} is missing")
+        elif shapes[name] not in stored_shapes(tensor):
+            problems.append(f"{name} is {list(shapes[name])}, expected {list(stored_shapes(tensor)[0])}")
+    more = sorted(shapes.keys() - names.values())
+    problems += [f"there is {name}" for name in more if is_networks(name)]
+    return Matching(model, names, logits, problems)
+
+
+def fitting_model(matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]) -> Matching:
+    """Return the first matching without problems. Raises `CheckpointError`, which names those of the nearest."""
+    nearest = min(matchings, key=lambda matching: len(matching.problems))
+    if not nearest.problems:
+        return nearest
+    raise CheckpointError(
+        f"{path} is not, or not all of, a ResNet as {framework} saves it. {nearest.model} is nearest, but "
+        f"{'; '.join(nearest.problems[:3])}. Of its {len(stored)} arrays the first are {sorted(stored)[:3]}."
+    )
+
+
+def in_order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
+    """Return the convolutions in the order in which layers are made: of a block, its shortcut last or first."""
+    convs = [stem(spec)]
+    for block in blocks(spec):
+        shortcut = [] if block.shortcut is None else [block.shortcut]
+        convs += [*shortcut, *block.convs] if shortcut_first else [*block.convs, *shortcut]
+    return convs
+
+
+def is_stem(tensor: Tensor) -> bool:
+    """Return whether a tensor is the kernel that sees the images."""
+    return tensor.name == "conv1.weight"
+
+
+def write_new(prefix: Path, files: Writers) -> None:
+    """Write new files in this order, each by its function; after an error none is there.
+
+    The last is the one without which there is no checkpoint. Raises `CheckpointError`.
+    """
+    refuse_existing(*reversed(files))
+    written: list[Path] = []
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        for path, write in files.items():
+            with appearing(path) as partial:
+                write(partial)
+            written.append(path)
+    except BaseException as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{prefix} cannot be written: {error}") from None
+        raise
+
+
+def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
+    """Yield what is to say of velocities that are called `kind` and not all there."""
+    if len(missing) == slots:
+        yield f"there are no velocities ({kind})"
+    elif missing:
+        yield f"{len(missing)} of {slots} velocities are missing, such as {missing[0]}; the others were left out"
+
+
+def left_over(others: list[str]) -> Iterable[str]:
+    """Yield what is to say of variables that were not used."""
+    if others:
+        more = f" and {len(others) - 10} more" if len(others) > 10 else ""
+        yield f"left over and not used: {', '.join(others[:10])}{more}"
+
+
+def fitting(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
+    """Return the tensors of a model. Raises `CheckpointError` if a state that shall be written has others."""
+    expected = list(tensors(spec, logits))
+    check_fit({tensor.name: tensor.shape for tensor in expected}, state.tensors, "weights")
+    if state.momentum:
+        check_fit({tensor.name: tensor.shape for tensor in expected if tensor.is_trained}, state.momentum, "momentum")
+    return expected

@@ -1,0 +1,172 @@
+"""MXNet's files of named arrays (`.params`), read and written without MXNet.
+
+All numbers are little endian:
+
+    uint64 0x112, uint64 0, uint64 <number of arrays>
+    of each array: uint32 <version>, int32 <storage type>, int32 <axes>, int64 <size of each axis>,
+                   int32 <device type>, int32 <device number>, int32 <type>, its values
+    uint64 <number of names>, of each: uint64 <length>, UTF-8
+
+Version 0xF993FAC9 is what MXNet 1 writes, 0xF993FACA what it writes where shapes are NumPy's (a shape without axes is one
+number; otherwise it is no array at all). 0xF993FAC8 has no storage type; before it there was no version but the number of
+axes, with sizes of uint32. Storage other than 0 is sparse.
+
+Source: MXNet's src/ndarray/ndarray.cc, include/mxnet/tuple.h, and files that MXNet 1.9.1 wrote.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import CheckpointError
+
+_MAGIC = 0x112
+_V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+_SPARSE = {1: "row_sparse", 2: "csr"}
+_CPU = 1
+_DEVICES = (_CPU, 2, 3, 5)
+"""CPU, GPU, and memory of the CPU that is pinned or shared."""
+_BFLOAT16 = 12
+_DTYPES: dict[int, np.dtype[Any]] = {
+    0: np.dtype("<f4"),
+    1: np.dtype("<f8"),
+    2: np.dtype("<f2"),
+    3: np.dtype("u1"),
+    4: np.dtype("<i4"),
+    5: np.dtype("i1"),
+    6: np.dtype("<i8"),
+    7: np.dtype("?"),
+    _BFLOAT16: np.dtype("<u2"),
+}
+"""By MXNet's number. NumPy has no bfloat16: it is read as its bits."""
+_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if number != _BFLOAT16}
+_MOST_AXES = 32
+_LEAST_BYTES = 16
+"""Of an array without values."""
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file by their names, in its order; they are read-only, bfloat16 as its bits, uint16.
+
+    Raises `CheckpointError` if it is damaged, is no such file, or has arrays that are sparse or have no names.
+    """
+    try:
+        return _named_arrays(_Reader(path.read_bytes()))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged, or not MXNet's file of named arrays: {error}. Copy it again, or use an earlier checkpoint."
+        ) from None
+
+
+def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file that every MXNet 1 reads.
+
+    `arrays` have any shape of at least one axis and no size of 0, which MXNet takes for unknown, and a dtype of MXNet's.
+    Raises `CheckpointError` if one has not.
+    """
+    for name, value in arrays.items():
+        if value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES or not value.ndim or not value.size:
+            expected = "values of float16, 32, 64, int8, 32, 64, uint8 or bool, and at least one axis"
+            raise CheckpointError(f"MXNet cannot store {name}, {value.dtype} {list(value.shape)}; expected {expected}")
+    with path.open("wb") as file:
+        file.write(struct.pack("<3Q", _MAGIC, 0, len(arrays)))
+        for value in arrays.values():
+            dtype = value.dtype.newbyteorder("<")
+            file.write(struct.pack(f"<I2i{value.ndim}q", _V2, 0, value.ndim, *value.shape))
+            file.write(struct.pack("<3i", _CPU, 0, _WRITTEN_DTYPES[dtype]))
+            file.write(np.ascontiguousarray(value, dtype).data)
+        file.write(struct.pack("<Q", len(arrays)))
+        for encoded in (name.encode() for name in arrays):
+            file.write(struct.pack("<Q", len(encoded)) + encoded)
+
+
+class _Reader:
+    """The bytes of a file, from the first on. Raises `ValueError` where there are not as many as asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self._offset = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._offset
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > self.left:
+            raise ValueError(f"{what} takes {size} bytes from byte {self._offset} on, and {self.left} are left")
+        self._offset += size
+        return self._data[self._offset - size : self._offset]
+
+    def number(self, kind: str, what: str) -> int:
+        return self.numbers(kind, 1, what)[0]
+
+    def numbers(self, kind: str, count: int, what: str) -> tuple[int, ...]:
+        """Return numbers of a kind of `struct`."""
+        layout = f"<{count}{kind}"
+        return struct.unpack(layout, self.take(struct.calcsize(layout), what))
+
+
+def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
+    magic, reserved = reader.numbers("Q", 2, "its beginning")
+    if (magic, reserved) != (_MAGIC, 0):
+        raise ValueError(f"it begins with {magic:#x} and {reserved:#x}, expected {_MAGIC:#x} and 0x0")
+    arrays = list(_arrays(reader))
+    names = list(_names(reader, len(arrays)))
+    if reader.left:
+        raise ValueError(f"{reader.left} bytes follow its end")
+    named: dict[str, np.ndarray] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if name in named:
+            raise ValueError(f"two of its arrays are called {name}")
+        named[name] = array
+    return named
+
+
+def _arrays(reader: _Reader) -> Iterator[np.ndarray]:
+    count = reader.number("Q", "the number of its arrays")
+    if count * _LEAST_BYTES > reader.left:
+        raise ValueError(f"it should have {count} arrays in {reader.left} bytes")
+    for i in range(count):
+        yield _array(reader, f"array {i}")
+
+
+def _names(reader: _Reader, expected: int) -> Iterator[str]:
+    count = reader.number("Q", "the number of its names")
+    if count != expected:
+        raise ValueError(f"it has {expected} arrays and {count} names")
+    for i in range(count):
+        length = reader.number("Q", f"the length of name {i}")
+        yield str(reader.take(length, f"name {i}"), "utf-8")
+
+
+def _array(reader: _Reader, what: str) -> np.ndarray:
+    """Return an array that shows bytes of the file."""
+    version = reader.number("I", what)
+    if version in (_V2, _V3):
+        storage = reader.number("i", what)
+        if storage:
+            raise ValueError(f"{what} is {_SPARSE.get(storage, f'stored in the way {storage}')}, expected a dense one")
+    shape = _shape(reader, version, what)
+    device, _, kind = reader.numbers("i", 3, f"what {what} is made of")
+    if device not in _DEVICES or kind not in _DTYPES:
+        raise ValueError(f"{what} is of device {device} and type {kind}, expected {list(_DEVICES)} and {list(_DTYPES)}")
+    dtype = _DTYPES[kind]
+    values = reader.take(math.prod(shape) * dtype.itemsize, f"{what}, {dtype} {list(shape)},")
+    return np.frombuffer(values, dtype).reshape(shape)
+
+
+def _shape(reader: _Reader, version: int, what: str) -> tuple[int, ...]:
+    is_first = version not in (_V1, _V2, _V3)
+    axes = version if is_first else reader.number("i", what)
+    if not (0 if version == _V3 else 1) <= axes <= _MOST_AXES:
+        raise ValueError(f"{what} has {axes} axes, expected 1 to {_MOST_AXES}")
+    shape = reader.numbers("I" if is_first else "q", axes, f"the shape of {what}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{what} has the shape {list(shape)}")
+    return shape

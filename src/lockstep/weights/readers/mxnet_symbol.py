@@ -1,0 +1,156 @@
+"""What an MXNet graph (`-symbol.json`) computes, as far as a ResNet goes: its convolutions and the batch norms behind them.
+
+A symbol is a list of nodes in the order of computation. A node has an operator ("null": a variable), a name, attributes as
+text, and its inputs, [node, output, version]. Attributes with the operator's default may be left out.
+
+Source: nnvm's pass/saveload_json.cc, src/operator/nn of MXNet, and files that MXNet 1.9.1 wrote.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.system.errors import CheckpointError
+
+_PASSING = {"transpose", "Cast", "cast", "amp_cast", "identity", "_copy"}
+"""Operators whose output has their input's values."""
+_NORMS = {"BatchNorm", "BatchNormAddRelu"}
+"""The second is of NVIDIA's MXNet alone: it adds the shortcut, too."""
+_SUMS = {"elemwise_add", "_Plus", "_plus", "broadcast_add"}
+_KNOWN = {
+    *("null", "Convolution", "Activation", "relu", "Pooling", "Flatten", "FullyConnected", "Dropout"),
+    *("SoftmaxOutput", "softmax", *_PASSING, *_NORMS, *_SUMS),
+}
+_ENDINGS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
+"""Canonical suffix -> how the name of a batch norm's variable ends."""
+
+Pair = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of a graph. Pairs are height and width."""
+
+    weight: str
+    kernel: Pair
+    stride: Pair
+    pad: Pair
+    dilate: Pair
+    groups: int
+    layout: str
+    """Of its images: "NCHW" (kernels are OIHW) or "NHWC" (OHWI)."""
+    norm: dict[str, str]
+    """Canonical suffix -> variable of the batch norm behind it; empty without one."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The layers of a graph."""
+
+    convolutions: tuple[Convolution, ...]
+    """In the order of computation."""
+    heads: tuple[tuple[str, str], ...]
+    """Weight and bias of the fully connected layers."""
+    epsilons: frozenset[float]
+    """What batch norms add to the variance."""
+    problems: tuple[str, ...]
+    """What a ResNet does not compute."""
+
+
+def load(path: Path) -> Symbol:
+    """Read a graph. Raises `CheckpointError` if the file is damaged or not a graph of MXNet's."""
+    try:
+        return _Graph(json.loads(path.read_bytes())["nodes"]).symbol()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is damaged, or not a graph as MXNet saves it: {type(error).__name__}, {error}. Copy it again, or take "
+            "it away if the arrays alone shall say what the model is."
+        ) from None
+
+
+class _Graph:
+    """The nodes of a graph. What they lack raises `ValueError`, `LookupError`, `TypeError` or `AttributeError`."""
+
+    def __init__(self, nodes: list[dict[str, Any]]) -> None:
+        self._nodes = nodes
+        # Attributes have had three names since 2015.
+        self._attributes = [
+            {**node.get("param", {}), **node.get("attr", {}), **node.get("attrs", {})} if node["op"] != "null" else {}
+            for node in nodes
+        ]
+
+    def symbol(self) -> Symbol:
+        norms = {self._source(i, 0): i for i in self._of(*_NORMS)}
+        return Symbol(
+            tuple(self._convolution(i, norms.get(i)) for i in self._of("Convolution")),
+            tuple((self._variable(i, 1), self._variable(i, 2)) for i in self._of("FullyConnected")),
+            frozenset(float(self._attribute(i, "eps", "0.001")) for i in self._of(*_NORMS)),
+            tuple(self._problems()),
+        )
+
+    def _of(self, *operators: str) -> list[int]:
+        return [i for i, node in enumerate(self._nodes) if node["op"] in operators]
+
+    def _attribute(self, node: int, name: str, default: str) -> str:
+        value = self._attributes[node].get(name, default)
+        if not isinstance(value, str):
+            raise TypeError(f"{name} of node {node} is {value!r}, expected text")
+        return default if value == "None" else value
+
+    def _pair(self, node: int, name: str, default: str) -> Pair:
+        return tuple(int(number) for number in re.findall("[0-9]+", self._attribute(node, name, default)))
+
+    def _source(self, node: int, i: int) -> int:
+        """Return the node whose values input `i` of a node has."""
+        source = self._nodes[node]["inputs"][i][0]
+        if not 0 <= source < node:  # inputs come before what is computed of them, so that this ends
+            raise ValueError(f"node {node} has the input {source}")
+        return self._source(source, 0) if self._nodes[source]["op"] in _PASSING else source
+
+    def _variable(self, node: int, i: int) -> str:
+        source = self._nodes[self._source(node, i)] if i < len(self._nodes[node]["inputs"]) else {"op": "", "name": ""}
+        return str(source["name"]) if source["op"] == "null" else ""
+
+    def _convolution(self, node: int, norm: int | None) -> Convolution:
+        return Convolution(
+            self._variable(node, 1),
+            self._pair(node, "kernel", ""),
+            self._pair(node, "stride", "(1, 1)"),
+            self._pair(node, "pad", "(0, 0)"),
+            self._pair(node, "dilate", "(1, 1)"),
+            int(self._attribute(node, "num_group", "1")),
+            self._attribute(node, "layout", "NCHW"),
+            {} if norm is None else self._norm(norm),
+        )
+
+    def _norm(self, node: int) -> dict[str, str]:
+        variables = [self._variable(node, i) for i in range(len(self._nodes[node]["inputs"]))]
+        found = {suffix: [v for v in variables if v.endswith(ending)] for suffix, ending in _ENDINGS.items()}
+        return {suffix: names[0] for suffix, names in found.items() if len(names) == 1}
+
+    def _problems(self) -> Iterator[str]:
+        for operator in sorted({node["op"] for node in self._nodes} - _KNOWN):
+            yield f"its graph computes {operator}, which a ResNet does not"
+        for i in self._of(*_NORMS):
+            # The operator's default is True.
+            if self._attribute(i, "fix_gamma", "True") != "False":
+                yield f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever the file has for it"
+        for i in self._of("Activation"):
+            if self._attribute(i, "act_type", "") != "relu":
+                yield f"{self._nodes[i]['name']} is {self._attribute(i, 'act_type', '')}, expected relu"
+        pools = [self._pool(i) for i in self._of("Pooling")]
+        if pools != ["max (3, 3) by (2, 2) within (1, 1)", "global avg"]:
+            yield f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) by (2, 2) within (1, 1) and global avg"
+
+    def _pool(self, node: int) -> str:
+        kind = self._attribute(node, "pool_type", "max")
+        if self._attribute(node, "global_pool", "False") == "True":
+            return f"global {kind}"
+        rounded = "" if self._attribute(node, "pooling_convention", "valid") == "valid" else " of another convention"
+        kernel, stride, pad = (self._pair(node, name, "") for name in ("kernel", "stride", "pad"))
+        return f"{kind} {kernel} by {stride} within {pad}{rounded}"

@@ -1,0 +1,545 @@
+"""Checkpoints of NVIDIA's MXNet model of 2019, and other ResNets of MXNet's: their names and layouts to the canonical ones.
+
+The original saves `<prefix>-symbol.json`, the graph, and `<prefix>-<epoch>.params` after every epoch, epochs counted from 1,
+in four digits. Names as its symbols have them, stages and units counted from 1, behind `aux:` for statistics, else `arg:`:
+
+    conv0_weight, bn0_{gamma,beta,moving_mean,moving_var}              the stem
+    stage<s>_unit<u>_conv<c>_weight, stage<s>_unit<u>_bn<c>_{...}      a block
+    stage<s>_unit<u>_conv1sc_weight, stage<s>_unit<u>_sc_{...}         its shortcut
+    fc1_weight [out, in], fc1_bias                                     the classifier
+
+Kernels are OIHW, or OHWI where it trained in NHWC (fp16). In fp16 with DALI the stem has a fourth input channel, to which
+DALI gives zeros: its weights have no effect. The original stores no velocities; here they have a file of their own, in
+canonical form under the names of their parameters, which MXNet does not read.
+
+Of other programs those models are read whose layers are those of a model here. A graph says what is computed with each
+variable, and its convolutions come in the order of computation. Without one the names of Gluon's layers do: they are
+counted as they are made (`resnetv10_stage1_conv0_weight`), or are the paths to them (`features.4.0.body.0.weight`).
+
+Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit 0663b67, models.py since;
+MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, convolutions, model_spec, stem, tensors
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import from_bfloat16, mxnet_params, mxnet_symbol, replacing
+from lockstep.weights.readers.common import (
+    FOURTH_CHANNEL,
+    Matching,
+    Names,
+    Original,
+    Shape,
+    Writers,
+    about_momentum,
+    fitting,
+    fitting_model,
+    in_order,
+    is_stem,
+    matched,
+    write_new,
+)
+from lockstep.weights.readers.mxnet_symbol import Symbol
+
+_PARAMETERS = ".params"
+_MOMENTUM = ".momentum.params"
+_SYMBOL = "-symbol.json"
+_OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
+_MODELS = ("resnet50", "resnet101", "resnet152")
+"""Those of the original that are models here. Its basic blocks have a projection in stage 1."""
+_LOGITS = 1000
+_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
+_GLUON_NORM = _NORM | {"running_mean": "running_mean", "running_var": "running_var"}
+_COUNTED = re.compile(r"(?P<scope>\w*?)(?:stage(?P<stage>[0-9]+)_)?(?:conv|batchnorm)(?P<number>[0-9]+)_\w+")
+_PATH = re.compile(
+    r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
+    r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
+)
+_PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
+"""Of a block, in the order of computation."""
+_VERSION = 10300
+"""MXNet 1.3, the original's: newer ones read an older graph, while older ones warn of a newer."""
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The variables of a network's layers in order."""
+
+    kernels: list[str]
+    norms: list[Names]
+    """By canonical suffix."""
+    head: Names
+    """By canonical name."""
+
+
+def find(path: Path) -> Path | None:
+    """Return the `.params` that a path names; None if it names none.
+
+    A path is such a file (or that of its velocities), a prefix, or a folder with the files of one prefix; of several epochs
+    the last is taken. Raises `CheckpointError` if a folder may mean several prefixes.
+    """
+    if path.is_dir():
+        epochs = list(_epochs(path))
+        prefixes = sorted({prefix for prefix, _, _ in epochs})
+        if len(prefixes) > 1:
+            raise CheckpointError(f"{path} has {', '.join(prefixes)}; name one")
+    elif path.name.endswith(_PARAMETERS):
+        file = path.with_name(path.name.removesuffix(_MOMENTUM).removesuffix(_PARAMETERS) + _PARAMETERS)
+        return file if file.is_file() else None
+    else:
+        epochs = [found for found in _epochs(path.parent) if found[0] == path.name]
+    return max(epochs, key=lambda found: found[1])[2] if epochs else None
+
+
+def _epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """Yield prefix, epoch and path of what a folder has."""
+    for file in folder.glob(f"*{_PARAMETERS}"):
+        match = _OF_EPOCH.fullmatch(file.name)
+        if match and file.is_file():
+            yield match[1], int(match[2]), file
+
+
+def read(path: Path, *, momentum: bool = True) -> Original:
+    """Read a ResNet that has a name here, by its graph or, without one, by the names of its layers.
+
+    `path` is a `.params`; the graph is looked for beside it. The recipe is the published one, with the graph's epsilon.
+    Raises `CheckpointError` if a file is damaged, incomplete or of another model, or does not say how a kernel lies.
+    """
+    arrays = _bare(path, mxnet_params.load(path))
+    graph = _graph_of(path)
+    symbol = mxnet_symbol.load(graph) if graph is not None and graph.is_file() else None
+    matching = _matching(path, arrays, symbol)
+    table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
+    layouts = _layouts(path, arrays, table, symbol)
+    velocities_file = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
+    velocities = _bare(velocities_file, mxnet_params.load(velocities_file)) if momentum and velocities_file.exists() else {}
+    slots = {tensor: name for tensor, name in table.items() if tensor.is_trained}
+    missing = [name for name in slots.values() if name not in velocities]
+    carried = slots if momentum and not missing else {}
+    found, speeds = (
+        {tensor.name: _canonical(file, stored[name], name, tensor, layouts) for tensor, name in names.items()}
+        for file, stored, names in ((path, arrays, table), (velocities_file, velocities, carried))
+    )
+    remarks = (
+        *_remarks(path, arrays, table, layouts, symbol),
+        *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
+    )
+    recipe = resnet50_mxnet_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
+    return Original(recipe.replace(bn_epsilon=_epsilon(recipe, symbol)), State(0, found, speeds), remarks)
+
+
+def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays by the names of variables, without `arg:` and `aux:`."""
+    bare = {re.sub("^(arg|aux):", "", name): value for name, value in arrays.items()}
+    if len(bare) < len(arrays):
+        raise CheckpointError(f"{path} has {len(arrays)} arrays of {len(bare)} variables: some are arg: and aux: at once")
+    return bare
+
+
+def _graph_of(path: Path) -> Path | None:
+    match = _OF_EPOCH.fullmatch(path.name)
+    return path.with_name(match[1] + _SYMBOL) if match else None
+
+
+def _matching(path: Path, arrays: Mapping[str, np.ndarray], symbol: Symbol | None) -> Matching:
+    """Return the model all of whose tensors are there, and nothing else, and that computes what the graph does."""
+    shapes = {name: value.shape for name, value in arrays.items()}
+    said = {conv.weight: conv.layout for conv in symbol.convolutions} if symbol else {}
+    layers = _layers_of(symbol) if symbol else _layers_by_names(list(shapes))
+
+    def held(model: str, spec: ModelSpec, table: Names) -> Matching:
+        def stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+            return _stored_shapes(tensor, said.get(table[tensor.name]))
+
+        matching = matched(model, table, shapes, stored_shapes, lambda name: True)
+        unlike = list(_unlike_graph(spec, table, symbol)) if symbol else []
+        return replace(matching, problems=[*_biases(shapes, table), *matching.problems, *unlike])
+
+    matchings = (held(model, spec, table) for model, spec in MODELS.items() for table in _tables(spec, layers))
+    return fitting_model(matchings, path, "MXNet", arrays)
+
+
+def _biases(stored: Iterable[str], table: Names) -> Iterator[str]:
+    """Yield what is to say of biases other than the classifier's: Gluon's resnet50_v1 has them."""
+    biases = sorted(name for name in stored if name.endswith("bias") and name != table["fc.bias"])
+    if biases:
+        yield f"convolutions have biases ({len(biases)}, such as {biases[0]}), which those of no model here have"
+
+
+def names(spec: ModelSpec) -> Names:
+    """Return the original's name, without `arg:` and `aux:`, of every canonical tensor."""
+    table = {"fc.weight": "fc1_weight", "fc.bias": "fc1_bias"}
+    for conv, (kernel, norm) in _scopes(spec).items():
+        table[f"{conv.name}.weight"] = f"{kernel}_weight"
+        table |= {f"{conv.bn_name}.{suffix}": f"{norm}_{leaf}" for suffix, leaf in _NORM.items()}
+    return table
+
+
+def _scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
+    """Return what the original calls a convolution and its batch norm."""
+    scopes = {stem(spec): ("conv0", "bn0")}
+    for block in blocks(spec):
+        unit = _unit(block.name)
+        scopes |= {conv: (f"{unit}_conv{i}", f"{unit}_bn{i}") for i, conv in enumerate(block.convs, start=1)}
+        if block.shortcut is not None:
+            scopes[block.shortcut] = (f"{unit}_conv1sc", f"{unit}_sc")
+    return scopes
+
+
+def _unit(block: str) -> str:
+    stage, number = block.removeprefix("layer").split(".")
+    return f"stage{stage}_unit{int(number) + 1}"
+
+
+def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
+    """Yield the names that a model's tensors may have."""
+    yield names(spec)
+    # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes this first.
+    for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
+        table = dict(layers.head)
+        for i, conv in enumerate(convs):
+            norm = layers.norms[i] if i < len(layers.norms) else {}
+            table[f"{conv.name}.weight"] = layers.kernels[i] if i < len(layers.kernels) else f"the kernel of convolution {i}"
+            table |= {f"{conv.bn_name}.{leaf}": norm.get(leaf, f"the {leaf} of batch norm {i}") for leaf in _NORM}
+        yield table
+
+
+def _layers_of(symbol: Symbol) -> _Layers:
+    weight, bias = symbol.heads[0] if len(symbol.heads) == 1 else ("the classifier's weight", "the classifier's bias")
+    head = {"fc.weight": weight, "fc.bias": bias}
+    return _Layers([conv.weight for conv in symbol.convolutions], [conv.norm for conv in symbol.convolutions], head)
+
+
+def _layers_by_names(stored: list[str]) -> _Layers:
+    """Return the layers of Gluon's in the order of their counters or paths."""
+    placed = {name: place for name in stored if (place := _place(name)) is not None}
+    # The order of several scopes is not known, and equal shapes would not tell.
+    in_place = sorted(placed, key=lambda name: placed[name]) if len({place[0] for place in placed.values()}) == 1 else []
+    kernels = [name for name in in_place if name.endswith("weight")]
+    scopes = [name.removesuffix("gamma") for name in in_place if name.endswith("gamma")]
+    norms = [{suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()} for scope in scopes]
+    dense = [name for name in stored if re.fullmatch(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight", name)]
+    head = dense[0] if len(dense) == 1 else "the classifier's weight"
+    return _Layers(kernels, norms, {"fc.weight": head, "fc.bias": head.removesuffix("weight") + "bias"})
+
+
+def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
+    """Return what sorts the names of Gluon's layers by their order in a network; None of anything else."""
+    if match := _COUNTED.fullmatch(name):
+        return match["scope"], [int(match["stage"] or 0), int(match["number"])], 0, []
+    if match := _PATH.fullmatch(name):
+        numbers = [[int(number) for number in re.findall("[0-9]+", match[part] or "")] for part in ("block", "layer")]
+        return match["scope"], numbers[0], _PARTS.index(match["part"] or ""), numbers[1]
+    return None
+
+
+def _unlike_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[str]:
+    """Yield in what a graph computes something else than a model with these names."""
+    yield from symbol.problems
+    if len(symbol.epsilons) != 1 or not 0 < min(symbol.epsilons) < 1:
+        yield f"its graph's batch norms add {sorted(symbol.epsilons)} to the variance, expected one number below 1"
+    if symbol.heads != ((table["fc.weight"], table["fc.bias"]),):
+        yield f"its graph has the fully connected layers {list(symbol.heads)}, expected one"
+    graph = {conv.weight: conv for conv in symbol.convolutions}
+    if len(graph) != len(symbol.convolutions):
+        yield f"its graph has {len(symbol.convolutions)} convolutions of {len(graph)} kernels"
+    for conv in convolutions(spec):
+        name = table[f"{conv.name}.weight"]
+        if name not in graph:
+            yield f"its graph has no convolution with {name}"
+            continue
+        found = graph[name]
+        expected = {"kernel": conv.kernel, "stride": conv.stride, "pad": conv.kernel // 2, "dilate": 1}
+        for what, size in expected.items():
+            if getattr(found, what) != (size, size):
+                yield f"its graph has for {name} the {what} {getattr(found, what)}, expected {(size, size)}"
+        if found.groups != conv.groups:
+            yield f"its graph has for {name} {found.groups} groups, expected {conv.groups}"
+        if found.norm != {suffix: table[f"{conv.bn_name}.{suffix}"] for suffix in _NORM}:
+            yield f"its graph has behind {name} a batch norm with {sorted(found.norm.values())}"
+
+
+def _stored_shapes(tensor: Tensor, layout: str | None) -> tuple[Shape, ...]:
+    """Return the shapes a tensor may have in a layout, or in any if that is not known; the original's first."""
+    if tensor.role != "conv_weight":
+        return (tensor.shape,)
+    outputs, inputs, height, width = tensor.shape
+    sizes = [(outputs, inputs, height, width), *([(outputs, inputs + 1, height, width)] if is_stem(tensor) else [])]
+    layouts = ("NCHW", "NHWC") if layout is None else (layout,)
+    return tuple((o, h, w, i) if known == "NHWC" else (o, i, h, w) for known in layouts for o, i, h, w in sizes)
+
+
+def _layouts(
+    path: Path, arrays: Mapping[str, np.ndarray], table: Mapping[Tensor, str], symbol: Symbol | None
+) -> dict[str, str]:
+    """Return the layout of every convolution by its kernel's name: as the graph says, or else as the shape does."""
+    if symbol is not None:
+        return {conv.weight: conv.layout for conv in symbol.convolutions}
+    layouts = {}
+    for tensor, name in table.items():
+        if tensor.role != "conv_weight":
+            continue
+        shape = arrays[name].shape
+        fits = [layout for layout in ("NCHW", "NHWC") if shape in _stored_shapes(tensor, layout)]
+        # With one value along three axes both are the same bytes.
+        if len(fits) > 1 and sorted(shape[1:])[1] > 1:
+            graph = _graph_of(path)
+            beside = (
+                f"put {graph.name} beside it" if graph else "name it <prefix>-<epoch>.params and put its graph beside it"
+            )
+            raise CheckpointError(
+                f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI, and nothing says which; {beside}"
+            )
+        layouts[name] = fits[0]
+    return layouts
+
+
+def _canonical(file: Path, values: np.ndarray, name: str, tensor: Tensor, layouts: Mapping[str, str]) -> np.ndarray:
+    """Return a variable, or the velocity of one, as a canonical float32 array of its own."""
+    layout = layouts.get(name)
+    if values.dtype == np.uint16:
+        values = from_bfloat16(values)
+    if values.shape not in _stored_shapes(tensor, layout) or values.dtype.kind != "f":
+        expected = list(_stored_shapes(tensor, layout)[0])
+        raise CheckpointError(f"{file}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+    if layout == "NHWC":
+        values = values.transpose(0, 3, 1, 2)
+    if is_stem(tensor):
+        values = values[:, : tensor.shape[1]]
+    return np.array(values, np.float32, order="C")
+
+
+def _epsilon(recipe: Recipe, symbol: Symbol | None) -> float:
+    """Return what batch norms add, which is the recipe's unless a graph says another."""
+    return recipe.bn_epsilon if symbol is None else min(symbol.epsilons)
+
+
+def _remarks(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    table: Mapping[Tensor, str],
+    layouts: Mapping[str, str],
+    symbol: Symbol | None,
+) -> Iterable[str]:
+    match, graph = _OF_EPOCH.fullmatch(path.name), _graph_of(path)
+    yield "no step is stored and 0 is taken" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+    if symbol is None:
+        beside = f"there is no {graph.name}" if graph else "a file without an epoch in its name has no graph"
+        epsilon = resnet50_mxnet_90ep().bn_epsilon
+        yield f"{beside}: bottlenecks are taken to stride in their 3x3, and batch norms to add {epsilon:g}"
+    elif symbol.epsilons != {resnet50_mxnet_90ep().bn_epsilon}:
+        yield f"its batch norms add {min(symbol.epsilons):g} to the variance"
+    if any(is_stem(tensor) and arrays[name].size != np.prod(tensor.shape) for tensor, name in table.items()):
+        yield FOURTH_CHANNEL
+    by_rows = [name for name, layout in layouts.items() if layout == "NHWC"]
+    if by_rows:
+        yield f"{len(by_rows)} kernels, such as {by_rows[0]}, are OHWI, as for images in NHWC; they were turned to OIHW"
+    odd = [name for name in table.values() if arrays[name].dtype != np.float32]
+    if odd:
+        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
+
+
+def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a state with the original's names, and the graph; return the files and what a reader should know of them.
+
+    `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. A graph that is there already and the same is kept:
+    epochs share it. Without momentum there is no `.momentum.params`. Raises `CheckpointError` if anything else is there
+    already.
+    """
+    prefix, epoch = _target(target)
+    spec = model_spec(recipe.model)
+    expected, table = fitting(spec, recipe.logits, state), names(spec)
+    velocities = _velocities(expected, table, state)
+    file = _file(prefix, epoch, _PARAMETERS)
+    files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(_symbol(recipe))}
+    if velocities:
+        files[_file(prefix, epoch, _MOMENTUM)] = partial(mxnet_params.dump, arrays=velocities)
+    files[file] = partial(mxnet_params.dump, arrays=_stored(expected, table, state.tensors))
+    write_new(prefix, files)
+    return tuple(files), tuple(_unlike_original(prefix, recipe, state, files))
+
+
+def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
+    """Write weights and velocities after an epoch, counted from 1, as the original does the weights; return their file.
+
+    The graph is written if there is none. The files of the epoch may be there already, and are replaced by whole ones: a run
+    that goes on writes them again. Raises `CheckpointError` if the state is of another model than the recipe's, or the
+    graph that is there is.
+    """
+    spec = model_spec(recipe.model)
+    expected, table = fitting(spec, recipe.logits, state), names(spec)
+    file = _file(prefix, epoch, _PARAMETERS)
+    check_prefix(prefix, recipe)
+    # The weights last: where they are, so are their velocities.
+    files = {
+        _file(prefix, epoch, _MOMENTUM): _velocities(expected, table, state),
+        file: _stored(expected, table, state.tensors),
+    }
+    for path, arrays in files.items():
+        with _saying_what_cannot_be_written(path), replacing(path) as new:
+            mxnet_params.dump(new, arrays)
+    return file
+
+
+def check_prefix(prefix: Path, recipe: Recipe) -> None:
+    """Write the graph, or see that it is there, before a run whose weights will lie beside it.
+
+    Raises `CheckpointError` if another graph is there, or nothing can be written.
+    """
+    graph = _graph(prefix)
+    with _saying_what_cannot_be_written(graph):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        if not _has_graph(prefix, recipe):
+            with replacing(graph) as new:
+                new.write_bytes(_symbol(recipe))
+
+
+@contextmanager
+def _saying_what_cannot_be_written(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be written: {error}") from None
+
+
+def _target(target: Path) -> tuple[Path, int]:
+    """Return prefix and epoch of what shall be written."""
+    if match := _OF_EPOCH.fullmatch(target.name):
+        return target.with_name(match[1]), int(match[2])
+    if target.suffix == _PARAMETERS or not target.name:
+        raise CheckpointError(f"{target}: expected a prefix, or with an epoch in four digits <prefix>-0090.params")
+    return target, 0
+
+
+def _file(prefix: Path, epoch: int, ending: str) -> Path:
+    return prefix.with_name(f"{prefix.name}-{epoch:04d}{ending}")
+
+
+def _graph(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + _SYMBOL)
+
+
+def _has_graph(prefix: Path, recipe: Recipe) -> bool:
+    """Return whether the graph is there. Raises `CheckpointError` if another is."""
+    graph = _graph(prefix)
+    try:
+        if not graph.exists() or graph.read_bytes() == _symbol(recipe):
+            return graph.exists()
+    except OSError as error:
+        raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
+    raise CheckpointError(f"{graph} is there already, and another graph; name a new prefix, or remove it")
+
+
+def _velocities(expected: list[Tensor], table: Names, state: State) -> dict[str, np.ndarray]:
+    """Return the velocities there are, by the original's names."""
+    return {table[tensor.name]: state.momentum[tensor.name] for tensor in expected if tensor.name in state.momentum}
+
+
+def _stored(expected: list[Tensor], table: Names, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    kinds = {tensor: "arg" if tensor.is_trained else "aux" for tensor in expected}
+    return {f"{kind}:{table[tensor.name]}": values[tensor.name] for tensor, kind in kinds.items()}
+
+
+def _unlike_original(prefix: Path, recipe: Recipe, state: State, files: Iterable[Path]) -> Iterable[str]:
+    if _graph(prefix) not in files:
+        yield f"{_graph(prefix)} was there already, and the same"
+    if recipe.model not in _MODELS:
+        yield f"the original's code has of the models here {', '.join(_MODELS)}; this is another, whose graph goes with it"
+    if recipe.padding == "same":
+        # How much SAME pads depends on the size of the images, which a graph does not fix.
+        yield "the graph pads alike on all sides; these weights were trained with TensorFlow's SAME padding"
+    if recipe.logits != _LOGITS:
+        yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}: --num-classes"
+    if state.momentum:
+        yield f"MXNet does not read *{_MOMENTUM}, the velocities: the original goes on with velocities of 0"
+    if state.step:
+        yield f"step {state.step} has no place there; the epoch in the name or --load-epoch says where to go on"
+    if state.scaler:
+        yield "the state of dynamic loss scaling has no place there and was left out"
+
+
+class _Nodes:
+    """A graph that is made node by node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+
+    def add(self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object) -> int:
+        """Return the new node's number."""
+        node: dict[str, Any] = {"op": operator, "name": name}
+        if attributes:
+            node["attrs"] = {key: str(value) for key, value in sorted(attributes.items())}
+        self.nodes.append(node | {"inputs": [[i, 0, 0] for i in inputs]})
+        return len(self.nodes) - 1
+
+    def text(self) -> str:
+        """Return the graph of the last node."""
+        variables = [i for i, node in enumerate(self.nodes) if node["op"] == "null"]
+        heads = [[len(self.nodes) - 1, 0, 0]]
+        # Where the outputs of each node begin; MXNet counts them anew. Of a batch norm, mean and variance are outputs, too.
+        rows = [0]
+        for node in self.nodes:
+            rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
+        attributes = {"mxnet_version": ["int", _VERSION]}
+        graph = {"nodes": self.nodes, "arg_nodes": variables, "node_row_ptr": rows, "heads": heads, "attrs": attributes}
+        return json.dumps(graph, indent=1, allow_nan=False) + "\n"
+
+
+def _symbol(recipe: Recipe) -> bytes:
+    """Return the original's graph of a model in fp32 and NCHW: images `data` and labels `softmax_label` to probabilities."""
+    graph, spec = _Nodes(), model_spec(recipe.model)
+    scopes = _scopes(spec)
+
+    def relu(x: int, name: str) -> int:
+        return graph.add("Activation", name, [x], act_type="relu")
+
+    def normed(x: int, conv: Conv) -> int:
+        kernel, norm = scopes[conv]
+        weight = graph.add("null", f"{kernel}_weight")
+        sizes = {what: (size, size) for what, size in (("kernel", conv.kernel), ("stride", conv.stride))}
+        x = graph.add(
+            "Convolution",
+            kernel,
+            [x, weight],
+            **sizes,
+            pad=(conv.kernel // 2, conv.kernel // 2),
+            num_filter=conv.outputs,
+            num_group=conv.groups,
+            no_bias=True,
+            layout="NCHW",
+        )
+        variables = [graph.add("null", f"{norm}_{leaf}") for leaf in _NORM.values()]
+        momentum = f"{1 - recipe.bn_momentum:.9g}"
+        return graph.add(
+            "BatchNorm", norm, [x, *variables], eps=recipe.bn_epsilon, momentum=momentum, fix_gamma=False, axis=1
+        )
+
+    x = relu(normed(graph.add("null", "data"), stem(spec)), "relu0")
+    x = graph.add("Pooling", "pooling0", [x], kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", layout="NCHW")
+    for number, block in enumerate(blocks(spec)):
+        unit, y = _unit(block.name), x
+        for i, conv in enumerate(block.convs, start=1):
+            y = normed(y, conv)
+            if i < len(block.convs):
+                y = relu(y, f"{unit}_relu{i}")
+        shortcut = x if block.shortcut is None else normed(x, block.shortcut)
+        x = relu(graph.add("elemwise_add", f"_plus{number}", [y, shortcut]), f"{unit}_relu{len(block.convs)}")
+    x = graph.add("Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout="NCHW")
+    flat = graph.add("Flatten", "flatten0", [x])
+    head = [flat, graph.add("null", "fc1_weight"), graph.add("null", "fc1_bias")]
+    fc = graph.add("FullyConnected", "fc1", head, num_hidden=recipe.logits)
+    graph.add("SoftmaxOutput", "softmax", [fc, graph.add("null", "softmax_label")])
+    return graph.text().encode()

@@ -1,0 +1,305 @@
+"""Checkpoints of NVIDIA's PaddlePaddle model, and other ResNets of Paddle's: their names and layouts to the canonical ones.
+
+The original saves `<--checkpoint-dir>/ResNet50/<epoch>/<--model-prefix>.pdparams` (parameters and statistics) and `.pdopt`
+(the optimizer's) by paddle.static.save, epochs counted from 0. A static program names variables by counting its layers,
+which are made in the order stem, and of each block its convolutions and then its shortcut:
+
+    conv2d_<i>.w_0                                         a kernel, OIHW
+    batch_norm_<i>.{w_0,b_0,w_1,w_2}                       scale, bias, running mean and variance
+    linear_0.{w_0,b_0}                                     the classifier, [in, out]
+    <parameter>_velocity_0                                 of the optimizer Momentum
+    <parameter>_fp32_master_0, <parameter>_fp32_master_0_velocity_0     with --use-pure-fp16, which rounds the parameter
+
+velocity = momentum * velocity + (gradient + decay * weight); weight -= lr * velocity: the learning rate is outside, as in
+the canonical form, and gradients were unscaled before, so that velocities need no conversion. The stem has a fourth input
+channel, to which DALI gives zeros: its weights have no effect. No step is stored.
+
+`paddle.save(layer.state_dict())` has the names of layers: those of the original's code, or those of paddle.vision.models,
+which are torchvision's but for `_mean` and `_variance`, and stride in the 3x3.
+
+Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py, utils/save_load.py, config.py;
+Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import from_bfloat16, paddle_pickle
+from lockstep.weights.readers.common import (
+    FOURTH_CHANNEL,
+    Matching,
+    Names,
+    Original,
+    Shape,
+    Writers,
+    about_momentum,
+    fitting,
+    fitting_model,
+    in_order,
+    is_stem,
+    left_over,
+    matched,
+    write_new,
+)
+
+_PARAMETERS = ".pdparams"
+_OPTIMIZER = ".pdopt"
+_FOLDER = "ResNet50"
+_MODEL = "resnet50"
+_LOGITS = 1000
+_VELOCITY = "_velocity_0"
+_MASTER = "_fp32_master_0"
+_STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
+_LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
+_OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
+"""Known, and of no use: the schedule and the loss scale are the recipe's."""
+_MASK = "_asp_mask"
+
+
+def find(path: Path) -> Path | None:
+    """Return the prefix of the checkpoint that a path names; None if it names none.
+
+    A path is a prefix, one of its files, the folder of an epoch, or a folder of such folders (or `ResNet50` in it), of which
+    the last epoch with both files is taken, as the original does. Raises `CheckpointError` if it may mean several.
+    """
+    if path.is_dir():
+        return _in_folder(path) or _of_epochs(path) or _of_epochs(path / _FOLDER)
+    prefix = _prefix(path)
+    return prefix if prefix.name and _file(prefix, _PARAMETERS).is_file() else None
+
+
+def _prefix(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in (_PARAMETERS, _OPTIMIZER) else path
+
+
+def _file(prefix: Path, ending: str) -> Path:
+    return prefix.with_name(prefix.name + ending)
+
+
+def _in_folder(folder: Path) -> Path | None:
+    found = sorted(_prefix(file) for file in folder.glob(f"*{_PARAMETERS}") if file.is_file())
+    if len(found) > 1:
+        raise CheckpointError(f"{folder} has {', '.join(prefix.name for prefix in found)}; name one")
+    return found[0] if found else None
+
+
+def _of_epochs(folder: Path) -> Path | None:
+    epochs = [entry for entry in folder.glob("*") if entry.name.isdecimal() and entry.is_dir()]
+    for epoch in sorted(epochs, key=lambda entry: int(entry.name), reverse=True):
+        prefix = _in_folder(epoch)
+        if prefix is not None and _file(prefix, _OPTIMIZER).is_file():
+            return prefix
+    return None
+
+
+def read(prefix: Path, *, momentum: bool = True) -> Original:
+    """Read a ResNet that has a name here, by the names of a static program or of layers.
+
+    Raises `CheckpointError` if it is damaged, incomplete or of another model.
+    """
+    contents = paddle_pickle.load(_file(prefix, _PARAMETERS))
+    matching = _matched(prefix, contents.arrays)
+    table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
+    rounded = any(contents.arrays[name].dtype != np.float32 for name in table.values())
+    optimizer = _of_optimizer(prefix) if momentum or rounded else {}
+    stored = optimizer | contents.arrays
+    parameters = {tensor: contents.parameters.get(name, name) for tensor, name in table.items()}
+    masters = {tensor: f"{parameter}{_MASTER}" for tensor, parameter in parameters.items()}
+    sources = table | {tensor: master for tensor, master in masters.items() if master in optimizer}
+    slots = {tensor: _slot(name, optimizer) for tensor, name in parameters.items() if tensor.is_trained}
+    missing = [slot for slot in slots.values() if slot not in optimizer]
+    carried = slots if momentum and not missing else {}
+    used = {*table.values(), *sources.values(), *slots.values()}
+    others = (name for name in (*stored, *contents.others) if name not in used and not _OF_OPTIMIZER.fullmatch(name))
+    remarks = (
+        *_remarks(prefix, contents.arrays, sources, table),
+        *(about_momentum(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
+        *left_over(sorted(others)),
+    )
+    found, velocities = (
+        {tensor.name: _canonical(prefix, stored, name, tensor) for tensor, name in names.items()}
+        for names in (sources, carried)
+    )
+    recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
+    return Original(recipe, State(0, found, velocities), remarks)
+
+
+def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
+    path = _file(prefix, _OPTIMIZER)
+    return paddle_pickle.load(path).arrays if path.exists() else {}
+
+
+def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
+    of_master = f"{parameter}{_MASTER}{_VELOCITY}"
+    return of_master if of_master in optimizer else f"{parameter}{_VELOCITY}"
+
+
+def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
+    """Return the model all of whose tensors are there, and nothing else that a network computes with."""
+    shapes = {name: value.shape for name, value in arrays.items()}
+    matchings = (
+        matched(model, names, shapes, _stored_shapes, lambda name: len(shapes[name]) >= 2 and _MASK not in name)
+        for model, spec in MODELS.items()
+        for names in _tables(spec, shapes)
+    )
+    return fitting_model(matchings, f"{prefix}{_PARAMETERS}", "Paddle", arrays)
+
+
+def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
+    """Yield the names that a model's tensors may have."""
+    stored = list(stored)
+    # paddle.vision makes a block's shortcut first.
+    for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
+        yield _static_names(convs, stored)
+    yield _named(in_order(spec), *_of_original(spec))
+    yield _named(in_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
+
+
+def _static_names(convs: list[Conv], stored: list[str]) -> Names:
+    kernels, norms = _counted("conv2d", stored, len(convs)), _counted("batch_norm(?:2d)?", stored, len(convs))
+    table = {}
+    for conv, kernel, norm in zip(convs, kernels, norms, strict=True):
+        table[f"{conv.name}.weight"] = f"{kernel}.w_0"
+        table |= {f"{conv.bn_name}.{suffix}": f"{norm}.{leaf}" for suffix, leaf in _STATIC.items()}
+    (head,) = _counted("linear", stored, 1)
+    return table | {"fc.weight": f"{head}.w_0", "fc.bias": f"{head}.b_0"}
+
+
+def _counted(kind: str, stored: list[str], count: int) -> list[str]:
+    """Return the first layers of a kind in order, from whichever number on; those that are not there follow the last."""
+    found = {(int(match[2]), match[1]) for name in stored if (match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name))}
+    layers = sorted(found)[:count]
+    last, word = layers[-1] if layers else (-1, kind.partition("(")[0])
+    return [f"{name}_{i}" for i, name in [*layers, *((last + i, word) for i in range(1, count + 1 - len(layers)))]]
+
+
+def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
+    """Return what calls a convolution's kernel and its batch norm as the layers of the original's code do."""
+    scopes = {stem(spec).name: "stem.0"}
+    for i, block in enumerate(blocks(spec)):
+        scopes |= {conv.name: f"blocks.{i}.conv{j}" for j, conv in enumerate(block.convs)}
+        if block.shortcut is not None:
+            scopes[block.shortcut.name] = f"blocks.{i}.short"
+    return lambda conv: f"{scopes[conv.name]}.conv.weight", lambda conv: f"{scopes[conv.name]}.bn"
+
+
+def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Conv], str]) -> Names:
+    table = {"fc.weight": "fc.weight", "fc.bias": "fc.bias"}
+    for conv in convs:
+        table[f"{conv.name}.weight"] = kernel(conv)
+        table |= {f"{conv.bn_name}.{suffix}": f"{norm(conv)}.{leaf}" for suffix, leaf in _LAYER.items()}
+    return table
+
+
+def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+    """Return the shapes a tensor may have there, the original's first."""
+    if is_stem(tensor):
+        outputs, inputs, height, width = tensor.shape
+        return ((outputs, inputs + 1, height, width), tensor.shape)
+    return (tensor.shape[::-1] if tensor.role == "fc_weight" else tensor.shape,)
+
+
+def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor) -> np.ndarray:
+    """Return a variable, or the velocity of one, as a canonical float32 array of its own."""
+    values = stored[name]
+    if values.dtype == np.uint16:
+        values = from_bfloat16(values)
+    if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
+        expected = list(_stored_shapes(tensor)[0])
+        raise CheckpointError(f"{prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+    if is_stem(tensor):
+        values = values[:, : tensor.shape[1]]
+    elif tensor.role == "fc_weight":
+        values = values.T
+    return np.array(values, np.float32, order="C")
+
+
+def _remarks(
+    prefix: Path, arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]
+) -> Iterable[str]:
+    epoch = prefix.absolute().parent.name
+    named = f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
+    yield f"no step is stored and 0 is taken{named}"
+    if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
+        yield FOURTH_CHANNEL
+    masters = [source for tensor, source in sources.items() if source != table[tensor]]
+    if masters:
+        yield f"{len(masters)} weights are the float32 copies that the optimizer keeps, such as {masters[0]}"
+    odd = [source for source in sources.values() if source in arrays and arrays[source].dtype != np.float32]
+    if odd:
+        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
+
+
+def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a state as the original's static program names it; return the files and what a reader should know of them.
+
+    The stem gets a fourth input channel of zeros, since the original's images have four. Without momentum there is no
+    `.pdopt`. Raises `CheckpointError` if something is there already.
+    """
+    prefix = _prefix(prefix)
+    spec = model_spec(recipe.model)
+    expected = fitting(spec, recipe.logits, state)
+    names = _static_names(in_order(spec), [])
+    parameters = {names[tensor.name]: _stored(state.tensors[tensor.name], tensor) for tensor in expected}
+    velocities = {
+        f"{names[tensor.name]}{_VELOCITY}": _stored(state.momentum[tensor.name], tensor)
+        for tensor in expected
+        if tensor.name in state.momentum
+    }
+    if velocities:
+        # Paddle 3 looks for a scheduled rate among the parameters, Paddle 2 among the optimizer's variables.
+        rate = {"learning_rate_0": np.zeros(1, np.float32)}
+        parameters |= rate
+        velocities |= rate | _loss_scale(recipe, state)
+    files = _write(prefix, parameters, velocities)
+    return files, tuple(_unlike_original(recipe, state))
+
+
+def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Return an array in the original's layout."""
+    if is_stem(tensor):
+        return np.concatenate([values, np.zeros_like(values[:, :1])], axis=1)
+    return values.T if tensor.role == "fc_weight" else values
+
+
+def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
+    """Return what a program with --amp looks for besides."""
+    scaler = {"scale": recipe.loss_scale, "good_steps": 0, "bad_steps": 0} | state.scaler
+    return {
+        "loss_scaling_0": np.array([scaler["scale"]], np.float32),
+        "num_good_steps_0": np.array([scaler["good_steps"]], np.int32),
+        "num_bad_steps_0": np.array([scaler["bad_steps"]], np.int32),
+    }
+
+
+def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]) -> tuple[Path, ...]:
+    """Write a checkpoint. Its parameters appear last: without them there is none."""
+    contents = {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
+    files: Writers = {
+        _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
+    }
+    write_new(prefix, files)
+    return tuple(reversed(files))
+
+
+def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
+    yield "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 wants it"
+    if recipe.model != _MODEL:
+        yield f"the original's code has the model {_MODEL} alone; this is another"
+    if recipe.padding == "same":
+        yield "the original's graph pads alike on all sides; these weights were trained with TensorFlow's SAME padding"
+    if recipe.logits != _LOGITS:
+        yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}: --num-of-class"
+    if not state.momentum:
+        yield "no velocities were written: --from-pretrained-params takes it, --from-checkpoint does not"
+    if state.step:
+        yield f"step {state.step} has no place there; the folder's name or --last-epoch-of-checkpoint says where to go on"

@@ -1,0 +1,292 @@
+"""Checkpoints of NVIDIA's TensorFlow 1 model: its names and layouts to the canonical ones and back.
+
+The names below the model's scope (`resnet50/`, `resnext101-32x4d/`), as its model code makes them:
+
+    conv2d/conv2d/kernel                                   the stem
+    btlnck_block_<stage>_<block>/bottleneck_<1|2|3>/conv2d/kernel     both numbers count from 0
+    btlnck_block_<stage>_<block>/bottleneck_2/bottleneck_2group_filter    of a grouped convolution (ResNeXt)
+    btlnck_block_<stage>_0/shortcut/conv2d/conv2d/kernel
+    <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
+    output/dense/{kernel,bias}
+
+Kernels are HWIO; the classifier is [in, out], or [1, 1, in, out] where `--use_final_conv` or postprocess_ckpt.py made it a
+convolution, and has 1001 outputs. Variables are float32, also of a run in mixed precision. `<variable>/Momentum` is the
+velocity of TensorFlow's MomentumOptimizer, accumulator = momentum * accumulator + gradient; variable -= lr * accumulator:
+the learning rate is outside, as in the canonical form. The gradient there holds the weight decay, which is part of the loss,
+and was divided by the static loss scale before it was added, so that velocities need no conversion either. `global_step`
+counts optimizer steps.
+
+Source: NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, model/resnet.py, model/blocks, runtime/runner.py.
+Its code of 2019 (RN50v1.5) had the scope `resnet50_v1.5`, counted from 1 (stage 3 from 3_2), and padded otherwise.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_tensorflow_90ep
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights.readers import structure, tensor_bundle
+from lockstep.weights.readers.common import Original, about_momentum, fitting, left_over
+from lockstep.weights.readers.structure import BATCH_NORM, Shape
+from lockstep.weights.readers.tensor_bundle import Bundle
+
+_HEAD = "output/dense/kernel"
+_STEP = "global_step"
+_SLOT = "Momentum"
+_SLOTS = (_SLOT, "Adam", "Adam_1", "RMSProp", "RMSProp_1", "ExponentialMovingAverage")
+_LOGITS = 1001
+_OLD_FIRST_BLOCK = "btlnck_block_1_1"
+_OF_MODEL = {"resnet50": {}, "resnext101-32x4d": {"weight_decay": 1 / 16384}}
+"""The models of the original, and how the recipes of their scripts differ."""
+
+
+@dataclass(frozen=True)
+class _Matching:
+    spec: ModelSpec
+    names: dict[str, str]
+    """Canonical name -> variable."""
+    remarks: tuple[str, ...] = ()
+
+
+def names(spec: ModelSpec) -> dict[str, str]:
+    """Return NVIDIA's name, below the model's scope, of every canonical tensor. The model must have bottleneck blocks."""
+    scopes = {stem(spec): "conv2d"}
+    for block in blocks(spec):
+        stage, number = block.name.removeprefix("layer").split(".")
+        scope = f"btlnck_block_{int(stage) - 1}_{number}"
+        scopes |= {conv: f"{scope}/bottleneck_{i}" for i, conv in enumerate(block.convs, start=1)}
+        if block.shortcut is not None:
+            scopes[block.shortcut] = f"{scope}/shortcut/conv2d"
+    table = {}
+    for conv, scope in scopes.items():
+        table[f"{conv.name}.weight"] = _kernel(conv, scope)
+        table |= {f"{conv.bn_name}.{suffix}": f"{scope}/BatchNorm/{leaf}" for suffix, leaf in BATCH_NORM.items()}
+    return table | {"fc.weight": _HEAD, "fc.bias": "output/dense/bias"}
+
+
+def _kernel(conv: Conv, scope: str) -> str:
+    return f"{scope}/conv2d/kernel" if conv.groups == 1 else f"{scope}/{scope.rpartition('/')[2]}group_filter"
+
+
+def read(prefix: Path, *, momentum: bool = True) -> Original:
+    """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, or else by their structure.
+
+    Raises `CheckpointError` if it is damaged, incomplete, ambiguous, or of a model with more than that.
+    """
+    bundle = Bundle(prefix)
+    shapes = {name: entry.shape for name, entry in bundle.entries.items()}
+    variables = {name: shape for name, shape in shapes.items() if name != _STEP and not _is_slot(name, shapes)}
+    matching = _matched(prefix, variables)
+    spec, table = matching.spec, matching.names
+    logits = variables[table["fc.bias"]][0]
+    model = next((name for name in _OF_MODEL if MODELS[name] == spec), None)
+    model = model or next((name for name, known in MODELS.items() if known == spec), None)
+    recipe = resnet50_tensorflow_90ep().replace(
+        model=model or spec, logits=logits, precision="fp32", **_OF_MODEL.get(model or "", {})
+    )
+    found = {tensor.name: _canonical(bundle, table[tensor.name], tensor) for tensor in tensors(spec, logits)}
+    slots = {tensor: f"{table[tensor.name]}/{_SLOT}" for tensor in tensors(spec, logits) if tensor.is_trained}
+    missing = [slot for slot in slots.values() if slot not in shapes]
+    velocities = {} if missing or not momentum else {t.name: _canonical(bundle, slot, t) for t, slot in slots.items()}
+    used = {*table.values(), *slots.values(), _STEP}
+    remarks = (
+        *matching.remarks,
+        *_remarks(variables, table, logits, bundle),
+        *(about_momentum(missing, len(slots), _SLOT) if momentum else ()),
+        *left_over(sorted(shapes.keys() - used)),
+    )
+    return Original(recipe, State(_step(bundle), found, velocities), remarks)
+
+
+def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:
+    """Return whether a variable belongs to another: by its words too, so that it is not taken for one that is missing."""
+    variable, _, leaf = name.rpartition("/")
+    return variable in shapes or leaf in _SLOTS
+
+
+def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
+    named = _by_names(variables)
+    try:
+        matching = named or _by_structure(variables)
+        _check_shapes(matching, variables)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{prefix} is not, or not all of, a ResNet of bottleneck blocks as NVIDIA's TensorFlow code saves it: {error}. "
+            f"Of its {len(variables)} variables the first are {sorted(variables)[:3]}."
+        ) from None
+    others = _networks_own(variables, matching)
+    if others:
+        raise CheckpointError(
+            f"{prefix} has {len(others)} kernels that a plain ResNet has not, such as {others[0]} {variables[others[0]]}: "
+            "it is another model (squeeze-and-excitation?), and without them its numbers would be wrong"
+        )
+    return matching
+
+
+def _networks_own(variables: Mapping[str, Shape], matching: _Matching) -> list[str]:
+    """Return the variables left over that a network must have computed with: its kernels and matrices."""
+    used = set(matching.names.values())
+    return sorted(name for name, shape in variables.items() if len(shape) >= 2 and name not in used)
+
+
+def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
+    """Return the matching if all names below one scope are NVIDIA's and nothing but these is a network's."""
+    heads = [name for name in variables if name == _HEAD or name.endswith(f"/{_HEAD}")]
+    if len(heads) != 1:
+        return None
+    scope = heads[0].removesuffix(_HEAD)
+    try:
+        spec = _spec_of({name.removeprefix(scope): shape for name, shape in variables.items() if name.startswith(scope)})
+    except (LookupError, ZeroDivisionError, RecipeError):
+        return None
+    matching = _Matching(spec, {canonical: scope + name for canonical, name in names(spec).items()})
+    complete = all(name in variables for name in matching.names.values())
+    return matching if complete and not _networks_own(variables, matching) else None
+
+
+def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
+    """Return the model with these variables, by NVIDIA's names; without it, look-ups and divisions raise what they raise."""
+
+    def depth(stage: int) -> int:
+        kernels = (f"btlnck_block_{stage}_{i}/bottleneck_1/conv2d/kernel" for i in range(len(shapes)))
+        return next(i for i, kernel in enumerate((*kernels, "")) if kernel not in shapes)
+
+    def outputs(scope: str) -> int:
+        return shapes[f"{scope}/BatchNorm/gamma"][0]
+
+    def width(stage: int) -> int:
+        return outputs(f"btlnck_block_{stage}_0/bottleneck_1")
+
+    middle = "btlnck_block_0_0/bottleneck_2"
+    grouped = shapes.get(f"{middle}/bottleneck_2group_filter")
+    return ModelSpec(
+        block="bottleneck",
+        layers=(depth(0), depth(1), depth(2), depth(3)),
+        stem_width=outputs("conv2d"),
+        widths=(width(0), width(1), width(2), width(3)),
+        groups=width(0) // grouped[2] if grouped else 1,
+        expansion=outputs("btlnck_block_0_0/bottleneck_3") // width(0),
+    )
+
+
+def _by_structure(variables: Mapping[str, Shape]) -> _Matching:
+    spec, table = structure.match(variables)
+    expected = names(spec)
+    below = Counter(v.removesuffix(expected[name]) for name, v in table.items() if v.endswith(expected[name]))
+    scope = max(below, key=lambda scope: below[scope], default="")
+    odd = {name: variable for name, variable in table.items() if variable != scope + expected[name]}
+    # What is said of a batch norm's scale holds for the rest of it.
+    said = [f"{n} <- {v}" for n, v in odd.items() if n.endswith(".weight") or f"{n.rpartition('.')[0]}.weight" not in odd]
+    remark = "matched by the order of their scopes and by their shapes, since the names are not NVIDIA's: "
+    old = any(f"{_OLD_FIRST_BLOCK}/" in name for name in table.values())
+    padded = (
+        "blocks count from 1, as in NVIDIA's code of 2019: its convolutions were padded alike on both sides and its pool "
+        "was not; here all are padded as TensorFlow's SAME, so the accuracy need not be the one it had"
+    )
+    return _Matching(spec, table, (remark + ", ".join(said), *([padded] if old else [])))
+
+
+def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
+    bias = variables[matching.names["fc.bias"]]
+    for tensor in tensors(matching.spec, bias[0] if bias else 0):
+        variable = matching.names[tensor.name]
+        shape = variables[variable]
+        if shape not in _stored_shapes(tensor):
+            raise ValueError(f"{variable} is {list(shape)}, expected {list(_stored_shapes(tensor)[0])}")
+
+
+def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
+    """Return the shapes a tensor may have there, the original's first."""
+    if tensor.role == "conv_weight":
+        outputs, inputs, height, width = tensor.shape
+        return ((height, width, inputs, outputs),)
+    if tensor.role == "fc_weight":
+        return (tensor.shape[::-1], (1, 1, *tensor.shape[::-1]))
+    return (tensor.shape,)
+
+
+def _canonical(bundle: Bundle, name: str, tensor: Tensor) -> np.ndarray:
+    """Read a variable, or the velocity of one, as a canonical float32 array."""
+    values = bundle.read(name)
+    if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
+        expected = list(_stored_shapes(tensor)[0])
+        raise CheckpointError(f"{bundle.prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+    if tensor.role == "conv_weight":
+        values = values.transpose(3, 2, 0, 1)
+    elif tensor.role == "fc_weight":
+        values = values.reshape(tensor.shape[::-1]).T
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _step(bundle: Bundle) -> int:
+    if _STEP not in bundle.entries:
+        return 0
+    step = bundle.read(_STEP)
+    if step.shape != () or step.dtype.kind != "i" or step < 0:
+        raise CheckpointError(f"{bundle.prefix}: {_STEP} is {step.tolist()}, expected a number of steps")
+    return int(step)
+
+
+def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle) -> Iterable[str]:
+    if logits != _LOGITS:
+        yield f"the classifier has {logits} outputs; the original has {_LOGITS}, the last of them unused"
+    if len(variables[table["fc.weight"]]) == 4:
+        yield "the classifier is stored as a 1x1 convolution"
+    odd = [name for name in table.values() if bundle.entries[name].dtype != tensor_bundle.FLOAT32]
+    if odd:
+        yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
+    if _STEP not in bundle.entries:
+        yield f"there is no {_STEP}; the step is taken as 0"
+
+
+def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a state with NVIDIA's names; return the files and what a reader should know of them.
+
+    Names go by the model whatever its padding and logits are. Without momentum no slots are written. The file `checkpoint`,
+    which makes it its folder's newest, is written if there is none. Raises `CheckpointError` if something is there already
+    or the model has no bottleneck blocks.
+    """
+    spec = model_spec(recipe.model)
+    if spec.block != "bottleneck":
+        raise CheckpointError(f"NVIDIA's TensorFlow layout has bottleneck blocks only, and {recipe.model} has none")
+    expected = fitting(spec, recipe.logits, state)
+    scope = recipe.model if isinstance(recipe.model, str) else "resnet"
+    table = names(spec)
+    variables = {_STEP: np.array(state.step, np.int64)}
+    for tensor in expected:
+        name = f"{scope}/{table[tensor.name]}"
+        variables[name] = _stored(state.tensors[tensor.name], tensor)
+        if tensor.name in state.momentum:
+            variables[f"{name}/{_SLOT}"] = _stored(state.momentum[tensor.name], tensor)
+    files: tuple[Path, ...] = tensor_bundle.write(prefix, variables)
+    remarks = tuple(_unlike_original(recipe, state))
+    if prefix.with_name("checkpoint").exists():
+        return files, (*remarks, f"{prefix.with_name('checkpoint')} was left as it is; it may name another checkpoint")
+    return (*files, tensor_bundle.write_newest(prefix)), remarks
+
+
+def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Return an array in TensorFlow's layout; it is a view."""
+    if tensor.role == "conv_weight":
+        return values.transpose(2, 3, 1, 0)
+    return values.T if tensor.role == "fc_weight" else values
+
+
+def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
+    if recipe.model not in _OF_MODEL:
+        yield f"the original's code has the models {' and '.join(_OF_MODEL)}; this is another"
+    if recipe.padding != "same":
+        yield "the original's graph pads as TensorFlow's SAME; these weights were trained with symmetric padding"
+    if recipe.logits != _LOGITS:
+        yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}"
+    if not state.momentum:
+        yield "no velocities were written: the original can evaluate and fine-tune from it, but not resume"
+    if state.scaler:
+        yield "the state of dynamic loss scaling has no place there and was left out"

@@ -1,0 +1,232 @@
+"""The published rows are those of the documents, and nothing is claimed across hardware."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.benchmark.published_speeds import ROWS, Row, compare, published_rows
+from lockstep.recipes.published import RECIPES
+from lockstep.system.errors import DataError
+from tests.benchmark.published_cases import report
+
+V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
+
+
+def row(**fields: object) -> Row:
+    """Return the one row with these fields."""
+    found = [row for row in published_rows() if all(getattr(row, name) == value for name, value in fields.items())]
+    assert len(found) == 1, found
+    return found[0]
+
+
+# Copied from the documents by hand, a first, a middle and a last row of tables.
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"framework": "MXNet", "kind": "train", "precision": "fp16", "accelerators": 8},
+            {"images_per_sec": 10263.2, "printed_weak_scaling": 7.11, "batch_images": 208, "accelerator": V100},
+        ),
+        (
+            {"framework": "MXNet", "kind": "inference", "precision": "fp32", "batch_images": 96},
+            {"images_per_sec": 1282, "accelerators": 1, "system": "DGX-1"},
+        ),
+        (
+            {"framework": "PaddlePaddle", "accelerator": A100, "precision": "tf32", "variant": None, "batch_images": 32},
+            {"images_per_sec": 2423.74, "mean_ms": 13.20, "p90_ms": 16.09, "p95_ms": 18.10, "p99_ms": 28.01},
+        ),
+        (
+            {"framework": "PaddlePaddle", "accelerator": "NVIDIA A10", "precision": "int8", "batch_images": 256},
+            {"images_per_sec": 9598.97, "mean_ms": 26.67, "p99_ms": 27.48, "variant": "TensorRT"},
+        ),
+        (
+            {"accelerator": "Tesla T4", "batch_images": 256, "images_per_sec": 1559},
+            {"framework": "MXNet", "mean_ms": 164.15, "p50_ms": 163.97, "p99_ms": 168.54, "printed_speedup": 3.71},
+        ),
+        (
+            {
+                "framework": "PyTorch",
+                "model": "resnext101-32x4d",
+                "batch_images": 8,
+                "precision": "mixed",
+                "system": "DGX-1",
+            },
+            {"images_per_sec": 333, "mean_ms": 24.18, "p95_ms": 25.92, "p99_ms": 28.3, "p90_ms": None},
+        ),
+        (
+            {"framework": "TensorFlow", "system": "DGX-2", "variant": "XLA", "batch_images": 64},
+            {"images_per_sec": 3101.15, "p90_ms": 20.93, "precision": "mixed"},
+        ),
+        ({"system": "NVIDIA", "kind": "train"}, {"minutes_to_target": 12.03, "images_per_sec": 62954, "variant": "v4.0"}),
+    ],
+)
+def test_rows_are_those_of_the_documents(fields: dict[str, object], expected: dict[str, object]) -> None:
+    assert {name: getattr(row(**fields), name) for name in expected} == expected
+
+
+def test_every_row_of_every_document_is_there() -> None:
+    counted = Counter((row.framework, row.kind) for row in published_rows() if not row.document.startswith("MLPerf"))
+    # Counted in the documents: lines of their tables times columns of speeds, empty cells left out.
+    assert counted == {
+        ("MXNet", "train"): 6 + 2 * (3 + 4 + 5 + 4 + 5),
+        ("MXNet", "inference"): 11 + 8 + 10 + 10 + 11 + 10 + 10,
+        ("PaddlePaddle", "train"): 4 + 4,
+        ("PaddlePaddle", "inference"): 9 * (2 + 3 * 3),
+        ("PyTorch", "train"): 12 + 4 + 12,
+        ("PyTorch", "inference"): 9 * 2 * 2 + 8 + 8,
+        ("TensorFlow", "train"): 12 + 6,
+        ("TensorFlow", "inference"): 9 * (4 + 3 * 3) + 8,
+    }
+
+
+def test_printed_quotients_are_those_of_the_printed_speeds_or_it_is_said() -> None:
+    tables: dict[tuple[str, str], dict[tuple[str | None, int | None], Row]] = {}
+    for each in published_rows():
+        if each.printed_weak_scaling:
+            tables.setdefault((each.document, each.table), {})[each.precision, each.accelerators] = each
+    assert len(tables) == 6
+    odd = set()
+    for rows in tables.values():
+        full = next(precision for precision, _ in rows if precision in ("fp32", "tf32"))
+        for (precision, count), each in rows.items():
+            assert each.images_per_sec
+            scaling, speedup = (each.images_per_sec / rows[at].images_per_sec for at in ((precision, 1), (full, count)))
+            agrees = each.printed_weak_scaling == pytest.approx(scaling, abs=0.0101)
+            if each.printed_speedup:
+                agrees = agrees and each.printed_speedup == pytest.approx(speedup, abs=0.0101)
+            assert agrees == (each.remark is None), each
+            odd |= set() if agrees else {(each.accelerator, precision, count)}
+    assert odd == {(A100, "mixed", 1), (A100, "mixed", 4), ("Tesla V100-SXM3-32GB", "fp32", 4)}
+
+
+def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
+    checked = 0
+    for each in published_rows():
+        if each.mean_ms and each.images_per_sec and each.batch_images:
+            checked += 1
+            agrees = each.images_per_sec == pytest.approx(each.batch_images / each.mean_ms * 1000, rel=0.06)
+            assert agrees or each.remark, each
+    assert checked == 283 + 20 + 8
+
+
+def test_what_cannot_be_is_remarked() -> None:
+    falling = [row for row in published_rows() if list(row.percentiles_ms()) != sorted(row.percentiles_ms())]
+    assert [(row.batch_images, row.p95_ms, row.p99_ms) for row in falling] == [(128, 157.49, 77.42), (256, 356.58, 78.99)]
+    assert {row.remark for row in falling} == {"p95 is above p99, which cannot be."}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [[1, 2.0, 3]]}, "row [1, 2.0, 3]"),
+        ({"rows": [[1, -2.0]]}, "greater than 0"),
+        ({"rows": [[1, None]]}, "expected images_per_sec"),
+        ({"kind": "training"}, "'train' or 'inference'"),
+        ({"gpu": "A100"}, "gpu"),
+        ({"columns": ["p90_ms", "p50_ms"]}, "percentiles of latency fall"),
+        ({"remarks": [{"where": {"batch_images": 2}, "remark": "odd"}]}, "a remark fits no row"),
+    ],
+)
+def test_a_wrong_table_is_refused_by_name(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    table = yaml.safe_load(ROWS.read_text())[0] | {"table": "Speed", "columns": ["batch_images", "images_per_sec"]}
+    path = tmp_path / "rows.yaml"
+    path.write_text(yaml.safe_dump([table | {"accelerators": 1, "rows": [[1, 2]]} | change]))
+    with pytest.raises(DataError, match="table 'Speed'") as error:
+        published_rows(path)
+    assert message in str(error.value)
+
+
+def test_a_cell_stands_beside_rows_of_its_model_kind_number_and_batch() -> None:
+    (found,) = compare(
+        report({"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}), published_rows()
+    )
+    rows = [beside.row for beside in found.published]
+    assert {row.batch_images for row in rows} == {96, None}
+    assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
+    assert {(row.model, row.kind, row.accelerators) for row in rows} == {("resnet50", "inference", 1)}
+    alike = [row for row in published_rows() if row.model == "resnet50" and row.kind == "inference"]
+    assert found.left_out == len(alike) - len(rows)
+    (everything,) = compare(report({"what": "inference", "batch": 96}), published_rows(), everything=True)
+    assert (len(everything.published), everything.left_out) == (len(alike), 0)
+
+
+def test_a_batch_that_nobody_published_stands_beside_all_batches() -> None:
+    (found,) = compare(report({"batch": 7}), published_rows())
+    assert {208, 512} <= {beside.row.batch_images for beside in found.published}
+
+
+def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
+    (found,) = compare(report({"model": "resnet50-v1"}), published_rows())
+    assert found.published == ()
+
+
+def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
+    (found,) = compare(report({}, gpu=V100), published_rows())
+    divided = {beside.row.images_per_sec: beside.ratio for beside in found.published if beside.ratio is not None}
+    assert divided == {1442.6: 0.5}  # 721.3 / 1442.6, fp16 at 208 images; of nothing else are batch and precision the same
+
+
+@pytest.mark.parametrize(
+    ("gpu", "change"),
+    [
+        (None, {}),
+        ("NVIDIA H100 80GB HBM3", {}),
+        ("Tesla V100-SXM2-32GB", {}),
+        (V100, {"ranks": 2}),
+        (V100, {"batch": 64}),
+        (V100, {"dtype": "fp32"}),
+    ],
+)
+def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, object]) -> None:
+    (found,) = compare(report(change, gpu=gpu), published_rows(), everything=True)
+    assert found.published
+    assert {beside.ratio for beside in found.published} == {None}
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "size"),
+    [
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {}}, 224),
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {"image_size": 160}}, 160),
+        ("inference", {"recipe": "demo", "changes": {}}, RECIPES["demo"]().image_size),
+        ("train", {"recipe": "gone.yaml", "changes": {}}, None),
+    ],
+)
+def test_images_of_another_size_are_told_and_not_compared(what: str, settings: dict, size: int | None) -> None:
+    batch = {"train": 208, "inference": 128}[what]
+    cell = {"what": what, "batch": batch, "dtype": "fp16"}
+    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, published_rows())
+    assert found.image_size == size
+    assert any(beside.ratio is not None for beside in found.published) == (size == 224)
+
+
+def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
+    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), published_rows())
+    assert found.hardware == "AMD EPYC 9R14"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "hardware"),
+    [
+        (V100, [A100, V100], V100),
+        ("GPU 1", [A100, A100], A100),
+        ("/physical_device:GPU:0", [V100], V100),
+        ("GPU 1", [V100, A100], f"GPU 1 of {A100}, {V100}"),
+        ("GPU 0", [], "GPU 0 of unknown ones"),
+        (None, [V100, A100], f"a GPU of {A100}, {V100}"),
+        (None, [], "AMD EPYC 9R14"),
+    ],
+)
+def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(device: str | None, gpus: list[str], hardware: str) -> None:
+    told = report({"device": device} if device else {})
+    told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
+    (found,) = compare(told, published_rows())
+    assert found.hardware == hardware
+    divided = any(beside.ratio is not None for beside in found.published)
+    assert divided == (hardware == V100)
+
+
+def test_cells_that_failed_are_left_out() -> None:
+    assert compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []

@@ -1,0 +1,57 @@
+"""Nothing is imported from the folder that a command is typed in: modules there may be called like Python's own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.system.workers import carry_out
+
+SOURCE = Path(lockstep.__file__).parent
+NAMES = ("numbers", "random", "typing", "re", "enum", "json", "numpy", "torch", "typer")
+
+
+@pytest.fixture
+def full_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with modules that end whatever imports them."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported from the current folder: {name}')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("full_of_modules")
+def test_a_command_imports_nothing_from_the_current_folder() -> None:
+    here = subprocess.run([sys.executable, "-c", "import numbers"], capture_output=True, text=True, check=False)
+    assert "imported from the current folder" in here.stderr, "or the command below could not fail"
+    command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "epochs: " in done.stdout
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(full_of_modules: Path) -> None:
+    code = "import numbers, random, subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import numbers'], check=True)"
+    ended = carry_out([sys.executable, "-P", "-c", code], full_of_modules, lambda done, total: None)
+    assert (ended.code, ended.said) == (0, "")
+
+
+def test_every_python_that_is_started_is_told_to_leave_the_current_folder_out() -> None:
+    found = [place for path in SOURCE.rglob("*.py") for place in starts(path)]
+    assert len(found) >= 8
+    assert [place for place, is_safe in found if not is_safe] == []
+
+
+def starts(path: Path) -> list[tuple[str, bool]]:
+    """Return where a file has -m or -c among the words of a command, and whether -P comes before it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
+        said = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        places = [said.index(option) for option in ("-m", "-c") if option in said]
+        found += [(f"{path.name}:{node.lineno}", place > 0 and said[place - 1] == "-P") for place in places]  # type: ignore[attr-defined]
+    return found

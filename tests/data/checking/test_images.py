@@ -1,0 +1,142 @@
+"""Every kind of bad image, copies, and what is no image."""
+
+import io
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lockstep.data.checking import KINDS, examine
+from tests.data.checking.cases import FORMATS, SOUND, kinds, only, picture, place_of, rotated, write, write_folder
+
+BAD: dict[str, tuple[str, bytes, str]] = {
+    "empty": ("x.jpg", b"", "empty file"),
+    "truncated": ("x.jpg", picture(50)[:-40], "Premature end of JPEG file"),
+    "truncated header": ("x.jpg", picture(50)[:200], "Truncated File Read"),
+    "truncated png": ("x.png", picture(50, "PNG")[:-500], "image file is truncated"),
+    "truncated ppm": ("x.ppm", picture(50, "PPM")[:10], "not enough image data"),
+    "truncated ppm header": ("x.ppm", picture(50, "PPM")[:2], "Reached EOF while reading header"),
+    "damaged": ("x.png", picture(50, "PNG").replace(b"IDAT", b"IDAX"), ""),
+    "damaged start": ("x.png", picture(50, "PNG")[:10], "not an image in a known format"),
+    "not-an-image": ("x.jpg", b"<html>404</html>", "not an image in a known format"),
+    "too-large": ("x.png", picture(1, "PNG", size=(65536, 1)), "65536 x 1 pixels are too many"),
+    "cmyk": ("x.jpg", picture(50, mode="CMYK"), "CMYK"),
+    "another-format": ("x.JPEG", picture(50, "PNG"), "PNG named .JPEG"),
+    "rotated": ("x.jpg", rotated(6), "orientation 6"),
+    "tiny": ("x.jpg", picture(50, size=(31, 80)), "31 x 80 pixels"),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_image_is_found_at_its_place(what: str, format: str, tmp_path: Path) -> None:
+    name, data, detail = BAD[what]
+    write(format, tmp_path, SOUND | {f"train/bee/{name}": data})
+    finding = only(examine(tmp_path), next(kind for kind in KINDS if what.startswith(kind)))
+    assert (finding.split, finding.place) == ("train", place_of(tmp_path, f"train/bee/{name}"))
+    assert finding.name == f"bee/{name}"
+    assert detail in finding.detail
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_every_orientation_but_the_upright_one_is_found(orientation: int, tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat/a.jpg": rotated(orientation), "cat/b.webp": rotated(orientation, "WEBP")})
+    assert examine(tmp_path).by_kind() == {"rotated": 2}
+
+
+def test_a_jpeg_with_a_preview_behind_it_is_a_jpeg(tmp_path: Path) -> None:
+    other = Image.open(io.BytesIO(picture(2)))
+    write_folder(tmp_path, {"cat/a.jpg": picture(1, "MPO", save_all=True, append_images=[other])})
+    assert Image.open(io.BytesIO((tmp_path / "cat/a.jpg").read_bytes())).format == "MPO"
+    assert examine(tmp_path).findings == ()
+
+
+def test_an_image_can_have_several_findings(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    write_folder(tmp_path, {"cat/a.png": picture(1, mode="CMYK", size=(20, 20), exif=exif)})
+    assert kinds(examine(tmp_path)) == ["cmyk", "another-format", "rotated", "tiny"]
+
+
+def test_the_smallest_side_can_be_chosen(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat/a.jpg": picture(1)})
+    assert examine(tmp_path, smallest=40).findings == ()
+    assert only(examine(tmp_path, smallest=41), "tiny").detail == "48 x 40 pixels"
+
+
+@pytest.mark.parametrize("pixels", [9_000, 4_000], ids=["warning", "error"])
+def test_a_decompression_bomb_stays_inside(pixels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels)
+    write_folder(tmp_path, {"cat/a.png": picture(1, "PNG", size=(100, 100)), "cat/b.png": picture(2, "PNG")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = examine(tmp_path)
+    assert kinds(report) == ["too-large"] * (pixels == 4_000)
+
+
+def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Path) -> None:
+    write(format="folder", data=tmp_path, images=SOUND)
+    (tmp_path / "val/ant/gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "val/bee/loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "val/loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "val/bee/pipe.jpg")
+    found = [(finding.kind, finding.split, finding.place, finding.detail) for finding in examine(tmp_path).findings]
+    assert found == [
+        ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
+        ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
+        ("unreadable", "val", "bee/pipe.jpg", "it is no regular file"),
+    ]
+
+
+def test_a_file_too_long_for_an_image_is_not_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat/a.jpg": picture(1)})
+    with (tmp_path / "cat/huge.jpg").open("wb") as file:
+        file.truncate(2**32)
+    finding = only(examine(tmp_path), "too-large")
+    assert (finding.place, finding.detail) == ("cat/huge.jpg", "4294967296 bytes are too many")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("copy", "kind", "place_of_first"),
+    [
+        ("train/bee/x.jpg", "duplicate", "train/bee/train0.jpg"),
+        ("train/cat/x.jpg", "duplicate-other-label", "train/bee/train0.jpg"),
+        ("val/cat/x.jpg", "in-train-and-val", "val/cat/x.jpg"),
+    ],
+)
+def test_a_copy_is_found_and_names_the_first(copy: str, kind: str, place_of_first: str, format: str, tmp_path: Path) -> None:
+    write(format, tmp_path, SOUND | {copy: SOUND["train/bee/train0.jpg"]})
+    finding = only(examine(tmp_path), kind)
+    at_fault = "train/bee/train0.jpg" if kind == "in-train-and-val" else copy
+    assert (finding.split, finding.place) == ("train", place_of(tmp_path, at_fault))
+    assert finding.detail == place_of(tmp_path, place_of_first)
+
+
+def test_of_many_copies_all_but_the_first_are_found(tmp_path: Path) -> None:
+    one, two = picture(100), picture(101)
+    train = {
+        "train/ant/a.jpg": one,
+        "train/ant/b.jpg": one,
+        "train/bee/c.jpg": one,
+        "train/cat/d.jpg": two,
+        "train/cat/e.jpg": two,
+    }
+    val = {"val/bee/x.jpg": one, "val/bee/y.jpg": one, "val/cat/z.jpg": one}
+    write_folder(tmp_path, SOUND | train | val)
+    found = [(finding.split, finding.kind, finding.place, finding.detail) for finding in examine(tmp_path).findings]
+    assert found == [
+        ("train", "in-train-and-val", "ant/a.jpg", "bee/x.jpg"),
+        ("train", "in-train-and-val", "ant/b.jpg", "bee/x.jpg"),
+        ("train", "in-train-and-val", "bee/c.jpg", "bee/x.jpg"),
+        ("train", "duplicate", "cat/e.jpg", "cat/d.jpg"),
+        ("val", "duplicate", "bee/y.jpg", "bee/x.jpg"),
+        ("val", "duplicate-other-label", "cat/z.jpg", "bee/x.jpg"),
+    ]
+
+
+def test_bad_images_are_no_copies_of_each_other(tmp_path: Path) -> None:
+    write_folder(tmp_path, SOUND | {"train/ant/x.jpg": b"", "train/bee/x.jpg": b"", "val/cat/x.jpg": b""})
+    assert examine(tmp_path).by_kind() == {"empty": 3}

@@ -1,0 +1,112 @@
+"""Images, files that hold them, and what must be true of a damaged one, for the tests of all formats."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from lockstep.data.containers import Damage, Places, Sample, Stored, begun
+
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+MAGIC = bytes.fromhex("0a23d7ce")
+"""RecordIO's."""
+
+PIECES = st.sampled_from([MAGIC, MAGIC[:3], b"\0", b"\0" * 4, b"ustar", b"."])
+PAYLOADS = st.lists(st.binary(max_size=70) | st.lists(PIECES, max_size=9).map(b"".join), max_size=6)
+"""Empty ones, lengths of every residue, and magic numbers wherever they can stand."""
+
+
+def sample(number: int, label: int, data: bytes) -> Sample:
+    """An image of 20 x 30 pixels that is said to be `data`."""
+    return Sample(number, f"class {label}/{number}.JPEG", label, f"class {label}", data, 20, 30)
+
+
+def unlike(length: int, seed: int) -> bytes:
+    """Bytes with nothing in them that a format could take for its own."""
+    return random.Random(seed).randbytes(length)
+
+
+def five(separator: bytes = b"\x01\x02\x03\x04") -> list[Sample]:
+    """Five samples of different lengths; `separator` stands in the middle of one, at a multiple of 4 behind 24 bytes."""
+    images = [unlike(length, length) for length in (301, 150, 402, 275, 333)]
+    images[2] = images[2][:200] + separator + images[2][204:]
+    return [sample(i, label, image) for i, (label, image) in enumerate(zip((3, 0, 12, 7, 3), images, strict=True))]
+
+
+def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
+    return [(each.number, each.label, each.name) for each in samples]
+
+
+def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
+    """Write a file of samples and what stands beside it, continuing what an interrupted writer left."""
+    with format.Writer(path) as writer:
+        writer.extend(map(writer.record, samples[writer.written :]))
+        writer.describe(rows(samples))
+        writer.finish()
+    return path
+
+
+def read(format: ModuleType, path: Path, item: Stored) -> bytes:
+    """Read an image as the loader does: by place."""
+    file = Places(path)
+    return format.image_in_parts(file, item.offset) if item.in_parts else file.read(item.offset, item.length)
+
+
+def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
+    """Image and label of everything in a file that must not be damaged."""
+    found = list(format.stored(path))
+    assert not [item for item in found if isinstance(item, Damage)]
+    images = [read(format, path, item) for item in found]
+    assert [len(image) for image in images] == [item.length for item in found]
+    return [(image, item.label) for image, item in zip(images, found, strict=True)]
+
+
+def check_damaged(format: ModuleType, path: Path, samples: Sequence[Sample]) -> tuple[list[int], list[Damage]]:
+    """List a damaged file; return which samples are in it still, and the damage.
+
+    Every image that is listed must be one of the samples with its own label, once and in their order; all damage must lie in
+    the file and name a byte.
+    """
+    found = list(format.stored(path))
+    size = path.stat().st_size
+    damages = [item for item in found if isinstance(item, Damage)]
+    for damage in damages:
+        assert 0 <= damage.begin < damage.end <= size
+        assert re.search(r"\bbyte \d+", damage.reason)
+    known = {(each.data, each.label): each.number for each in samples}
+    numbers = [known[read(format, path, item), item.label] for item in found if isinstance(item, Stored)]
+    assert numbers == sorted(set(numbers))
+    return numbers, damages
+
+
+def flips(data: bytes, skipped: Sequence[range] = (), stride: int = 1) -> Iterator[tuple[int, bytes]]:
+    """Every `stride`-th place outside `skipped`, and the file with one, several or all bits of that byte turned."""
+    within = {i for each in skipped for i in each}
+    for i in range(0, len(data), stride):
+        if i not in within:
+            mask = (1 << i % 8, 0x5A, 0xFF)[i // stride % 3]
+            yield i, data[:i] + bytes([data[i] ^ mask]) + data[i + 1 :]
+
+
+def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[range, bytes]]:
+    """The file with bytes missing, with zeros or other bytes added at every `stride`-th place, and which were touched."""
+    for i in range(0, len(data), stride):
+        for amount in amounts:
+            yield range(i, min(i + amount, len(data))), data[:i] + data[i + amount :]
+            yield range(i, i + 1), data[:i] + bytes(amount) + data[i:]
+            yield range(i, i + 1), data[:i] + unlike(amount, i) + data[i:]
+
+
+def killed(format: ModuleType, folder: Path, samples: Sequence[Sample], stride: int = 1) -> Iterator[tuple[Path, Path]]:
+    """Write samples, then again and again continue a file cut at every `stride`-th byte; yield both files."""
+    whole = write(format, folder / "whole", samples)
+    data = whole.read_bytes()
+    for cut in range(0, len(data) + 1, stride):
+        path = folder / "cut"
+        path.with_name("cut.partial").write_bytes(data[:cut])
+        assert begun(path) is not None
+        yield whole, write(format, path, samples)

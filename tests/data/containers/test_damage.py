@@ -1,0 +1,78 @@
+"""Files of all formats with anything wrong with them, in many places at once."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.data.containers import Damage, Stored, recordio, tfrecord, webdataset
+from tests.data.containers.shared import EXAMPLES, MAGIC, PIECES, five, read, write
+
+Edit = tuple[float, int, bytes]
+"""Where in the file, how many bytes are taken out there, and what is put in."""
+EDITS = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 700), st.binary(max_size=9) | PIECES | st.binary(min_size=512, max_size=512)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edited(data: bytes, edits: list[Edit]) -> bytes:
+    for where, amount, added in edits:
+        begin = round(where * len(data))
+        data = data[:begin] + added + data[begin + amount :]
+    return data
+
+
+@pytest.fixture(
+    scope="module", params=[recordio, tfrecord, webdataset], ids=lambda format: format.__name__.rpartition(".")[2]
+)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Path, bytes]:
+    path = write(request.param, tmp_path_factory.mktemp("whole") / "any.tar", five(MAGIC))
+    return request.param, path, path.read_bytes()
+
+
+def check_listed(format: ModuleType, path: Path) -> None:
+    """What is listed can be read, and neither it nor the damage leaves the file or comes twice."""
+    size = path.stat().st_size
+    places = []
+    for item in format.stored(path):
+        if isinstance(item, Damage):
+            assert 0 <= item.begin < item.end <= size
+            assert item.reason
+        else:
+            assert len(read(format, path, item)) == item.length
+            places.append(item.offset)
+    assert places == sorted(set(places))
+
+
+@EXAMPLES
+@given(edits=EDITS)
+def test_any_damage_can_be_listed(whole: tuple[ModuleType, Path, bytes], edits: list[Edit]) -> None:
+    format, path, data = whole
+    path.write_bytes(edited(data, edits))
+    check_listed(format, path)
+
+
+@EXAMPLES
+@given(pieces=st.lists(PIECES | st.binary(max_size=600) | st.integers(0, 4000), max_size=30))
+def test_any_bytes_can_be_listed(whole: tuple[ModuleType, Path, bytes], pieces: list[bytes | int]) -> None:
+    """Also pieces of a good file put together at random, where the numbers stand."""
+    format, path, data = whole
+    parts = [data[piece : piece + 700] if isinstance(piece, int) else piece for piece in pieces]
+    path.write_bytes(data[:1] + b"".join(parts))
+    check_listed(format, path)
+
+
+@EXAMPLES
+@given(edits=EDITS)
+def test_whatever_happens_to_a_tfrecord_its_images_are_right_or_not_listed(
+    edits: list[Edit], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write(tfrecord, tmp_path_factory.mktemp("damaged") / "any", five())
+    damaged = edited(path.read_bytes(), edits)
+    path.write_bytes(damaged)
+    found = {read(tfrecord, path, item): item.label for item in tfrecord.stored(path) if isinstance(item, Stored)}
+    assert found.items() <= {each.data: each.label for each in five()}.items()

@@ -1,0 +1,201 @@
+"""Files written here are read by the libraries whose formats they are, and theirs here.
+
+Each library works in a process of its own, MXNet in an environment of its own: `make mxnet-env`, or the Python that
+LOCKSTEP_MXNET_PYTHON names.
+"""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.containers import Sample, Stored, recordio, tfrecord, webdataset
+from lockstep.data.containers.recordio import Header, framed, packed
+from tests.data.containers.shared import MAGIC, listed, write
+
+ROOT = Path(__file__).parents[3]
+PEERS = Path(__file__).parent / "peers"
+HEIGHT, WIDTH = 20, 30
+
+
+def jpeg(seed: int, comment: bytes) -> bytes:
+    """Noise, with a comment 6 bytes behind the beginning."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)).save(file, "JPEG")
+    data = file.getvalue()
+    return data[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + data[2:]
+
+
+def drawn() -> list[Sample]:
+    """Seven images of three classes; in two the magic number of RecordIO stands at a multiple of 4, in one elsewhere."""
+    comments = {1: b"ab" + MAGIC, 3: b"ab" + MAGIC * 2 + b"cdef" + MAGIC, 4: b"a" + MAGIC}
+    names = [f"{folder}/{file}.JPEG" for folder, files in (("cat", "abc"), ("newt", "a"), ("owl", "abc")) for file in files]
+    folders = [name.partition("/")[0] for name in names]
+    labels = [sorted(set(folders)).index(folder) for folder in folders]
+    images = [jpeg(i, comments.get(i, bytes(i))) for i in range(len(names))]
+    return [Sample(i, *each, HEIGHT, WIDTH) for i, each in enumerate(zip(names, labels, folders, images, strict=True))]
+
+
+SAMPLES = drawn()
+DIGESTS = [hashlib.sha256(each.data).hexdigest() for each in SAMPLES]
+LABELS = [each.label for each in SAMPLES]
+
+
+def asked(python: Path | str, script: str, *arguments: object) -> Any:
+    """Run a script; return the JSON of its last line."""
+    # TensorFlow says on standard error which instructions a processor has.
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [python, PEERS / script, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def mxnet_python() -> Path:
+    python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
+    assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
+    return python
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images, as files and in all formats."""
+    folder = tmp_path_factory.mktemp("peers")
+    for each in SAMPLES:
+        path = folder / "images" / each.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(each.data)
+    (folder / "samples.json").write_text(json.dumps([[each.number, each.label, each.name] for each in SAMPLES]))
+    write(recordio, folder / "ours.rec", SAMPLES)
+    write(tfrecord, folder / "ours.tfrecord", SAMPLES)
+    write(webdataset, folder / "ours.tar", SAMPLES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_mxnet(folder: Path) -> Any:
+    return asked(mxnet_python(), "with_mxnet.py", folder)
+
+
+@pytest.fixture(scope="module")
+def of_tensorflow(folder: Path) -> Any:
+    return asked(sys.executable, "with_tensorflow.py", folder)
+
+
+@pytest.fixture(scope="module")
+def of_dali(folder: Path) -> Any:
+    return asked(sys.executable, "with_dali.py", folder, len(SAMPLES))
+
+
+def test_mxnet_reads_every_record_by_its_index(of_mxnet: Any) -> None:
+    expected = {str(each.number): [0, each.label, each.number, 0, DIGESTS[i]] for i, each in enumerate(SAMPLES)}
+    assert of_mxnet["by index"] == expected
+
+
+def test_mxnet_reads_all_records_in_order(of_mxnet: Any) -> None:
+    assert of_mxnet["in order"] == DIGESTS
+
+
+def test_mxnets_iterator_decodes_every_image_with_its_label(of_mxnet: Any) -> None:
+    assert of_mxnet["batches"] == {"labels": LABELS, "images": len(SAMPLES)}
+
+
+def test_mxnet_writes_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
+    for ending in (".rec", ".idx"):
+        assert (folder / f"theirs{ending}").read_bytes() == (folder / f"ours{ending}").read_bytes()
+
+
+def test_mxnet_writes_several_labels_in_the_same_bytes(of_mxnet: Any, folder: Path) -> None:
+    records = [framed(packed(Header((float(each.label), 0.5, 7.0), each.number)) + each.data) for each in SAMPLES]
+    assert (folder / "several.rec").read_bytes() == b"".join(piece for record in records for piece in record)
+
+
+@pytest.mark.parametrize("name", ["theirs", "several"])
+def test_files_of_mxnet_are_read(name: str, of_mxnet: Any, folder: Path) -> None:
+    assert listed(recordio, folder / f"{name}.rec") == [(each.data, each.label) for each in SAMPLES]
+    places = recordio.read_index(folder / f"{name}.idx")
+    assert [number for number, _ in places] == [each.number for each in SAMPLES]
+
+
+def im2rec(images: Path, folder: Path, *options: str) -> Path:
+    """List a folder of images and pack them, unchanged, with MXNet's own script; return the `.rec`."""
+    script = next(mxnet_python().parents[1].glob("lib/python*/site-packages/mxnet/tools/im2rec.py"))
+    # It imports OpenCV even if it only copies files; this stands in for it.
+    (folder / "cv2.py").touch()
+    for step in (["--list", "--recursive", *options], ["--pass-through"]):
+        command = [mxnet_python(), script, folder / "im2rec", images, *step]
+        environment = os.environ | {"PYTHONPATH": str(folder)}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert result.returncode == 0, result.stderr[-3000:]
+    return folder / "im2rec.rec"
+
+
+@pytest.mark.slow
+def test_im2rec_makes_the_same_three_files_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    path = im2rec(folder / "images", tmp_path, "--no-shuffle")
+    for ending in (".lst", ".rec", ".idx"):
+        assert path.with_suffix(ending).read_bytes() == (folder / f"ours{ending}").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(folder: Path, tmp_path: Path) -> None:
+    """As its users make them: the numbers are those of the sorted folder, the records stand in another order."""
+    path = im2rec(folder / "images", tmp_path)
+    found = [item for item in recordio.stored(path) if isinstance(item, Stored)]
+    assert [item.number for item in found] != [each.number for each in SAMPLES]
+    assert sorted((item.number, item.name, item.label) for item in found) == [
+        (each.number, each.name, each.label) for each in SAMPLES
+    ]
+
+
+@pytest.mark.slow
+def test_tensorflow_reads_every_key(of_tensorflow: Any) -> None:
+    assert of_tensorflow["ours"] == [
+        {
+            "image": digest,
+            "shape": [HEIGHT, WIDTH, 3],
+            "image/filename": each.name,
+            "image/class/synset": each.class_name,
+            "image/class/text": each.class_name,
+            "image/class/label": each.label + 1,
+            "image/colorspace": "RGB",
+            "image/format": "JPEG",
+            "image/height": HEIGHT,
+            "image/width": WIDTH,
+            "image/channels": 3,
+        }
+        for each, digest in zip(SAMPLES, DIGESTS, strict=True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["theirs", "shuffled"])
+def test_files_of_tensorflow_are_read(name: str, of_tensorflow: Any, folder: Path) -> None:
+    path = folder / f"{name}.tfrecord"
+    assert listed(tfrecord, path) == [(each.data, each.label) for each in SAMPLES]
+    found = [(item.name, item.class_name) for item in tfrecord.stored(path) if isinstance(item, Stored)]
+    assert found == [(each.name, each.class_name) for each in SAMPLES]
+
+
+@pytest.mark.slow
+def test_the_shuffled_file_is_a_file_to_tensorflow_too(of_tensorflow: Any) -> None:
+    assert [item["image"] for item in of_tensorflow["shuffled"]] == DIGESTS
+
+
+@pytest.mark.parametrize(("format", "first"), [("recordio", 0), ("tfrecord", 1)])
+def test_dali_reads_images_and_labels(format: str, first: int, of_dali: Any) -> None:
+    assert of_dali[format] == [[digest, [label + first]] for digest, label in zip(DIGESTS, LABELS, strict=True)]
+
+
+def test_dali_reads_a_tar(of_dali: Any) -> None:
+    """The class as the characters of its number."""
+    assert of_dali["webdataset"] == [[digest, list(b"%d" % label)] for digest, label in zip(DIGESTS, LABELS, strict=True)]

@@ -1,0 +1,296 @@
+"""TFRecord against its specification, published checksums and messages put together by hand."""
+
+from pathlib import Path
+
+import crc32c
+import pytest
+from hypothesis import given
+
+from lockstep.data.containers import Damage, Places, Stored, tfrecord
+from lockstep.data.containers.tfrecord import framed, masked_crc
+from tests.data.containers.shared import (
+    EXAMPLES,
+    PAYLOADS,
+    check_damaged,
+    five,
+    flips,
+    killed,
+    listed,
+    sample,
+    shifts,
+    unlike,
+    write,
+)
+
+
+def joined(payload: bytes) -> bytes:
+    return b"".join(framed(payload))
+
+
+def varint(number: int) -> bytes:
+    groups = [number >> 7 * i & 127 for i in range(max(1, -(-number.bit_length() // 7)))]
+    return bytes([*(128 | group for group in groups[:-1]), groups[-1]])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer message that has a length."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(features: dict[str, bytes | int | float | list[bytes]]) -> bytes:
+    """A tensorflow.Example: a map is a repeated message of key and value, and lists of integers are packed."""
+    entries = b""
+    for key, value in features.items():
+        if isinstance(value, int):
+            kind = field(3, field(1, varint(value % 2**64)))
+        elif isinstance(value, float):
+            kind = field(2, field(1, bytes(4)))
+        else:
+            kind = field(1, b"".join(field(1, each) for each in ([value] if isinstance(value, bytes) else value)))
+        entries += field(1, field(1, key.encode()) + field(2, kind))
+    return field(1, entries)
+
+
+NVIDIA: dict[str, bytes | int | float | list[bytes]] = {
+    "image/channels": 3,
+    "image/class/label": 4,
+    "image/class/synset": b"class 3",
+    "image/class/text": b"class 3",
+    "image/colorspace": b"RGB",
+    "image/encoded": b"the image",
+    "image/filename": b"class 3/0.JPEG",
+    "image/format": b"JPEG",
+    "image/height": 20,
+    "image/width": 30,
+}
+"""The keys of build_imagenet_data.py, without the boxes of objects, and the values of sample(0, 3, b"the image")."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Five samples."""
+    return write(tfrecord, tmp_path / "train-00000-of-00001", five())
+
+
+def only(path: Path, *payloads: bytes) -> list[Stored | Damage]:
+    path.write_bytes(b"".join(map(joined, payloads)))
+    return list(tfrecord.stored(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (b"123456789", 0xE3069283),
+        # RFC 3720, B.4.
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+    ],
+)
+def test_checksums_are_those_published_turned_by_15_bits_and_moved(data: bytes, crc: int) -> None:
+    assert crc32c.crc32c(data) == crc
+    bits = f"{crc:032b}"
+    assert masked_crc(data) == (int(bits[-15:] + bits[:-15], 2) + 0xA282EAD8) % 2**32
+
+
+def test_a_record_is_length_checksum_payload_checksum() -> None:
+    length = bytes.fromhex("0900000000000000")
+    # e3069283, as published, turned by 15 bits is 2507c60d; with a282ead8 that makes c78ab0e5.
+    assert joined(b"123456789") == length + by_definition(length) + b"123456789" + bytes.fromhex("e5b08ac7")
+
+
+def by_definition(data: bytes) -> bytes:
+    """The masked CRC-32C in little endian: the polynomial 0x1EDC6F41, reflected, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32).to_bytes(4, "little")
+
+
+def test_an_example_has_the_keys_of_nvidias_scripts_in_alphabetical_order() -> None:
+    assert b"".join(tfrecord.example(sample(0, 3, b"the image"))) == example(NVIDIA)
+
+
+@pytest.mark.parametrize("image", [0, 1, 127, 128, 16_383, 16_384, 2**21])
+@pytest.mark.parametrize("name", [0, 1, 110, 127, 128, 255])
+def test_lengths_of_all_sizes_stand_in_an_example(image: int, name: int) -> None:
+    features = NVIDIA | {"image/encoded": bytes(image), "image/filename": b"n" * name}
+    written = tfrecord.example(sample(0, 3, bytes(image))._replace(name="n" * name))
+    assert b"".join(written) == example(features)
+
+
+def test_an_image_is_found_behind_others_that_begin_like_it(tmp_path: Path) -> None:
+    image, path = bytes(range(70)), tmp_path / "any.tfrecord"
+    alike = image[:64] + bytes(6)
+    features: dict[str, bytes | int | float | list[bytes]] = {"a": alike, "image": image, "label": 1, "z": alike}
+    [item] = only(path, example(features))
+    assert isinstance(item, Stored)
+    assert path.read_bytes()[item.offset : item.offset + item.length] == image
+
+
+def test_a_file_and_its_index(tmp_path: Path) -> None:
+    path = tmp_path / "train-00000-of-00001"
+    write(tfrecord, path, [sample(0, 3, b"the image"), sample(1, 3, b"")])
+    second = example(NVIDIA | {"image/encoded": b"", "image/filename": b"class 3/1.JPEG"})
+    assert path.read_bytes() == joined(example(NVIDIA)) + joined(second)
+    sizes = [len(example(NVIDIA)) + 16, len(second) + 16]
+    assert (tmp_path / "idx" / path.name).read_text() == f"0 {sizes[0]}\n{sizes[0]} {sizes[1]}\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["idx", path.name]
+
+
+def test_places_labels_and_names_are_listed(tmp_path: Path) -> None:
+    payload = example(NVIDIA)
+    expected = Stored(12 + payload.index(b"the image"), 9, 3, "class 3/0.JPEG", "class 3")
+    assert only(tmp_path / "any", payload) == [expected]
+
+
+def test_keys_may_stand_in_any_order(tmp_path: Path) -> None:
+    payload = example(dict(reversed(NVIDIA.items())))
+    [item] = only(tmp_path / "any", payload)
+    assert isinstance(item, Stored)
+    assert (payload[item.offset - 12 :][: item.length], item.label, item.name) == (b"the image", 3, "class 3/0.JPEG")
+
+
+def test_tensorflow_datasets_count_labels_from_0(tmp_path: Path) -> None:
+    payload = example({"file_name": b"a.jpg", "image": b"the image", "label": 0})
+    assert only(tmp_path / "any", payload) == [Stored(12 + payload.index(b"the image"), 9, 0, "a.jpg")]
+
+
+@pytest.mark.parametrize("key", ["image/filename", "image/class/synset"])
+def test_names_may_be_missing(key: str, tmp_path: Path) -> None:
+    [item] = only(tmp_path / "any", example({name: value for name, value in NVIDIA.items() if name != key}))
+    assert isinstance(item, Stored)
+    assert (item.name, item.class_name) == (
+        "" if key.endswith("name") else "class 3/0.JPEG",
+        "class 3" * key.endswith("name"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        pytest.param(b"no message", "it is no Example message", id="no message"),
+        pytest.param(
+            b"", "it has not the keys image/encoded and image/class/label or image and label, but none", id="empty"
+        ),
+        pytest.param(example({"x": 1, "label": 1}), "it has not the keys .*, but label, x", id="no image"),
+        pytest.param(example({"image/encoded": b"a"}), "it has not the keys .*, but image/encoded", id="no label"),
+        pytest.param(example({"image": [b"a", b"b"], "label": 1}), "it has 2 images and 1 labels", id="two images"),
+        pytest.param(example({"image": 7, "label": 1}), "it has 0 images and 1 labels", id="an image of numbers"),
+        pytest.param(example({"image": b"a", "label": 1.0}), "it has 1 images and 0 labels", id="a label in floats"),
+        pytest.param(example({"image": b"a", "label": -1}), "its label is -1; .* counted from 0", id="negative"),
+        pytest.param(example(NVIDIA | {"image/class/label": 0}), "its label is 0; .* counted from 1", id="background"),
+    ],
+)
+def test_a_record_without_one_image_and_its_class_is_damage(payload: bytes, reason: str, tmp_path: Path) -> None:
+    good = example(NVIDIA)
+    [first, damage, last] = only(tmp_path / "any", good, payload, good)
+    assert isinstance(first, Stored)
+    assert isinstance(last, Stored)
+    assert isinstance(damage, Damage)
+    begin = len(joined(good))
+    assert (damage.begin, damage.end) == (begin, begin + len(payload) + 16)
+    with pytest.raises(ValueError, match=f"^the record at byte {begin}: {reason}"):
+        raise ValueError(damage.reason)
+
+
+@EXAMPLES
+@given(payloads=PAYLOADS)
+def test_payloads_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("written") / "any"
+    path.write_bytes(b"".join(map(joined, payloads)))
+    file = Places(path)
+    found = [item for item in tfrecord.records(file) if not isinstance(item, Damage)]
+    assert [length for _, length in found] == [len(payload) for payload in payloads]
+    assert [tfrecord.payload_at(file, offset) for offset, _ in found] == payloads
+
+
+@EXAMPLES
+@given(payloads=PAYLOADS)
+def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    samples = [sample(i, i % 3, data) for i, data in enumerate(payloads)]
+    path = write(tfrecord, tmp_path_factory.mktemp("written") / "any", samples)
+    assert listed(tfrecord, path) == [(each.data, each.label) for each in samples]
+
+
+def places_of(file: Path) -> list[tuple[int, int]]:
+    """Begin and end of every record."""
+    found = [item for item in tfrecord.records(Places(file)) if not isinstance(item, Damage)]
+    return [(offset, offset + length + 16) for offset, length in found]
+
+
+def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
+    return {i for i, (begin, end) in enumerate(file) if begin < bytes_.stop and bytes_.start < end}
+
+
+def test_a_flipped_byte_costs_its_record_alone(file: Path) -> None:
+    """Wherever it is: everything has a checksum."""
+    places = places_of(file)
+    for i, damaged in flips(file.read_bytes(), stride=2):
+        file.write_bytes(damaged)
+        left, found = check_damaged(tfrecord, file, five())
+        assert found
+        assert set(range(5)) - set(left) == touched(places, range(i, i + 1))
+
+
+def test_missing_and_added_bytes_cost_the_records_they_touch_alone(file: Path) -> None:
+    data, places = file.read_bytes(), places_of(file)
+    for bytes_, damaged in shifts(data, (1, 3, 500), stride=19):
+        file.write_bytes(damaged)
+        left, _ = check_damaged(tfrecord, file, five())
+        assert set(range(5)) - set(left) <= touched(places, bytes_)
+
+
+def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
+    data, places = file.read_bytes(), places_of(file)
+    for size in range(0, len(data), 3):
+        file.write_bytes(data[:size])
+        left, found = check_damaged(tfrecord, file, five())
+        assert left == [i for i, (_, end) in enumerate(places) if end <= size]
+        assert bool(found) == (size not in {0, *(end for _, end in places)})
+
+
+def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
+    """As file systems leave it behind when the power fails. Zeros could be a length, if their checksum were one too."""
+    data, places = file.read_bytes(), places_of(file)
+    begin, end = places[1][0] + 40, places[3][0] + 40
+    hole = bytes(end - begin + 3 * 2**20)
+    file.write_bytes(data[:begin] + hole + data[end:])
+    left, [damage] = check_damaged(tfrecord, file, five())
+    assert left == [0, 4]
+    assert (damage.begin, damage.end) == (places[1][0], file.stat().st_size - (places[4][1] - places[4][0]))
+
+
+def test_what_is_no_such_file_is_damage_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "any"
+    path.write_bytes(unlike(1000, 0))
+    assert list(tfrecord.stored(path)) == [
+        Damage(0, 1000, "no record begins at byte 0: the checksum of its length is wrong")
+    ]
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    assert only(tmp_path / "any") == []
+
+
+def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
+    samples = [sample(i, i, data) for i, data in enumerate((b"", b"a", b"abc", b"abcde"))]
+    for whole, continued in killed(tfrecord, tmp_path, samples):
+        assert continued.read_bytes() == whole.read_bytes()
+        assert (tmp_path / "idx" / continued.name).read_bytes() == (tmp_path / "idx" / whole.name).read_bytes()
+
+
+def test_a_writer_continues_behind_the_last_record_that_is_right(tmp_path: Path) -> None:
+    """After a power failure the file may have its length and not its bytes."""
+    whole = write(tfrecord, tmp_path / "whole", five())
+    data, places = bytearray(whole.read_bytes()), places_of(whole)
+    end = places[1][1]
+    data[end - 100 : end] = bytes(100)
+    (tmp_path / "torn.partial").write_bytes(data)
+    with tfrecord.Writer(tmp_path / "torn") as writer:
+        assert writer.written == 1
+    assert write(tfrecord, tmp_path / "torn", five()).read_bytes() == whole.read_bytes()

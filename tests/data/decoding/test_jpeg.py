@@ -1,0 +1,223 @@
+"""The decoder of windows against libjpeg-turbo: the same pixels to the last bit, or no answer."""
+
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from lockstep.data.decoding import _jpeg, jpeg, turbojpeg
+from lockstep.data.decoding.decode import decode, decode_into
+from lockstep.data.decoding.jpeg import decode_window
+from lockstep.data.decoding.turbojpeg import Window
+from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
+
+SAMPLINGS = ("444", "422", "420", "Gray")
+WIDE = 32
+"""Columns from which on images are decoded here."""
+
+
+def by_pillow(pixels: np.ndarray, **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def assert_same(data: bytes, window: Window, case: str = "") -> None:
+    whole = simplejpeg.decode_jpeg(data)
+    top, left, height, width = window
+    found = decode_window(data, whole.shape[:2], window)
+    assert found is not None, case
+    assert np.array_equal(found, whole[top : top + height, left : left + width]), case
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_window_has_the_pixels_of_libjpeg_turbo(sampling: str) -> None:
+    rng = np.random.default_rng(SAMPLINGS.index(sampling))
+    for case in range(150):
+        height, width = int(rng.integers(1, 140)), int(rng.integers(WIDE, 140))
+        quality = int(rng.integers(5, 99))
+        window = any_window(rng, height, width)
+        data = encoded(picture(rng, height, width), sampling, quality)
+        assert_same(data, window, f"case {case}: {height} x {width}, quality {quality}, window {window}")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_window_of_a_small_image(sampling: str) -> None:
+    data = encoded(picture(np.random.default_rng(1), 35, 37), sampling)
+    for top in range(35):
+        for left in range(0, 37, 4):
+            assert_same(data, (top, left, 35 - top, 37 - left), f"from {top}, {left}")
+            assert_same(data, (0, 0, top + 1, left + 1), f"to {top}, {left}")
+
+
+@pytest.mark.parametrize("options", [{"optimize": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}], ids=str)
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_codes_of_its_own_and_restarts_make_no_difference(options: dict[str, object], subsampling: int) -> None:
+    rng = np.random.default_rng(subsampling)
+    for case in range(40):
+        height, width = rng.integers(WIDE, 140, 2).tolist()
+        data = by_pillow(picture(rng, height, width), quality=int(rng.integers(30, 99)), subsampling=subsampling, **options)
+        assert_same(data, any_window(rng, height, width), f"case {case}")
+
+
+def test_codes_of_sixteen_bits_are_read() -> None:
+    # Of the standard tables: coefficients of 10 bits, and long runs of zeros, have codes of 16 bits.
+    rng = np.random.default_rng(3)
+    noise = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    for quality in (60, 90):
+        assert_same(simplejpeg.encode_jpeg(noise, quality, colorsubsampling="444"), (0, 0, 64, 64), str(quality))
+    checks = np.indices((64, 64)).sum(0) % 2 * 60 + 90
+    assert_same(simplejpeg.encode_jpeg(checks[..., None].repeat(3, 2).astype(np.uint8), 100), (8, 8, 40, 40))
+
+
+PLAIN = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+GREY = encoded(picture(np.random.default_rng(3), 40, 40), "Gray")
+
+
+def with_sampling(jpeg: bytes, factors: int) -> bytes:
+    place = jpeg.index(b"\xff\xc0") + 11
+    return jpeg[:place] + bytes([factors]) + jpeg[place + 1 :]
+
+
+def with_a_code_of_ones(jpeg: bytes) -> bytes:
+    """Add a table that no scan uses, of the codes 0 and 1."""
+    place = jpeg.index(b"\xff\xda")
+    return jpeg[:place] + b"\xff\xc4" + bytes([0, 21, 0x03, 2, *[0] * 15, 0, 1]) + jpeg[place:]
+
+
+def test_a_table_that_no_scan_uses_makes_no_difference() -> None:
+    other = with_a_code_of_ones(PLAIN).replace(bytes([0, 21, 0x03, 2, 0]), bytes([0, 21, 0x03, 0, 2]))
+    assert_same(other, (0, 0, 40, 40))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        by_pillow(picture(np.random.default_rng(3), 40, 40), progressive=True),
+        by_pillow(picture(np.random.default_rng(3), 40, 40), keep_rgb=True),
+        encoded(picture(np.random.default_rng(3), 40, 40), "440"),
+        encoded(picture(np.random.default_rng(3), 40, 40), "411"),
+        with_sampling(GREY, 0x51),
+        with_a_code_of_ones(PLAIN),
+        PLAIN[:-300],
+        b"\xff\xd8\xff",
+        b"",
+        b"no image",
+    ],
+    ids=[
+        "progressive",
+        "RGB",
+        "4:4:0",
+        "4:1:1",
+        "a factor of 5",
+        "a code of ones",
+        "cut short",
+        "a marker",
+        "nothing",
+        "text",
+    ],
+)
+def test_what_is_rare_or_damaged_is_left_to_libjpeg_turbo(data: bytes) -> None:
+    assert decode_window(data, (40, 40), (0, 0, 40, 30)) is None
+
+
+def test_a_narrow_image_is_left_to_libjpeg_turbo() -> None:
+    narrow = encoded(picture(np.random.default_rng(3), 40, WIDE - 1), "420")
+    assert decode_window(narrow, (40, WIDE - 1), (0, 0, 40, 30)) is None
+
+
+def test_an_image_of_another_size_is_left_to_libjpeg_turbo() -> None:
+    assert decode_window(PLAIN, (40, 41), (0, 0, 10, 10)) is None
+
+
+def test_coefficients_that_no_image_has_are_left_to_libjpeg_turbo() -> None:
+    plain = encoded(picture(np.random.default_rng(3), 40, 40), "444", 50)
+    table = plain.index(b"\xff\xdb") + 5
+    # As if every coefficient of luma had been divided by 255.
+    assert decode_window(plain[:table] + b"\xff" * 64 + plain[table + 64 :], (40, 40), (0, 0, 40, 40)) is None
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(sampling: str) -> None:
+    rng = np.random.default_rng(10 + SAMPLINGS.index(sampling))
+    data = encoded(picture(rng, 60, 70), sampling)
+    answered = 0
+    for case in range(1500):
+        damaged = bytearray(data)
+        reach = len(data) if case % 2 else 640  # the headers
+        for place in rng.integers(2, reach, rng.integers(1, 4)).tolist():
+            damaged[place : place + case % 3] = rng.integers(0, 256, rng.integers(0, 3)).astype(np.uint8).tobytes()
+        if case % 5 == 0:
+            del damaged[rng.integers(20, len(damaged)) :]
+        window = any_window(rng, 60, 70)
+        found = decode_window(bytes(damaged), (60, 70), window)
+        if found is None:
+            continue
+        try:
+            whole = decode(bytes(damaged))
+        except ValueError:  # of what is behind the window
+            assert window[0] + window[2] < 60, case
+            continue
+        answered += 1
+        top, left, height, width = window
+        assert np.array_equal(found, whole[top : top + height, left : left + width]), case
+    assert answered > 100
+
+
+def test_a_file_cut_anywhere_is_read_within_its_bytes() -> None:
+    data = encoded(picture(np.random.default_rng(5), 33, 35), "420")
+    whole = simplejpeg.decode_jpeg(data)
+    for length in range(len(data)):
+        found = decode_window(data[:length], (33, 35), (0, 0, 33, 35))
+        assert found is None or np.array_equal(found, whole), length
+
+
+@pytest.mark.parametrize(
+    "window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, -5, 5), (0, 0, 0, 5), (0, 0, 5, 0), (36, 0, 5, 5), (0, 36, 5, 5)]
+)
+def test_a_window_that_is_not_within_the_image_is_refused(window: Window) -> None:
+    data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+    with pytest.raises(ValueError, match=r"is not within an image of 40 x 40 pixels|no window has"):
+        decode_window(data, (40, 40), window)
+
+
+@pytest.mark.parametrize("side", [65501, 2**31 - 1])
+def test_an_image_larger_than_a_jpeg_can_be_is_refused(side: int) -> None:
+    with pytest.raises(ValueError, match=f"no window has {side} x {side} pixels"):
+        _jpeg.sizes(100, side, side)
+    with pytest.raises(ValueError, match=f"not within an image of {side} x {side} pixels"):
+        _jpeg.decode_window(PLAIN, (side, side), (0, 0, side, side), np.zeros(64, np.uint8), np.zeros(64, np.uint8))
+
+
+@pytest.mark.parametrize("short", ["room", "out"])
+def test_a_buffer_that_is_too_small_is_refused(short: str) -> None:
+    data = encoded(picture(np.random.default_rng(3), 40, 40), "420")
+    sizes = dict(zip(("room", "out"), _jpeg.sizes(len(data), 40, 40), strict=True))
+    sizes[short] -= 1
+    room, out = (np.zeros(size, np.uint8) for size in sizes.values())
+    with pytest.raises(ValueError, match="a buffer is too small"):
+        _jpeg.decode_window(data, (40, 40), (0, 0, 40, 40), room, out)
+
+
+def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(picture(np.random.default_rng(4), 130, 170), "420")
+
+    def crop() -> np.ndarray:
+        out = np.zeros((32, 32, 3), np.uint8)
+        decode_into(data, (130, 170), (33, 41, 70, 90), (40, 36), (3, 2), flip=True, antialias=False, out=out)
+        return out
+
+    ours = crop()
+    monkeypatch.setattr(jpeg, "_jpeg", None)
+    by_windows = crop()
+    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    assert ours.any()
+    assert np.array_equal(by_windows, ours)
+    assert np.array_equal(crop(), ours)
+
+
+def test_threads_do_not_share_buffers() -> None:
+    rng = np.random.default_rng(5)
+    assert wrong_in_threads(decode_window, [encoded(picture(rng, 100, 120), sampling) for sampling in SAMPLINGS]) == []

@@ -1,0 +1,282 @@
+"""The host loader against decoding, cutting and resizing by hand; its order, its bounds and its end."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import islice, product
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from lockstep.data import Batch
+from lockstep.data.index import Index, open_index
+from lockstep.data.loading import host
+from lockstep.data.loading.host import HostLoader
+from lockstep.recipes import Recipe
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.system.errors import DataError
+
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def index(textures: Path) -> Index:
+    return open_index(textures / "train")
+
+
+@pytest.fixture(scope="module")
+def plans(tiny_recipe: Recipe, index: Index) -> list[BatchPlan]:
+    """Two training steps, their MixUp, and the last two batches of an evaluation, 60 images in batches of 16."""
+    mixed = tiny_recipe.replace(mixup_alpha=0.2)
+    training = islice(training_plans(mixed, index.sizes, 0), 2)
+    return [*training, *list(evaluation_plans(tiny_recipe, index.sizes, 16))[-2:]]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Index:
+    """Four images of different grey in four classes."""
+    for i in range(4):
+        (tmp_path / str(i)).mkdir()
+        Image.new("RGB", (40, 40), (50 * i + 20,) * 3).save(tmp_path / str(i) / "image.jpg", quality=95)
+    return open_index(tmp_path)
+
+
+def whole(*samples: int) -> BatchPlan:
+    """A plan of whole images of 40 pixels, shrunk to `SIZE`."""
+    count = len(samples)
+    return BatchPlan(
+        samples=np.array(samples),
+        windows=np.tile(np.int32([0, 0, 40, 40]), (count, 1)),
+        resized=np.full((count, 2), SIZE, np.int32),
+        offsets=np.zeros((count, 2), np.int32),
+        flips=np.zeros(count, bool),
+    )
+
+
+def loader(index: Index, *, threads: int = 2, ahead: int = 2, antialias: bool = False) -> HostLoader:
+    return HostLoader(index, size=SIZE, antialias=antialias, threads=threads, ahead=ahead)
+
+
+def loaded(index: Index, plans: Iterable[BatchPlan], **settings: int) -> list[Batch]:
+    with loader(index, **settings) as one:
+        return list(one.batches(plans))
+
+
+def by_hand(index: Index, plan: BatchPlan, antialias: bool) -> np.ndarray:
+    squares = []
+    for i, sample in enumerate(plan.samples.tolist()):
+        if sample < 0:
+            squares.append(np.zeros((SIZE, SIZE, 3), np.uint8))
+            continue
+        top, left, height, width = plan.windows[i].tolist()
+        rows, columns = plan.resized[i].tolist()
+        down, along = plan.offsets[i].tolist()
+        window = Image.open(index.path(sample)).convert("RGB").crop((left, top, left + width, top + height))
+        if antialias:
+            pixels = np.asarray(window.resize((columns, rows), Image.Resampling.BILINEAR))
+        else:
+            pixels = cv2.resize(np.asarray(window), (columns, rows), interpolation=cv2.INTER_LINEAR)
+        square = pixels[down : down + SIZE, along : along + SIZE]
+        squares.append(square[:, ::-1] if plan.flips[i] else square)
+    return np.stack(squares)
+
+
+def threads_of_loaders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lockstep-loader")]
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_batch_is_what_its_plan_says_done_by_hand(index: Index, plans: list[BatchPlan], antialias: bool) -> None:
+    assert any(plan.flips.any() for plan in plans)
+    for batch, plan in zip(loaded(index, plans, antialias=antialias), plans, strict=True):
+        np.testing.assert_array_equal(batch.images, by_hand(index, plan, antialias))
+
+
+@pytest.mark.parametrize(("threads", "ahead"), list(product([1, 2, 5], [1, 2, 7])))
+def test_batches_do_not_depend_on_threads_or_on_how_far_ahead(
+    index: Index, plans: list[BatchPlan], threads: int, ahead: int
+) -> None:
+    for batch, plan in zip(loaded(index, plans, threads=threads, ahead=ahead), plans, strict=True):
+        np.testing.assert_array_equal(batch.images, by_hand(index, plan, False))
+
+
+def test_images_and_labels_have_the_types_that_cross_into_an_engine(index: Index, plans: list[BatchPlan]) -> None:
+    batch = loaded(index, plans[:1])[0]
+    assert (batch.images.dtype, batch.images.shape) == (np.uint8, (8, SIZE, SIZE, 3))
+    assert (batch.labels.dtype, batch.labels.shape) == (np.int64, (8,))
+
+
+def test_labels_are_those_of_the_class_folders(index: Index, plans: list[BatchPlan]) -> None:
+    batch = loaded(index, plans[:1])[0]
+    folders = [Path(index.path(sample)).parent.name for sample in plans[0].samples.tolist()]
+    assert [index.classes[label] for label in batch.labels] == folders
+
+
+def test_padding_is_black_and_labelled_minus_one(few: Index) -> None:
+    batch = loaded(few, [whole(2, -1, 3, -1)])[0]
+    assert batch.labels.tolist() == [2, -1, 3, -1]
+    assert not batch.images[[1, 3]].any()
+    assert batch.images[[0, 2]].all()
+
+
+def test_the_last_batch_of_an_evaluation_is_padded(index: Index, plans: list[BatchPlan]) -> None:
+    assert (loaded(index, plans)[-1].labels == -1).tolist() == [False] * 12 + [True] * 4
+
+
+def test_mixup_passes_through(index: Index, plans: list[BatchPlan]) -> None:
+    for batch, plan in zip(loaded(index, plans), plans, strict=True):
+        assert batch.coefficients is plan.coefficients
+        assert batch.partners is plan.partners
+
+
+def test_batches_come_in_the_order_of_the_plans(few: Index) -> None:
+    order = np.random.default_rng(0).integers(0, 4, 40).tolist()
+    batches = loaded(few, [whole(sample) for sample in order], threads=5, ahead=7)
+    assert [batch.labels.tolist() for batch in batches] == [[sample] for sample in order]
+
+
+def test_every_batch_has_pixels_of_its_own(few: Index) -> None:
+    batches = loaded(few, [whole(0), whole(3), whole(0)])
+    assert [batch.images[0, 0, 0, 0] // 50 for batch in batches] == [0, 3, 0]
+
+
+def test_no_plans_give_no_batches(few: Index) -> None:
+    assert loaded(few, []) == []
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_no_more_batches_are_held_than_those_ahead_and_the_one_handed_out(few: Index, ahead: int) -> None:
+    planned = 0
+
+    def lazily() -> Iterator[BatchPlan]:
+        nonlocal planned
+        for _ in range(20):
+            planned += 1
+            yield whole(0, 1)
+
+    with loader(few, ahead=ahead) as one:
+        for handed_out, _ in enumerate(one.batches(lazily()), start=1):
+            assert planned == min(handed_out + ahead, 20)
+
+
+def test_training_may_stop_early_and_no_thread_stays(few: Index) -> None:
+    assert threads_of_loaders() == []
+    with loader(few, threads=3, ahead=2) as one:
+        next(one.batches(whole(0, 1, 2, 3) for _ in range(1000)))
+        assert len(threads_of_loaders()) == 3
+    assert threads_of_loaders() == []
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files decoded since, 50 ms each."""
+    decoded: list[bytes] = []
+
+    def slow(data: bytes, *how: object, **more: object) -> None:
+        decoded.append(data)
+        threading.Event().wait(0.05)
+        decode_into(data, *how, **more)
+
+    decode_into = host.decode_into
+    monkeypatch.setattr(host, "decode_into", slow)
+    return decoded
+
+
+def test_images_not_begun_when_a_loader_closes_are_not_decoded(few: Index, slowly: list[bytes]) -> None:
+    with loader(few, threads=1, ahead=1) as one:
+        batches = one.batches([whole(0), whole(*[1] * 40)])
+        next(batches)
+    assert 1 <= len(slowly) < 20
+
+
+def test_images_not_begun_when_a_list_of_plans_is_left_are_not_decoded(few: Index, slowly: list[bytes]) -> None:
+    with loader(few, threads=1, ahead=1) as one:
+        batches = one.batches([whole(0), whole(*[1] * 40)])
+        next(batches)
+        batches.close()
+        assert next(one.batches([whole(2)])).labels.tolist() == [2]
+    assert 2 <= len(slowly) < 20
+
+
+def test_a_loader_makes_batches_of_several_lists_of_plans(few: Index) -> None:
+    with loader(few) as one:
+        assert [batch.labels.tolist() for batch in one.batches([whole(0), whole(1)])] == [[0], [1]]
+        assert [batch.labels.tolist() for batch in one.batches([whole(2)])] == [[2]]
+
+
+def other_bytes(path: Path) -> bytes:
+    return b"not an image".ljust(path.stat().st_size)
+
+
+def other_length(path: Path) -> bytes:
+    return path.read_bytes() + b"\0"
+
+
+def other_pixels(path: Path) -> bytes:
+    return simplejpeg.encode_jpeg(np.zeros((8, 16, 3), np.uint8)).ljust(path.stat().st_size, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other_bytes, "not an image in a known format"),
+        (other_length, r"it has \d+ bytes instead of \d+"),
+        (other_pixels, "it has 16 x 8 pixels"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(change, reason: str, few: Index) -> None:
+    path = Path(few.path(2))
+    before = path.stat()
+    path.write_bytes(change(path))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise its time tells
+    with pytest.raises(DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"):
+        loaded(few, [whole(0), whole(1), whole(2), whole(3)])
+
+
+def test_an_image_that_is_gone_is_named(few: Index) -> None:
+    Path(few.path(1)).unlink()
+    with pytest.raises(DataError, match=r"1/image\.jpg .* No such file"):
+        loaded(few, [whole(0, 1, 2, 3)])
+
+
+def test_batches_before_a_bad_image_are_handed_out(few: Index) -> None:
+    Path(few.path(2)).unlink()
+    labels = []
+    with loader(few, ahead=3) as one, pytest.raises(DataError):
+        labels.extend(batch.labels.tolist() for batch in one.batches([whole(0), whole(1), whole(2), whole(3)]))
+    assert labels == [[0], [1]]
+
+
+def test_a_bad_image_leaves_no_thread_behind(few: Index) -> None:
+    Path(few.path(2)).unlink()
+    with pytest.raises(DataError):
+        loaded(few, [whole(0, 1, 2, 3)] * 50, threads=3)
+    assert threads_of_loaders() == []
+
+
+def test_a_grey_and_a_cmyk_image_make_a_batch_with_others(few: Index) -> None:
+    Image.new("L", (40, 40), 99).save(few.root / "0" / "grey.jpg")
+    Image.new("CMYK", (40, 40), (0, 255, 255, 0)).save(few.root / "0" / "ink.jpg")
+    index = open_index(few.root)
+    images = loaded(index, [whole(0, 1, 2)])[0].images
+    np.testing.assert_allclose(images[0], 99, atol=1)
+    np.testing.assert_allclose(images[1], np.broadcast_to(20, images[1].shape), atol=1)
+    np.testing.assert_allclose(images[2], np.broadcast_to([254, 0, 0], images[2].shape), atol=3)
+
+
+def test_all_cores_are_used_unless_a_number_is_given(few: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "share_of_cores", lambda: 3)
+    with loader(few, threads=0) as one:
+        list(one.batches([whole(0, 1, 2, 3)] * 5))
+        assert len(threads_of_loaders()) == 3
+
+
+def test_a_batch_cannot_be_exchanged_after_it_was_made(few: Index) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        loaded(few, [whole(0)])[0].labels = np.zeros(1)

@@ -1,0 +1,224 @@
+"""The loaders execute the same plans: order, labels, crops and flips are equal, pixels within rounding of the resizing."""
+
+import io
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data import Batch
+from lockstep.data.index import Index, open_index
+from lockstep.data.loading.dali import DaliLoader
+from lockstep.data.loading.host import HostLoader
+from lockstep.data.loading.loaders import Loader, loader_of
+from lockstep.data.loading.synthetic import SyntheticLoader
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
+from lockstep.system.errors import DataError, RecipeError
+
+SIZE = 32
+ROUNDING = 1
+"""Levels of 255 by which DALI's resizing differs: it rounds once, OpenCV in fixed point, Pillow after each direction."""
+ROUNDING_AT_BORDERS = 24
+"""With antialiasing, in the outermost pixels: beyond the border DALI repeats it, Pillow leaves it out."""
+
+
+@pytest.fixture(scope="module")
+def index(textures: Path) -> Index:
+    return open_index(textures / "train")
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_recipe: Recipe) -> Recipe:
+    return tiny_recipe.replace(mixup_alpha=0.2)
+
+
+def training(recipe: Recipe, index: Index) -> list[BatchPlan]:
+    return list(islice(training_plans(recipe, index.sizes, 0), 6))
+
+
+def batches(loader: Loader, plans: list[BatchPlan]) -> list[Batch]:
+    with loader:
+        return list(loader.batches(plans))
+
+
+def apart(a: list[Batch], b: list[Batch]) -> np.ndarray:
+    differences = [np.abs(x.images.astype(int) - y.images).ravel() for x, y in zip(a, b, strict=True)]
+    return np.concatenate(differences)
+
+
+def dali(index: Index, *, antialias: bool = False, ahead: int = 2) -> DaliLoader:
+    return DaliLoader(index, size=SIZE, antialias=antialias, threads=2, ahead=ahead)
+
+
+def host(index: Index, *, antialias: bool = False) -> HostLoader:
+    return HostLoader(index, size=SIZE, antialias=antialias, threads=2)
+
+
+def test_dali_cuts_and_mirrors_what_the_host_loader_does(index: Index, mixed: Recipe) -> None:
+    plans = training(mixed, index)
+    assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+
+
+def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) -> None:
+    plans = training(mixed, index)
+    smooth, expected = batches(dali(index, antialias=True), plans), batches(host(index, antialias=True), plans)
+    assert apart(inner(smooth), inner(expected)).max() <= ROUNDING
+    assert apart(smooth, expected).max() <= ROUNDING_AT_BORDERS
+    assert apart(inner(smooth), inner(batches(dali(index), plans))).max() > 5 * ROUNDING
+
+
+def inner(whole: list[Batch]) -> list[Batch]:
+    """Without the outermost two pixels, which the borders of an image three times as large reach."""
+    return [Batch(batch.images[:, 2:-2, 2:-2], batch.labels) for batch in whole]
+
+
+def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index) -> None:
+    # What remains is decoding.
+    samples = np.arange(len(index))
+    windows = np.array([(height // 3, width // 3, SIZE, SIZE) for height, width in index.sizes.tolist()], np.int32)
+    plan = BatchPlan(
+        samples=samples,
+        windows=windows,
+        resized=np.full((len(index), 2), SIZE, np.int32),
+        offsets=np.zeros((len(index), 2), np.int32),
+        flips=samples % 2 == 0,
+    )
+    assert apart(batches(dali(index), [plan]), batches(host(index), [plan])).max() == 0
+
+
+@pytest.mark.parametrize(("rank", "batch"), [(0, 16), (1, 50)])
+def test_dali_evaluates_every_image_and_pads_with_black(index: Index, tiny_recipe: Recipe, rank: int, batch: int) -> None:
+    # 60 images in batches of 50 over three ranks leave the last rank none, the second ten.
+    plans = list(evaluation_plans(tiny_recipe, index.sizes, batch, rank=rank, ranks=3))
+    found, expected = batches(dali(index), plans), batches(host(index), plans)
+    assert [batch.labels.tolist() for batch in found] == [batch.labels.tolist() for batch in expected]
+    assert apart(found, expected).max() <= ROUNDING
+
+
+def test_dali_makes_batches_of_padding_alone(index: Index, tiny_recipe: Recipe) -> None:
+    plans = list(evaluation_plans(tiny_recipe, index.sizes, 50, rank=2, ranks=3))
+    [batch] = batches(dali(index), plans)
+    assert (batch.labels == -1).all()
+    assert not batch.images.any()
+
+
+@pytest.mark.parametrize(
+    "make", [dali, host, lambda index: SyntheticLoader(index, size=SIZE)], ids=["dali", "host", "synthetic"]
+)
+def test_labels_and_mixup_are_those_of_the_plan(make: object, index: Index, mixed: Recipe) -> None:
+    plans = training(mixed, index)
+    for plan, batch in zip(plans, batches(make(index), plans), strict=True):
+        assert batch.labels.tolist() == index.rows["label"][plan.samples].tolist()
+        assert batch.labels.dtype == np.int64
+        assert batch.coefficients is plan.coefficients
+        assert batch.partners is plan.partners
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_dali_takes_plans_no_further_ahead_than_asked(ahead: int, index: Index, tiny_recipe: Recipe) -> None:
+    taken: list[int] = []
+
+    def plans() -> Iterator[BatchPlan]:
+        for number, plan in enumerate(training_plans(tiny_recipe, index.sizes, 0)):
+            taken.append(number)
+            yield plan
+
+    with dali(index, ahead=ahead) as loader:
+        made = loader.batches(plans())
+        for count in range(1, 5):
+            next(made)
+            assert len(taken) <= count + ahead + 1
+        made.close()
+
+
+def test_nothing_is_made_of_no_plans(index: Index) -> None:
+    assert batches(dali(index), []) == []
+
+
+def odd_files() -> dict[str, bytes]:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (5, 6, 3), dtype=np.uint8).repeat(9, 0).repeat(9, 1)
+    kinds = {
+        "png.jpg": ("RGB", "PNG"),
+        "grey.jpg": ("L", "JPEG"),
+        "cmyk.jpg": ("CMYK", "JPEG"),
+        "alpha.png": ("RGBA", "PNG"),
+    }
+    files = {}
+    for name, (mode, kind) in kinds.items():
+        file = io.BytesIO()
+        Image.fromarray(pixels).convert(mode).save(file, kind)
+        files[name] = file.getvalue()
+    return files
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Index:
+    """A PNG under another name, a grey and a CMYK JPEG, and one with transparency."""
+    (tmp_path / "images").mkdir()
+    for name, data in odd_files().items():
+        (tmp_path / "images" / name).write_bytes(data)
+    return open_index(tmp_path)
+
+
+def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(odd: Index, tiny_recipe: Recipe) -> None:
+    plans = list(evaluation_plans(tiny_recipe, odd.sizes, 4))
+    assert apart(batches(dali(odd), plans), batches(host(odd), plans)).max() <= ROUNDING
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (60, 40), (48, 48)])
+def test_dali_leaves_rotated_photos_as_they_are_stored(shape: tuple[int, int], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    random = np.random.default_rng(1)
+    pixels = random.integers(0, 256, (shape[0] // 4, shape[1] // 4, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{orientation}.jpg", exif=exif)
+    index = open_index(tmp_path)
+    plans = list(evaluation_plans(tiny_recipe, index.sizes, 8))
+    assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+
+
+@pytest.mark.parametrize("name", ["grey.jpg", "png.jpg"])
+def test_an_image_that_changed_is_named_and_the_next_loader_works(name: str, odd: Index, tiny_recipe: Recipe) -> None:
+    path = odd.root / "images" / name
+    sound = path.read_bytes()
+    path.write_bytes(b"no image")
+    plans = list(evaluation_plans(tiny_recipe, odd.sizes, 4))
+    with pytest.raises(DataError, match=f"{name} is not the image that was indexed"):
+        batches(dali(odd), plans)
+    path.write_bytes(sound)
+    assert len(batches(dali(open_index(odd.root, anew=True)), plans)) == 1
+
+
+def test_the_synthetic_loader_holds_one_batch(index: Index, tiny_recipe: Recipe) -> None:
+    made = batches(SyntheticLoader(index, size=SIZE), training(tiny_recipe, index))
+    assert all(batch.is_held and batch.images is made[0].images for batch in made)
+    assert made[0].images.shape == (8, SIZE, SIZE, 3)
+    assert 100 < made[0].images.mean() < 155
+
+
+@pytest.mark.parametrize(("name", "kind"), [("host", HostLoader), ("dali", DaliLoader), ("synthetic", SyntheticLoader)])
+def test_the_loader_is_chosen_by_name(name: str, kind: type, index: Index, tiny_recipe: Recipe) -> None:
+    assert isinstance(loader_of(index, tiny_recipe, Execution(loader=name), size=SIZE), kind)
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(RecipeError, match="loader"):
+        Execution.of({"loader": "disk"})
+
+
+def test_dct_scaling_is_the_host_loaders_alone(index: Index, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(dct_scaling=True)
+    plans = training(recipe, index)
+    scaled = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
+    plain = batches(host(index), plans)
+    assert apart(scaled, plain).any()
+    assert scaled[0].images.mean(axis=(1, 2)) == pytest.approx(plain[0].images.mean(axis=(1, 2)), abs=8)
+    with pytest.raises(RecipeError, match="dct_scaling"):
+        loader_of(index, recipe, Execution(loader="dali"), size=SIZE)

@@ -1,0 +1,265 @@
+"""Exported models, loaded by the framework they are for, against `lockstep.predict` of the same weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lockstep
+from lockstep import backends
+from lockstep.backends import State
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial import zero_momentum
+from lockstep.recipes.published import RECIPES
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.machine import arithmetic
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import open_weights
+from tests.backends.cases import NARROWED, random_images
+from tests.inference.test_inference import CLASSES, random_tensors
+
+MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+
+SERVE = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+served = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+for path in sys.argv[2:]:
+    found = served(images=tf.constant(np.asarray(Image.open(path).convert("RGB"))[None]))
+    assert "lockstep" not in sys.modules
+    print(json.dumps({name: value.numpy()[0].tolist() for name, value in found.items()}))
+"""
+
+INFER = """
+import sys
+import numpy as np
+from paddle import inference
+
+program, weights, *batches = sys.argv[1:]
+predictor = inference.create_predictor(inference.Config(program, weights))
+for path in batches:
+    predictor.get_input_handle("images").copy_from_cpu(np.load(path))
+    predictor.run()
+    outputs = [predictor.get_output_handle(name).copy_to_cpu() for name in predictor.get_output_names()]
+    assert "lockstep" not in sys.modules
+    np.savez(path + ".npz", classes=outputs[0], probabilities=outputs[1])
+"""
+
+ON_PADDLE = {
+    f"{name}, {padding}": {**NARROWED[name], "padding": padding} for name in NARROWED for padding in ("symmetric", "same")
+}
+
+
+@pytest.fixture
+def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    """A checkpoint of random weights that tell images apart."""
+    return saved(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path)
+
+
+def saved(recipe: Recipe, folder: Path, tensors: dict[str, np.ndarray] | None = None) -> Path:
+    """Return a checkpoint of these weights, or of random ones, as a run in the folder leaves it."""
+    about = {"recipe": recipe.fields(), "classes": CLASSES if recipe.logits == len(CLASSES) else ()}
+    state = State(3, random_tensors(recipe, 1) if tensors is None else tensors, {})
+    return checkpoint.save(folder / "run" / "checkpoints", state, data_digest="", about=about)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    """Of the evaluation's size, and of others, the sides of which leave odd borders."""
+    paths = []
+    for height, width in ((40, 40), (96, 131), (71, 33)):
+        coarse = np.random.default_rng(height).integers(0, 256, (5, 7, 3), np.uint8)
+        paths.append(tmp_path / f"{height} x {width}.png")
+        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
+    return paths
+
+
+def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
+    """Return what a process that knows TensorFlow alone is told of each image."""
+    command = [sys.executable, "-c", SERVE, folder, *images]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_saved_model_answers_as_the_weights_it_was_made_from(weights: Path, images: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "saved model"
+    assert lockstep.export(weights, folder)["written"] == str(folder)
+    others = images[1:]  # the first is of the evaluation's size, and `predict` would enlarge it
+    for path, found in zip(others, answers(folder, others), strict=True):
+        [expected] = lockstep.predict(weights, [path], top=10)
+        by_class = dict(zip(expected.classes, expected.probabilities, strict=True))
+        # TensorFlow's resize rounds some pixels to the other side.
+        assert found["probabilities"] == pytest.approx([by_class[name] for name in CLASSES], abs=0.01)
+        assert CLASSES[found["classes"]] == expected.classes[0]
+
+
+@pytest.mark.slow
+def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, images: list[Path], tmp_path: Path) -> None:
+    lockstep.export(weights, tmp_path / "model")
+    [found] = answers(tmp_path / "model", images[:1])
+    pixels = np.asarray(Image.open(images[0]).convert("RGB")).astype(np.float64)
+    x = ((pixels - MEAN) / STD).transpose(2, 0, 1)[None]
+    powers = np.exp(lockstep.load(weights, backend="reference")(x)[0])
+    assert found["probabilities"] == pytest.approx((powers / powers.sum()).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("to", "path"),
+    [("savedmodel", "assets.extra/classes.txt"), ("paddle-inference", "classes.txt"), ("onnx", "classes.txt")],
+)
+def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, path: str, tmp_path: Path) -> None:
+    lockstep.export(weights, tmp_path / "model", to=to)
+    assert (tmp_path / "model" / path).read_text().splitlines() == list(CLASSES)
+
+
+@pytest.mark.parametrize("to", ["savedmodel", "paddle-inference", "onnx"])
+def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CheckpointError, match="model is there already; name a new folder"):
+        lockstep.export(weights, tmp_path / "model", to=to)
+    assert not any((tmp_path / "model").iterdir())
+
+
+def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no format 'saved-model' to export to. Did you mean savedmodel"):
+        lockstep.export(weights, tmp_path / "model", to="saved-model")
+
+
+# Paddle Inference
+
+
+def save_undecided(recipe: Recipe, folder: Path) -> Path:
+    """Return a checkpoint of random weights that are sure of no class: certainties would be equal, whatever is computed."""
+    tensors = random_tensors(recipe, 1)
+    factor = np.float32(3 / np.abs(logits(recipe, tensors, random_images(2, recipe.eval_crop, seed=9))).max())
+    return saved(recipe, folder, tensors | {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")})
+
+
+def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """Return what the Paddle engine has for images of the evaluation's size."""
+    execution = Execution.of({"backend": "paddle", "device": "cpu"})
+    backend = backends.load("paddle")
+    with backend.engine(recipe, np.zeros(1), backend.world(execution), execution) as engine:
+        engine.write(State(0, tensors, zero_momentum(recipe)))
+        return engine.predict(images).astype(np.float64)
+
+
+def expected(weights: Path, images: np.ndarray) -> np.ndarray:
+    """Return the probabilities that the Paddle engine has."""
+    opened = open_weights(weights)
+    powers = np.exp(logits(opened.recipe, opened.tensors, images))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndarray) -> None:
+    assert (classes.dtype, probabilities.dtype) == (np.int64, np.float32)
+    assert probabilities == pytest.approx(wanted, abs=1e-5)
+    assert probabilities == pytest.approx(wanted, rel=1e-3)
+    assert classes.tolist() == wanted.argmax(axis=1).tolist()
+    assert wanted.max() < 0.9
+    assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02  # images are told apart
+
+
+def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[Any]:
+    """Return what a process that knows Paddle alone is told of each batch."""
+    paths = [scratch / f"{len(batch)}.npy" for batch in batches]
+    for path, batch in zip(paths, batches, strict=True):
+        np.save(path, batch)
+    command = [sys.executable, "-c", INFER, folder / "model.json", folder / "model.pdiparams", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [np.load(f"{path}.npz") for path in paths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ON_PADDLE.values(), ids=list(ON_PADDLE))
+def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, changes: dict[str, Any], tmp_path: Path) -> None:
+    weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path)
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    batches = [random_images(1, 40, seed=1), random_images(3, 40, seed=3)]
+    for batch, found in zip(batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True):
+        assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+
+
+@pytest.mark.slow
+def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
+    weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    batch = random_images(2, 224)
+    [found] = infer_alone(tmp_path / "model", [batch], tmp_path)
+    assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("changes", ON_PADDLE.values(), ids=list(ON_PADDLE))
+def test_the_predictor_answers_as_the_engine(
+    tiny_recipe: Recipe, changes: dict[str, Any], onednn: bool, tmp_path: Path
+) -> None:
+    from lockstep.backends.paddle.predictor import Options, open_predictor
+
+    weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path)
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    predictor = open_predictor(tmp_path / "model", Options(onednn=onednn))
+    for count in (1, 3, 1):
+        batch = random_images(count, 40, seed=count)
+        assert_equal(*predictor.predict(batch), expected(weights, batch))
+
+
+@pytest.mark.skipif(arithmetic().limit is not None, reason="Paddle asks oneDNN for what a limit of oneDNN's forbids it")
+def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    from lockstep.backends.paddle.predictor import Options, open_predictor
+
+    weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40), tmp_path)
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    batch = random_images(3, 40)
+    _, probabilities = open_predictor(tmp_path / "model", Options(precision="bf16")).predict(batch)
+    assert probabilities == pytest.approx(expected(weights, batch), abs=0.02)
+
+
+def test_the_predictor_refuses_images_of_another_size(weights: Path, tmp_path: Path) -> None:
+    from lockstep.backends.paddle.predictor import open_predictor
+
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    predictor = open_predictor(tmp_path / "model")
+    for images in (random_images(1, 48), random_images(1, 40).astype(np.float32), random_images(1, 40)[:0]):
+        with pytest.raises(ValueError, match=r"images are .*, expected uint8 \(N, 40, 40, 3\)"):
+            predictor.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device is 'gpu', expected one of cpu, cuda"),
+        ({"precision": "int8"}, "precision is 'int8', expected on cpu one of fp32, bf16"),
+        ({"precision": "bf16", "onednn": False}, "bf16 needs onednn=True"),
+    ],
+)
+def test_the_predictor_refuses_options_in_words(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    from lockstep.backends.paddle.predictor import Options, open_predictor
+
+    with pytest.raises(BackendError, match=message):
+        open_predictor(tmp_path, Options(**options))
+
+
+def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> None:
+    from lockstep.backends.paddle.predictor import open_predictor
+
+    with pytest.raises(CheckpointError, match=r"there is no .*model.json; expected a folder of `lockstep export"):
+        open_predictor(tmp_path)
+
+
+@pytest.mark.parametrize("to", ["paddle-inference", "onnx"])
+def test_what_is_fp32_alone_refuses_other_precisions(weights: Path, to: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is in fp32, not in bf16; leave out precision"):
+        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")
+    assert not (tmp_path / "model").exists()

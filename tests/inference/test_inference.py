@@ -1,0 +1,278 @@
+"""Predicting, evaluating and loading known weights, against pixels and sums made by hand."""
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lockstep
+from lockstep.backends import State
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.recipes import Recipe
+from lockstep.system.errors import DataError
+from lockstep.weights import checkpoint
+
+CLASSES = ("blobs", "bricks", "checks", "dots", "grid", "rays", "rings", "spiral", "stripes", "zigzag")
+SaveWeights = Callable[..., Path]
+
+
+def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
+    """Return weights that tell images apart: scaled so that activations neither die nor grow."""
+    random = np.random.default_rng(seed)
+    values = {}
+    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+        drawn = random.standard_normal(tensor.shape, np.float32)
+        if tensor.role in ("conv_weight", "fc_weight"):
+            drawn *= math.sqrt(2 / math.prod(tensor.shape[1:]))
+        elif tensor.role in ("bn_scale", "bn_var"):
+            drawn = np.exp(0.2 * drawn)
+        values[tensor.name] = drawn
+    return values
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """A model so small is slower on several threads, on a busy machine many times."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
+    """A function that saves random weights of the tiny recipe, some fields changed, and returns the checkpoint."""
+
+    def save(seed: int = 1, classes: tuple[str, ...] = CLASSES, favourite: int | None = None, **changes: object) -> Path:
+        recipe = tiny_recipe.replace(**changes)
+        averages = random_tensors(recipe, seed + 1) if recipe.ema_decay else {}
+        state = State(seed, random_tensors(recipe, seed), {}, averages)
+        if favourite is not None:
+            state.tensors["fc.bias"][favourite] = 100
+        about = {"recipe": recipe.fields(), "classes": classes}
+        return checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+
+    return save
+
+
+def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> Path:
+    path = folder / f"{height}x{width}{suffix}"
+    coarse = np.random.default_rng(height * width).integers(0, 256, (5, 7, 3), np.uint8)
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def prepared(path: Path, recipe: Recipe) -> np.ndarray:
+    """Return float32 [1, 3, H, W] as the recipe describes it: shorter side resized, centre cut out, normalised."""
+    picture = Image.open(path).convert("RGB")
+    width, height = picture.size
+    scale = recipe.eval_resize
+    size = (scale * width // height, scale) if height <= width else (scale, scale * height // width)
+    if recipe.antialias:
+        pixels = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))
+    else:
+        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_LINEAR)
+    top, left = round((size[1] - recipe.eval_crop) / 2), round((size[0] - recipe.eval_crop) / 2)
+    pixels = pixels[top : top + recipe.eval_crop, left : left + recipe.eval_crop]
+    normalised = (pixels.astype(np.float64) - recipe.mean) / recipe.std
+    return normalised.transpose(2, 0, 1)[None].astype(np.float32)
+
+
+def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
+    """Return the probabilities of one image: float64 [logits]."""
+    with torch.inference_mode():
+        logits = lockstep.load(source, ema=ema)(torch.from_numpy(prepared(path, recipe)))[0].double().numpy()
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+@pytest.mark.parametrize("shape", [(96, 96), (70, 133), (131, 70), (36, 36), (37, 36), (20, 31)], ids=str)
+@pytest.mark.parametrize("antialias", [False, True], ids=["four pixels", "antialiased"])
+def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
+    shape: tuple[int, int], antialias: bool, save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    changes = {"antialias": antialias, "mean": (100.0, 110.0, 120.0), "std": (50.0, 60.0, 70.0)}
+    source, path = save_weights(**changes), image_file(tmp_path, *shape)
+    expected = likelihoods(source, path, tiny_recipe.replace(**changes))
+    [found] = lockstep.predict(source, [path], top=10)
+    order = np.argsort(-expected)
+    assert found.path == path
+    assert found.classes == tuple(CLASSES[i] for i in order)
+    np.testing.assert_allclose(found.probabilities, expected[order], rtol=1e-4, atol=1e-6)
+
+
+def test_probabilities_fall_and_sum_to_one(save_weights: SaveWeights, textures: Path) -> None:
+    images = sorted((textures / "val").rglob("*.jpg"))
+    for found in lockstep.predict(save_weights(), images, top=10):
+        assert list(found.probabilities) == sorted(found.probabilities, reverse=True)
+        assert sum(found.probabilities) == pytest.approx(1, abs=1e-12)
+        assert sorted(found.classes) == sorted(CLASSES)
+
+
+def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
+    save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    source = save_weights()
+    sizes = ((40, 50, ".png"), (90, 60, ".jpg"), (33, 33, ".bmp"))
+    paths = [image_file(tmp_path, height, width, suffix) for height, width, suffix in sizes]
+    found = lockstep.predict(source, paths, top=1)
+    assert [prediction.path for prediction in found] == paths
+    for prediction, path in zip(found, paths, strict=True):
+        # Two decoders of JPEG may round a pixel differently.
+        assert prediction.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe).max(), rel=0.02)
+
+
+@pytest.mark.parametrize(("top", "count"), [(1, 1), (5, 5), (99, 10)])
+def test_no_more_classes_are_given_than_asked_for_or_there_are(
+    top: int, count: int, save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    [found] = lockstep.predict(save_weights(), [image_file(tmp_path, 50, 50)], top=top)
+    assert len(found.classes) == len(found.probabilities) == count
+
+
+def test_outputs_beyond_the_classes_are_called_by_their_number(save_weights: SaveWeights, tmp_path: Path) -> None:
+    [found] = lockstep.predict(save_weights(logits=13), [image_file(tmp_path, 50, 50)], top=99)
+    assert sorted(found.classes) == sorted([*CLASSES, "10", "11", "12"])
+    assert sum(found.probabilities) == pytest.approx(1)
+
+
+def test_the_moving_average_predicts_when_asked_for(save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    source, path = save_weights(ema_decay=0.9), image_file(tmp_path, 50, 50)
+    [trained], [average] = (lockstep.predict(source, [path], top=1, ema=ema) for ema in (False, True))
+    assert trained.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe).max(), rel=1e-4)
+    assert average.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe, ema=True).max(), rel=1e-4)
+    assert trained.probabilities != average.probabilities
+
+
+def test_a_loaded_model_is_an_ordinary_module_with_these_weights_ready_for_inference(save_weights: SaveWeights) -> None:
+    source = save_weights()
+    module = lockstep.load(source)
+    assert isinstance(module, torch.nn.Module)
+    assert not module.training
+    expected, _ = checkpoint.read_weights(source / "model.safetensors")
+    found = {name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    assert {name: value.numpy().tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
+
+
+def test_a_run_is_loaded_at_the_step_asked_for(save_weights: SaveWeights, tiny_recipe: Recipe) -> None:
+    for seed in (1, 2, 3):
+        run = save_weights(seed=seed).parents[1]
+    for which, seed in (("newest", 3), ("2", 2)):
+        kernel = lockstep.load(run, which=which).conv1.weight.detach().numpy()
+        np.testing.assert_array_equal(kernel, random_tensors(tiny_recipe, seed)["conv1.weight"])
+
+
+BAD_IMAGES = {
+    "missing.jpg": None,
+    "empty.jpg": b"",
+    "text.jpg": b"hello, this is no image",
+    "cut off.jpg": "half",
+    "cut off.png": "half",
+}
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_a_file_that_is_no_whole_image_is_named(name: str, save_weights: SaveWeights, tmp_path: Path) -> None:
+    good, bad, content = image_file(tmp_path, 40, 40), tmp_path / name, BAD_IMAGES[name]
+    if content == "half":
+        whole = image_file(tmp_path, 80, 80, bad.suffix).read_bytes()
+        bad.write_bytes(whole[: len(whole) // 2])
+    elif isinstance(content, bytes):
+        bad.write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        lockstep.predict(save_weights(), [good, bad])
+
+
+def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Is a directory"):
+        lockstep.predict(save_weights(), [tmp_path])
+
+
+def test_an_evaluation_agrees_with_predictions_one_by_one(save_weights: SaveWeights, textures: Path) -> None:
+    source = save_weights()
+    images = sorted((textures / "val").rglob("*.jpg"))
+    result = lockstep.evaluate(source, textures)
+    losses, ranks = [], []
+    for found in lockstep.predict(source, images, top=10):
+        place = found.classes.index(found.path.parent.name)
+        losses.append(-math.log(found.probabilities[place]))
+        ranks.append(place)
+    assert result["images"] == len(images) == 20
+    assert result["loss"] == pytest.approx(sum(losses) / 20, rel=1e-4)
+    assert result["top1_percent"] == 5 * sum(rank == 0 for rank in ranks)
+    assert result["top5_percent"] == 5 * sum(rank < 5 for rank in ranks)
+    assert result["classes"] == CLASSES
+    by_class = {name: [r for r, image in zip(ranks, images, strict=True) if image.parent.name == name] for name in CLASSES}
+    assert result["per_class"] == {
+        "images": [2] * 10,
+        "top1": [sum(rank == 0 for rank in by_class[name]) for name in CLASSES],
+        "top5": [sum(rank < 5 for rank in by_class[name]) for name in CLASSES],
+    }
+
+
+@pytest.mark.parametrize("batch_images", [1, 7, 19, 20, 21, 64])
+def test_every_image_counts_once_whatever_the_batch(batch_images: int, save_weights: SaveWeights, textures: Path) -> None:
+    source = save_weights()
+    whole, parts = (lockstep.evaluate(source, textures, batch_images=batch) for batch in (20, batch_images))
+    assert parts["images"] == 20
+    assert parts["per_class"] == whole["per_class"]
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+
+
+def test_a_folder_of_classes_is_evaluated_like_the_val_folder_of_a_data_set(
+    save_weights: SaveWeights, textures: Path
+) -> None:
+    source = save_weights()
+    assert lockstep.evaluate(source, textures / "val") == lockstep.evaluate(source, textures)
+
+
+def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_there(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    for name in ("stripes", "dots"):
+        shutil.copytree(textures / "val" / name, tmp_path / "some" / name)
+    source = save_weights()
+    whole, some = lockstep.evaluate(source, textures)["per_class"], lockstep.evaluate(source, tmp_path / "some")
+    assert some["images"] == 4
+    for name in ("images", "top1", "top5"):
+        kept = [count if CLASSES[i] in ("stripes", "dots") else 0 for i, count in enumerate(whole[name])]
+        assert some["per_class"][name] == kept
+
+
+def test_bad_images_are_left_out_and_reported(save_weights: SaveWeights, textures: Path, tmp_path: Path) -> None:
+    shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
+    (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")
+    result = lockstep.evaluate(save_weights(), tmp_path)
+    assert result["images"] == 20
+    assert [bad["file"] for bad in result["quarantined"]] == ["dots/broken.jpg"]
+    assert result["quarantined"][0]["reason"]
+
+
+def test_an_output_beyond_the_classes_is_never_right(save_weights: SaveWeights, textures: Path) -> None:
+    result = lockstep.evaluate(save_weights(logits=12, favourite=11), textures)
+    assert result["per_class"]["images"] == [2] * 10
+    assert result["per_class"]["top1"] == [0] * 10
+    assert result["top5_percent"] > 0
+
+
+def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
+    with pytest.raises(DataError, match="val has 10 classes, the model only 4 logits"):
+        lockstep.evaluate(save_weights(classes=(), logits=4), textures)
+
+
+def test_classes_the_weights_do_not_know_are_refused(save_weights: SaveWeights, textures: Path) -> None:
+    with pytest.raises(DataError, match="classes that training has not: blobs"):
+        lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
+
+
+def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:
+    heard: list[dict[str, object]] = []
+    lockstep.evaluate(save_weights(), textures, batch_images=8, listener=heard.append)
+    told = [(event["done"], event["total"]) for event in heard if event["what"] == "evaluating"]
+    assert told == [(1, 3), (2, 3), (3, 3)]

@@ -1,0 +1,305 @@
+"""Counts, names and shapes are published ones: NVIDIA's pages and torchvision's model documentation."""
+
+import dataclasses
+import math
+
+import pytest
+
+from lockstep.models.architectures import (
+    MODELS,
+    ModelSpec,
+    blocks,
+    convolutions,
+    features,
+    model_spec,
+    parameter_count,
+    recognise,
+    stem,
+    tensors,
+)
+from lockstep.system.errors import RecipeError
+
+
+@pytest.mark.parametrize(
+    ("name", "logits", "parameters"),
+    [
+        ("resnet18", 1000, 11_689_512),
+        ("resnet34", 1000, 21_797_672),
+        ("resnet50", 1000, 25_557_032),
+        ("resnet50", 1001, 25_559_081),
+        ("resnet101", 1000, 44_549_160),
+        ("resnet152", 1000, 60_192_808),
+        ("resnet50-v1", 1000, 25_557_032),
+        ("resnet101-v1", 1000, 44_549_160),
+        ("resnet152-v1", 1000, 60_192_808),
+        ("resnext101-32x4d", 1000, 44_177_704),
+    ],
+)
+def test_every_named_model_has_its_published_number_of_parameters(name: str, logits: int, parameters: int) -> None:
+    assert parameter_count(MODELS[name], logits) == parameters
+
+
+def test_every_named_model_is_in_the_table_of_published_numbers() -> None:
+    mark = test_every_named_model_has_its_published_number_of_parameters.pytestmark[0]
+    assert {row[0] for row in mark.args[1]} == set(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters"),
+    [
+        pytest.param(
+            ModelSpec(block="bottleneck", layers=(3, 4, 6, 3), widths=(128, 256, 512, 1024), groups=32, expansion=2),
+            25_028_904,
+            id="resnext50_32x4d",
+        ),
+        pytest.param(
+            ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), widths=(256, 512, 1024, 2048), groups=32, expansion=1),
+            88_791_336,
+            id="resnext101_32x8d",
+        ),
+        pytest.param(
+            ModelSpec(block="bottleneck", layers=(3, 4, 23, 3), widths=(256, 512, 1024, 2048), groups=64, expansion=1),
+            83_455_272,
+            id="resnext101_64x4d",
+        ),
+        pytest.param(
+            ModelSpec(block="bottleneck", layers=(3, 4, 6, 3), widths=(128, 256, 512, 1024), expansion=2),
+            68_883_240,
+            id="wide_resnet50_2",
+        ),
+    ],
+)
+def test_a_new_row_of_numbers_makes_another_model_of_torchvision(spec: ModelSpec, parameters: int) -> None:
+    assert parameter_count(spec, 1000) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("resnet18", 20), ("resnet34", 36), ("resnet50", 53), ("resnet101", 104), ("resnext101-32x4d", 104)],
+)
+def test_a_model_has_its_published_number_of_convolutions(name: str, count: int) -> None:
+    assert len(list(convolutions(MODELS[name]))) == count
+
+
+def test_resnet50_has_161_trained_tensors_and_statistics_beside_them() -> None:
+    found = list(tensors(MODELS["resnet50"], 1000))
+
+    assert sum(tensor.is_trained for tensor in found) == 161
+    assert sum(tensor.role in ("bn_mean", "bn_var") for tensor in found) == 2 * 53
+    assert len(found) == 161 + 2 * 53
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_name_of_a_tensor_occurs_twice(name: str) -> None:
+    names = [tensor.name for tensor in tensors(MODELS[name], 1000)]
+
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "shape"),
+    [
+        ("resnet18", "layer1.1.conv2.weight", (64, 64, 3, 3)),
+        ("resnet18", "layer2.0.conv1.weight", (128, 64, 3, 3)),
+        ("resnet18", "layer4.0.downsample.0.weight", (512, 256, 1, 1)),
+        ("resnet18", "fc.weight", (1000, 512)),
+        ("resnet34", "layer3.5.bn2.running_var", (256,)),
+        ("resnet50", "conv1.weight", (64, 3, 7, 7)),
+        ("resnet50", "bn1.running_mean", (64,)),
+        ("resnet50", "layer1.0.conv1.weight", (64, 64, 1, 1)),
+        ("resnet50", "layer1.0.downsample.0.weight", (256, 64, 1, 1)),
+        ("resnet50", "layer1.2.conv1.weight", (64, 256, 1, 1)),
+        ("resnet50", "layer2.0.conv2.weight", (128, 128, 3, 3)),
+        ("resnet50", "layer3.5.conv3.weight", (1024, 256, 1, 1)),
+        ("resnet50", "layer4.0.downsample.1.weight", (2048,)),
+        ("resnet50", "layer4.2.bn3.bias", (2048,)),
+        ("resnet50", "fc.weight", (1000, 2048)),
+        ("resnet50", "fc.bias", (1000,)),
+        ("resnet101", "layer3.22.conv2.weight", (256, 256, 3, 3)),
+        ("resnet152", "layer2.7.conv1.weight", (128, 512, 1, 1)),
+        ("resnext101-32x4d", "layer1.0.conv2.weight", (128, 4, 3, 3)),
+        ("resnext101-32x4d", "layer3.22.conv2.weight", (512, 16, 3, 3)),
+        ("resnext101-32x4d", "layer4.2.conv3.weight", (2048, 1024, 1, 1)),
+    ],
+)
+def test_names_and_shapes_are_torchvisions(model: str, tensor: str, shape: tuple[int, ...]) -> None:
+    shapes = {found.name: found.shape for found in tensors(MODELS[model], 1000)}
+
+    assert shapes[tensor] == shape
+
+
+def test_tensors_come_in_torchvisions_order() -> None:
+    names = [tensor.name for tensor in tensors(MODELS["resnet50"], 1000)]
+
+    assert names[:10] == [
+        "conv1.weight",
+        "bn1.weight",
+        "bn1.bias",
+        "bn1.running_mean",
+        "bn1.running_var",
+        "layer1.0.conv1.weight",
+        "layer1.0.bn1.weight",
+        "layer1.0.bn1.bias",
+        "layer1.0.bn1.running_mean",
+        "layer1.0.bn1.running_var",
+    ]
+    assert names[15:26:5] == ["layer1.0.conv3.weight", "layer1.0.downsample.0.weight", "layer1.1.conv1.weight"]
+    assert names[-2:] == ["fc.weight", "fc.bias"]
+
+
+def test_only_the_first_block_of_a_stage_projects_its_shortcut() -> None:
+    projected = [block.name for block in blocks(MODELS["resnet50"]) if block.shortcut]
+
+    assert projected == ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]
+
+
+def test_a_basic_block_keeps_the_identity_where_neither_size_nor_channels_change() -> None:
+    projected = [block.name for block in blocks(MODELS["resnet18"]) if block.shortcut]
+
+    assert projected == ["layer2.0", "layer3.0", "layer4.0"]
+
+
+@pytest.mark.parametrize(
+    ("model", "strides"),
+    [("resnet50", [1, 2, 1]), ("resnet50-v1", [2, 1, 1]), ("resnext101-32x4d", [1, 2, 1]), ("resnet34", [2, 1])],
+)
+def test_a_stage_halves_the_resolution_where_the_version_says(model: str, strides: list[int]) -> None:
+    first = {block.name: block for block in blocks(MODELS[model])}
+
+    for stage in ("layer2.0", "layer3.0", "layer4.0"):
+        assert [conv.stride for conv in first[stage].convs] == strides
+        assert first[stage].shortcut.stride == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_else_than_stem_and_three_stages_has_a_stride(name: str) -> None:
+    spec = MODELS[name]
+    strides = [math.prod(conv.stride for conv in block.convs) for block in blocks(spec)]
+
+    assert stem(spec).stride == 2
+    assert sorted(strides) == [1] * (sum(spec.layers) - 3) + [2, 2, 2]
+
+
+def test_v1_and_v1_5_differ_in_strides_alone() -> None:
+    for old, new in zip(convolutions(MODELS["resnet50-v1"]), convolutions(MODELS["resnet50"]), strict=True):
+        assert dataclasses.replace(old, stride=new.stride) == new
+
+
+def test_only_the_3x3_of_a_resnext_is_grouped() -> None:
+    groups = {(conv.kernel, conv.groups) for conv in convolutions(MODELS["resnext101-32x4d"])}
+
+    assert groups == {(7, 1), (1, 1), (3, 32)}
+
+
+def test_the_first_groups_of_resnext101_32x4d_are_four_channels_wide() -> None:
+    conv = next(conv for conv in convolutions(MODELS["resnext101-32x4d"]) if conv.name == "layer1.0.conv2")
+
+    assert conv.outputs // conv.groups == 4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_convolution_takes_what_the_one_before_it_gives(name: str) -> None:
+    channels = stem(MODELS[name]).outputs
+    for block in blocks(MODELS[name]):
+        assert block.shortcut is None or block.shortcut.inputs == channels
+        for conv in block.convs:
+            assert conv.inputs == channels
+            channels = conv.outputs
+        assert block.shortcut is None or block.shortcut.outputs == channels
+
+    assert channels == features(MODELS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("conv1.weight", "conv_weight"),
+        ("bn1.weight", "bn_scale"),
+        ("bn1.bias", "bn_bias"),
+        ("bn1.running_mean", "bn_mean"),
+        ("bn1.running_var", "bn_var"),
+        ("layer2.0.downsample.0.weight", "conv_weight"),
+        ("layer2.0.downsample.1.weight", "bn_scale"),
+        ("layer2.0.downsample.1.bias", "bn_bias"),
+        ("layer2.0.downsample.1.running_var", "bn_var"),
+        ("fc.weight", "fc_weight"),
+        ("fc.bias", "fc_bias"),
+    ],
+)
+def test_a_tensors_role_is_what_it_does_and_not_what_it_is_called(name: str, role: str) -> None:
+    roles = {tensor.name: tensor.role for tensor in tensors(MODELS["resnet50"], 1000)}
+
+    assert roles[name] == role
+
+
+@pytest.mark.parametrize(
+    ("name", "recognised"),
+    [(name, name.removesuffix("-v1")) for name in MODELS],
+)
+def test_a_model_is_recognised_by_its_tensors(name: str, recognised: str) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[name], 37)}
+    assert recognise(shapes) == (recognised, 37)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"fc.weight": (1000, 512)}, id="another shape"),
+        pytest.param({"layer5.0.conv1.weight": (1, 1, 1, 1)}, id="one too many"),
+        pytest.param({"fc.bias": ()}, id="a scalar"),
+        pytest.param({"fc.bias": (1001,)}, id="logits that disagree"),
+    ],
+)
+def test_other_tensors_are_of_no_known_model(change: dict[str, tuple[int, ...]]) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS["resnet50"], 1000)}
+
+    with pytest.raises(RecipeError, match="no known model"):
+        recognise(shapes | change)
+
+
+def test_a_model_that_lacks_a_tensor_is_not_recognised() -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS["resnet50"], 1000)}
+    del shapes["layer3.2.bn2.bias"]
+
+    with pytest.raises(RecipeError, match="266 tensors"):
+        recognise(shapes)
+
+
+def test_nothing_at_all_is_no_model() -> None:
+    with pytest.raises(RecipeError, match="no known model"):
+        recognise({})
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(RecipeError, match=r"no model 'resnet-50'\. Did you mean resnet50"):
+        model_spec("resnet-50")
+
+
+def test_a_spec_stands_for_itself() -> None:
+    spec = ModelSpec(block="basic", layers=(1, 1, 1, 1))
+
+    assert model_spec(spec) is spec
+    assert model_spec("resnet50") is MODELS["resnet50"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"groups": 3}, "64 channels does not divide into 3 groups"),
+        ({"groups": 32, "widths": (64, 128, 256, 500)}, "500 channels does not divide into 32 groups"),
+        ({"groups": 0}, "at least 1"),
+        ({"stem_width": 0}, "at least 1"),
+        ({"expansion": -1}, "at least 1"),
+        ({"layers": (3, 4, 0, 3)}, "at least 1"),
+        ({"widths": (0, 0, 0, 0)}, "at least 1"),
+        ({"block": "basic", "groups": 2}, "basic block has no grouped convolution"),
+    ],
+)
+def test_numbers_that_make_no_model_are_refused(numbers: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        ModelSpec(**{"block": "bottleneck", "layers": (3, 4, 6, 3)} | numbers)
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MODELS["resnet50"].groups = 2

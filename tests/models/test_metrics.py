@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from lockstep.models.metrics import Counts, Scores, Throughput
+
+CLASSES = 7
+
+
+@pytest.fixture
+def scores() -> Scores:
+    """200 images of six classes out of seven, with losses from tiny to huge."""
+    random = np.random.default_rng(5)
+    return Scores(
+        losses=(10.0 ** random.uniform(-8, 8, 200)).astype(np.float32),
+        ranks=random.integers(0, CLASSES, 200).astype(np.int32),
+        predictions=random.integers(0, CLASSES, 200).astype(np.int32),
+        labels=random.integers(0, CLASSES - 1, 200).astype(np.int32),
+        confidences=random.uniform(0, 1, 200).astype(np.float32),
+    )
+
+
+def reordered(scores: Scores, order: np.ndarray) -> Scores:
+    return Scores(*(column[order] for column in vars(scores).values()))
+
+
+def test_scores_of_a_table_leave_out_its_padding(scores: Scores) -> None:
+    table = np.stack([column.astype(np.float64) for column in vars(scores).values()], axis=1)
+    padding = np.array([[9.0, 1, 2, -1, 0.5]])
+    found = Scores.of_table(np.concatenate([padding, table[:7], padding, table[7:]]))
+    for name, column in vars(scores).items():
+        assert getattr(found, name).dtype == column.dtype
+        np.testing.assert_array_equal(getattr(found, name), column)
+
+
+def test_placed_scores_stand_where_the_index_has_their_images(scores: Scores) -> None:
+    samples = np.random.default_rng(7).permutation(200)
+    placed = scores.placed(samples)
+    for row, sample in enumerate(samples.tolist()):
+        assert placed.losses[sample] == scores.losses[row]
+        assert placed.confidences[sample] == scores.confidences[row]
+
+
+def test_counts_add_field_by_field() -> None:
+    total = Counts(1.5, 2, 3, 4) + Counts(0.25, 10, 20, 30) + Counts()
+    assert total == Counts(1.75, 12, 23, 34)
+
+
+def test_means_come_from_the_sums_of_all_parts_and_not_from_their_means() -> None:
+    total = Counts(loss_sum=8.0, top1=1, top5=1, images=1) + Counts(loss_sum=1.0, top1=0, top5=2, images=3)
+    assert total.summary() == {"loss": 2.25, "top1_percent": 25.0, "top5_percent": 75.0, "images": 4}
+
+
+def test_counts_of_scores_agree_with_a_count_by_hand(scores: Scores) -> None:
+    counts = scores.counts()
+    assert counts.images == 200
+    assert counts.top1 == sum(1 for rank in scores.ranks.tolist() if rank == 0)
+    assert counts.top5 == sum(1 for rank in scores.ranks.tolist() if rank in (0, 1, 2, 3, 4))
+    assert counts.loss_sum == pytest.approx(sum(scores.losses.tolist()), rel=1e-12)
+
+
+def test_the_loss_sum_does_not_depend_on_the_order_of_the_images(scores: Scores) -> None:
+    random = np.random.default_rng(6)
+    orders = [random.permutation(200) for _ in range(20)]
+    assert len({float(scores.losses[order].astype(np.float64).cumsum()[-1]) for order in orders}) > 1
+    assert len({reordered(scores, order).counts().loss_sum for order in orders}) == 1
+
+
+def test_counts_per_class_agree_with_a_count_by_hand(scores: Scores) -> None:
+    expected = {name: [0] * CLASSES for name in ("images", "top1", "top5")}
+    for label, rank in zip(scores.labels.tolist(), scores.ranks.tolist(), strict=True):
+        expected["images"][label] += 1
+        expected["top1"][label] += rank == 0
+        expected["top5"][label] += rank < 5
+    assert expected["images"][CLASSES - 1] == 0
+    assert scores.per_class(CLASSES) == expected
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "steps_of_intervals", "intervals_counted"),
+    [(0, [1, 1], 2), (1, [1, 1], 1), (10, [4, 4, 4, 4], 1), (10, [10, 3], 1), (3, [50, 50], 1), (10, [4, 4], 0), (5, [], 0)],
+)
+def test_throughput_leaves_out_every_interval_that_warm_up_reaches_into(
+    warmup_steps: int, steps_of_intervals: list[int], intervals_counted: int
+) -> None:
+    throughput = Throughput(warmup_steps)
+    for number, steps in enumerate(steps_of_intervals):
+        warm = number >= len(steps_of_intervals) - intervals_counted
+        images, seconds, waited = (30, 2.0, 0.5) if warm else (999_999, 0.001, 0.0005)
+        throughput.add(steps, images, seconds, waited)
+    assert throughput.images_per_sec == (15.0 if intervals_counted else None)
+    assert throughput.data_wait_share == (0.25 if intervals_counted else None)
+
+
+def test_throughput_is_images_over_time_and_not_a_mean_of_rates() -> None:
+    throughput = Throughput(0)
+    throughput.add(1, images=100, seconds=1.0, waited=1.0)
+    throughput.add(1, images=100, seconds=3.0, waited=0.0)
+    assert throughput.images_per_sec == 50.0
+    assert throughput.data_wait_share == 0.25

@@ -1,0 +1,106 @@
+"""The recipe `my-images`: what is settled from images and device, and what follows from fields that are given."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.recipes.my_images import Facts, my_images, settled
+from lockstep.recipes.order import check_shares, steps_per_epoch
+from lockstep.runs.notes import Facts as NotedFacts
+from lockstep.runs.notes import seldom_meant
+from lockstep.runs.resuming import complete
+from lockstep.runs.settling import explained
+from lockstep.system.errors import RecipeError
+from tests.conftest import TINY
+
+PHOTOS = Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32")
+COUNTS = (2, 7, 20, 100, 1000, 30_000, 1_000_000)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("side", [20, 32, 100, 300, 4000])
+@pytest.mark.parametrize("images", COUNTS)
+def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(images: int, side: int, on_gpu: bool) -> None:
+    facts = replace(PHOTOS, images=images, shorter_side=side, on_gpu=on_gpu)
+    recipe = settled(facts)
+    steps = steps_per_epoch(recipe, images)
+    every = [1] * 10
+    assert seldom_meant(recipe, NotedFacts(list("abcdefghij"), *([every, every]), steps)) == []  # type: ignore[arg-type]
+    assert (recipe.logits, recipe.precision, recipe.eval_crop) == (10, "fp32", recipe.image_size)
+    assert 64 <= recipe.image_size <= 224
+    assert recipe.image_size % 32 == 0
+    assert (steps >= 16) == (images >= 128), "an epoch of many steps, where there are images for them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"image_size": 64, "global_batch_images": 32, "epochs": 50, "lr": 0.032, "warmup_epochs": 3.0}),
+        ({"images": 20}, {"global_batch_images": 8, "epochs": 100, "lr": 0.008, "warmup_epochs": 5.0}),
+        ({"images": 10**6}, {"epochs": 10, "weight_decay": 1 / 32768, "crop_area": (0.08, 1.0)}),
+        ({"shorter_side": 256}, {"dct_scaling": True}),
+        ({"shorter_side": 255}, {"dct_scaling": False}),
+        ({"decodes_small": False}, {"dct_scaling": False}),
+        (
+            {"on_gpu": True, "precision": "bf16"},
+            {"image_size": 224, "epochs": 200, "precision": "bf16", "dct_scaling": False},
+        ),
+        ({"on_gpu": True, "images": 10**6}, {"global_batch_images": 128, "epochs": 90, "lr": 0.128, "warmup_epochs": 5.0}),
+        ({"on_gpu": True, "shorter_side": 100}, {"image_size": 96, "eval_resize": 110}),
+    ],
+    ids=str,
+)
+def test_values_suit_the_images_and_the_device(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    recipe = settled(replace(PHOTOS, **changes))
+    assert {name: getattr(recipe, name) for name in expected} == expected
+
+
+def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
+    recipe = settled(PHOTOS, {"epochs": 9, "global_batch_images": 16, "image_size": 128, "seed": 7})
+    assert (recipe.epochs, recipe.warmup_epochs) == (9, 1.0)
+    assert (recipe.global_batch_images, recipe.lr) == (16, 0.016)
+    assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop, recipe.dct_scaling) == (128, 146, 128, False)
+    assert recipe.seed == 7
+    assert settled(PHOTOS, {"epochs": 1}).warmup_epochs < 1
+    assert settled(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {"eval_crop": 64, "lr": 1.0} == (
+        settled(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 0}, {"epochs": "many"}, {"image_size": 5}, {"epoch": 3}, {"lr": -1}], ids=str
+)
+def test_a_wrong_value_is_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=next(iter(changes))):
+        settled(PHOTOS, changes)
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 8, 48])
+@pytest.mark.parametrize("images", [100, 1000])
+def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: int) -> None:
+    check_shares(settled(replace(PHOTOS, units=units, images=images)), units)
+
+
+def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
+    assert explained(my_images(), PHOTOS, Path("RUN")) == [
+        "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, peak rate 0.032 after 3 of warm-up",
+        "  for 1,000 training images of 10 classes, 400 px as a rule, on a CPU that is fast in fp32; "
+        "all is in RUN/recipe.yaml, --set changes it",
+    ]
+
+
+@pytest.mark.parametrize("recipe", [None, "my-images"])
+def test_a_run_that_has_begun_is_not_settled_again(recipe: str | None, tmp_path: Path) -> None:
+    assert complete(tmp_path / "new", recipe, "data").recipe is None
+    (tmp_path / "recipe.yaml").write_text(TINY.to_yaml())
+    (tmp_path / "checkpoints").mkdir()
+    assert complete(tmp_path, recipe, "data").recipe is None, "a command made it and then refused to train"
+    (tmp_path / "log.jsonl").touch()
+    assert complete(tmp_path, recipe, "data", changes={"seed": 3}).recipe == TINY.replace(seed=3)
+
+
+def test_another_recipe_is_what_it_is(tmp_path: Path) -> None:
+    asked = complete(tmp_path, TINY, "data", changes={"image_size": 64})
+    assert asked.recipe == TINY.replace(image_size=64, eval_resize=73, eval_crop=64)

@@ -1,0 +1,105 @@
+"""Which images an evaluation takes, and how they are cut."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.recipes import Recipe
+from lockstep.recipes.order import centre_plan, evaluated_samples, evaluation_plans
+from tests.recipes.test_order import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
+
+
+@EXAMPLES
+@given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
+def test_an_evaluation_has_every_image_once_and_as_many_plans_on_every_rank(images: int, batch: int, ranks: int) -> None:
+    shares = [list(evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    samples = np.concatenate([plan.samples for share in shares for plan in share])
+
+    assert {len(share) for share in shares} == {math.ceil(images / (batch * ranks))}
+    assert {len(plan.samples) for share in shares for plan in share} == {batch}
+    np.testing.assert_array_equal(np.sort(samples[samples != -1]), np.arange(images))
+
+
+@EXAMPLES
+@given(images=st.integers(1, 200), batch=st.integers(1, 40), ranks=st.integers(1, 5))
+def test_images_are_scored_rank_after_rank_in_the_order_of_their_plans(images: int, batch: int, ranks: int) -> None:
+    shares = [evaluation_plans(RECIPE, sizes_of(images), batch, rank=rank, ranks=ranks) for rank in range(ranks)]
+    expected = [sample for share in shares for plan in share for sample in plan.samples.tolist() if sample != -1]
+
+    assert evaluated_samples(images, batch, ranks).tolist() == expected
+
+
+def test_two_ranks_score_ten_images_in_this_order() -> None:
+    assert evaluated_samples(10, 2, 2).tolist() == [0, 1, 4, 5, 8, 9, 2, 3, 6, 7]
+
+
+def test_an_evaluation_pads_at_the_end_of_its_last_plans_alone() -> None:
+    plans = [list(evaluation_plans(RECIPE, SIZES, 16, rank=rank, ranks=2)) for rank in range(2)]
+
+    assert [(plan.samples == -1).sum() for plan in plans[0]] == [0, 8]
+    assert [(plan.samples == -1).sum() for plan in plans[1]] == [0, 16]
+    assert plans[0][1].samples.tolist() == [*range(32, 40)] + [-1] * 8
+
+
+def test_every_image_of_an_evaluation_is_cut_by_its_own_size() -> None:
+    for plan in evaluation_plans(RECIPE, SIZES, 16, ranks=1):
+        real = plan.samples[plan.samples >= 0]
+        np.testing.assert_array_equal(plan.windows[: len(real), 2:], SIZES[real])
+
+
+def torchvision_resize_and_crop(height: int, width: int, resize: int, crop: int) -> tuple[list[int], list[int]]:
+    """torchvision's Resize(resize) and CenterCrop(crop), as its documentation and source compute them."""
+    short, long = min(height, width), max(height, width)
+    new_short, new_long = resize, int(resize * long / short)
+    new_width, new_height = (new_short, new_long) if width <= height else (new_long, new_short)
+    top, left = round((new_height - crop) / 2.0), round((new_width - crop) / 2.0)
+    return [new_height, new_width], [top, left]
+
+
+@EXAMPLES
+@given(
+    size=st.tuples(st.integers(1, 6000), st.integers(1, 6000)),
+    evaluation=st.tuples(st.integers(32, 300), st.integers(32, 300)),
+)
+def test_an_evaluation_image_is_resized_and_cut_as_torchvision_does(
+    size: tuple[int, int], evaluation: tuple[int, int]
+) -> None:
+    crop, resize = sorted(evaluation)
+    plan = centre_plan(Recipe(eval_resize=resize, eval_crop=crop), np.array([0]), np.array([size]))
+
+    expected = torchvision_resize_and_crop(*size, resize, crop)
+    assert (plan.resized[0].tolist(), plan.offsets[0].tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "resized", "offset"),
+    [
+        ((375, 500), [256, 341], [16, 58]),
+        ((500, 375), [341, 256], [58, 16]),
+        ((256, 256), [256, 256], [16, 16]),
+        ((100, 100), [256, 256], [16, 16]),
+        ((400, 301), [340, 256], [58, 16]),
+        # Half a pixel is rounded to the even one: (339 - 224) / 2 = 57.5, (337 - 224) / 2 = 56.5.
+        ((339, 256), [339, 256], [58, 16]),
+        ((337, 256), [337, 256], [56, 16]),
+    ],
+)
+def test_the_shorter_side_becomes_256_and_the_centre_224_is_cut_out(
+    size: tuple[int, int], resized: list[int], offset: list[int]
+) -> None:
+    plan = centre_plan(Recipe(), np.array([0]), np.array([size]))
+
+    assert plan.windows.tolist() == [[0, 0, *size]]
+    assert plan.resized.tolist() == [resized]
+    assert plan.offsets.tolist() == [offset]
+
+
+def test_evaluation_flips_and_mixes_nothing() -> None:
+    plan = next(evaluation_plans(MIXED.replace(flip_probability=1), SIZES, 16))
+
+    assert not plan.flips.any()
+    assert plan.coefficients is None
+    assert plan.partners is None

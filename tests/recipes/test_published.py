@@ -1,0 +1,252 @@
+"""The values that NVIDIA's pages state, and where a page is silent those of the code that its accuracy was reached with.
+
+Written from the pages and the notes on the code, one table per system, so that a slip in a recipe does not repeat itself.
+"""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from lockstep.models.architectures import model_spec, parameter_count
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import RECIPES
+
+CONVOLUTIONS_AND_CLASSIFIER = ("conv_weight", "fc_weight", "fc_bias")
+
+# What all four systems share.
+COMMON: dict[str, Any] = {
+    "padding": "symmetric",
+    "bn_momentum": 0.1,
+    "bn_epsilon": 1e-5,
+    "batch_norm": "local",
+    "conv_init": "normal",
+    "conv_init_fan": "in",
+    "fc_bias_init": "zero",
+    "zero_init_last_bn": False,
+    "lr_scaling": "linear",
+    "lr_batch_images": 256,
+    "lr_unit": "step",
+    "warmup_start_lr": 0.0,
+    "warmup_from_batch_images": 0,
+    "lr_end": 0.0,
+    "mixup_alpha": 0.0,
+    "ema_decay": 0.0,
+    "precision": "fp16",
+    "image_size": 224,
+    "sparsity": "none",
+    "sparsity_excluded": ("fc.weight",),
+    "crop_area": (0.08, 1.0),
+    "crop_aspect": (3 / 4, 4 / 3),
+    "crop_attempts": 100,
+    "flip_probability": 0.5,
+    "antialias": False,
+    "dct_scaling": False,
+    "eval_resize": 256,
+    "eval_crop": 224,
+}
+
+PADDLE_90 = COMMON | {
+    "model": "resnet50",
+    "logits": 1000,
+    "fc_init": "uniform",
+    "epochs": 90,
+    "global_batch_images": 8 * 256,
+    "lr": 0.256,
+    "warmup_epochs": 5,
+    "warmup_counts_from": 0,
+    "lr_decay": "cosine",
+    "lr_decay_from": "warmup_end",
+    "momentum": 0.875,
+    "weight_decay": 3.0517578125e-05,
+    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+    "label_smoothing": 0.1,
+    "loss_scaling": "dynamic",
+    "loss_scale": 128,
+    "loss_scale_growth": 2,
+    "loss_scale_growth_steps": 1000,
+    "loss_scale_backoff": 0.8,
+    "loss_scale_backoff_steps": 2,
+    "mean": (123.675, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.375),
+}
+
+MXNET_90 = COMMON | {
+    "model": "resnet50",
+    "logits": 1000,
+    "fc_init": "as_conv",
+    "epochs": 90,
+    "global_batch_images": 8 * 208,
+    "lr": 0.1,
+    "warmup_epochs": 5,
+    "warmup_counts_from": 1,
+    "lr_decay": "step",
+    "lr_step_epochs": (30, 60, 80),
+    "lr_step_factor": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "weight_decay_roles": ("conv_weight", "bn_scale", "fc_weight"),
+    "label_smoothing": 0.0,
+    "loss_scaling": "static",
+    "loss_scale": 208,  # gradients are sums over the batch of a GPU, and nothing else is scaled
+    "crop_area": (0.05, 1.0),
+    "mean": (123.68, 116.779, 103.939),
+    "std": (58.393, 57.12, 57.375),
+}
+
+PYTORCH_90 = COMMON | {
+    "model": "resnext101-32x4d",
+    "logits": 1000,
+    "fc_init": "uniform",
+    "fc_bias_init": "uniform",
+    "epochs": 90,
+    "global_batch_images": 1024,
+    "lr": 0.256,
+    "lr_unit": "epoch",
+    "warmup_epochs": 8,
+    "warmup_counts_from": 1,
+    "warmup_from_batch_images": 512,
+    "lr_decay": "cosine",
+    "lr_decay_from": "warmup_end",
+    "momentum": 0.875,
+    "weight_decay": 6.103515625e-05,
+    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+    "label_smoothing": 0.1,
+    "loss_scaling": "dynamic",
+    "loss_scale": 128,
+    "loss_scale_growth": 2,
+    "loss_scale_growth_steps": 100,
+    "loss_scale_backoff": 0.5,
+    "loss_scale_backoff_steps": 1,
+    "mean": (123.675, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.375),
+}
+
+TENSORFLOW_90 = COMMON | {
+    "model": "resnet50",
+    "logits": 1001,
+    "padding": "same",
+    "conv_init": "truncated_normal",
+    "fc_init": "as_conv",
+    "epochs": 90,
+    "global_batch_images": 8 * 256,
+    "lr": 0.256,
+    "warmup_epochs": 5,
+    "warmup_counts_from": 0,
+    "warmup_from_batch_images": 512,
+    "lr_decay": "cosine",
+    "lr_decay_from": "start",
+    "momentum": 0.875,
+    "weight_decay": 3.0517578125e-05,
+    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+    "label_smoothing": 0.1,
+    "loss_scaling": "static",
+    "loss_scale": 128,
+    "mean": (123.68, 116.28, 103.53),
+    "std": (58.395, 57.12, 57.385),
+}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "resnet50-paddle-50ep": PADDLE_90 | {"epochs": 50},
+    "resnet50-paddle-90ep": PADDLE_90,
+    "resnet50-paddle-asp-90ep": PADDLE_90 | {"sparsity": "mask_1d"},
+    "resnet50-mxnet-90ep": MXNET_90,
+    "resnext101-32x4d-pytorch-90ep": PYTORCH_90,
+    "resnext101-32x4d-pytorch-250ep": PYTORCH_90
+    | {"epochs": 250, "mixup_alpha": 0.2, "mixup_coefficient": "batch", "mixup_pairing": "permutation"},
+    "resnet50-tensorflow-90ep": TENSORFLOW_90,
+    "resnet50-tensorflow-250ep": TENSORFLOW_90
+    | {"epochs": 250, "mixup_alpha": 0.2, "mixup_coefficient": "sample", "mixup_pairing": "reverse"},
+}
+
+ACCURACIES = {
+    "resnet50-paddle-50ep": ("75.96 ± 0.09", "76.17 ± 0.11"),
+    "resnet50-paddle-90ep": ("76.93 ± 0.14", "76.91 ± 0.13"),
+    "resnet50-paddle-asp-90ep": ("76.72", "76.92"),
+    "resnet50-mxnet-90ep": ("76.49", "76.67"),
+    "resnext101-32x4d-pytorch-90ep": ("79.47 ± 0.03", "79.38 ± 0.07"),
+    "resnext101-32x4d-pytorch-250ep": ("80.19 ± 0.08", "80.27 ± 0.10"),
+    "resnet50-tensorflow-90ep": ("76.93", "77.01"),
+    "resnet50-tensorflow-250ep": ("78.35", "78.34"),
+}
+
+
+def test_the_published_recipes_are_these() -> None:
+    assert set(RECIPES) == {*PUBLISHED, "my-images", "demo"}
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in PUBLISHED for field in PUBLISHED[name]])
+def test_a_recipe_has_the_value_its_source_states(name: str, field: str) -> None:
+    assert getattr(RECIPES[name](), field) == PUBLISHED[name][field]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_field_that_changes_a_result_is_in_the_table(name: str) -> None:
+    unused = {"seed", "validation_share"}
+    if PUBLISHED[name]["mixup_alpha"] == 0:
+        unused |= {"mixup_coefficient", "mixup_pairing"}
+    if PUBLISHED[name]["loss_scaling"] == "static":
+        unused |= {"loss_scale_growth", "loss_scale_growth_steps", "loss_scale_backoff", "loss_scale_backoff_steps"}
+    unused |= {"lr_decay_from"} if PUBLISHED[name]["lr_decay"] == "step" else {"lr_step_epochs", "lr_step_factor"}
+
+    assert Recipe.model_fields.keys() - unused == PUBLISHED[name].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet50-paddle-90ep", 25_557_032),
+        ("resnet50-mxnet-90ep", 25_557_032),
+        ("resnext101-32x4d-pytorch-90ep", 44_177_704),
+        ("resnet50-tensorflow-90ep", 25_559_081),
+    ],
+)
+def test_a_recipe_trains_a_model_of_the_published_size(name: str, parameters: int) -> None:
+    recipe = RECIPES[name]()
+
+    assert parameter_count(model_spec(recipe.model), recipe.logits) == parameters
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_first_line_about_a_recipe_gives_its_published_accuracies(name: str) -> None:
+    first = inspect.getdoc(RECIPES[name]).splitlines()[0]
+
+    assert tuple(re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", first)) == ACCURACIES[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_says_where_it_is_from(name: str) -> None:
+    assert re.search(r"^Source", inspect.getdoc(RECIPES[name]), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_recipe_says_what_it_costs(name: str) -> None:
+    assert re.search(r"Cost: .*(\d h|/90 of it)", inspect.getdoc(RECIPES[name]), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("resnet50-mxnet-90ep", ["8 %", "1.33", "123.675, 116.28, 103.53", "58.395"]),
+        ("resnext101-32x4d-pytorch-90ep", ["8 epochs", "`downsample.1`", "Pillow"]),
+        ("resnet50-tensorflow-90ep", ["use 8", "5 %", "1.33", "57.375"]),
+    ],
+)
+def test_a_recipe_names_the_values_that_its_code_or_the_others_have_instead(name: str, values: list[str]) -> None:
+    text = " ".join(inspect.getdoc(RECIPES[name]).split())
+
+    assert [value for value in values if value not in text] == []
+
+
+def test_a_name_is_the_functions_and_says_the_epochs() -> None:
+    for name, function in RECIPES.items():
+        assert function.__name__ == name.replace("-", "_")
+    for name in PUBLISHED:
+        assert name.endswith(f"-{RECIPES[name]().epochs}ep")
+
+
+def test_the_demo_fits_the_small_images_it_is_made_for() -> None:
+    recipe = RECIPES["demo"]()
+
+    assert (recipe.model, recipe.logits, recipe.image_size, recipe.eval_crop) == ("resnet50", 10, 48, 48)

@@ -1,0 +1,476 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.models.architectures import ModelSpec
+from lockstep.recipes import Execution, Recipe, difference, load_recipe, parse_settings
+from lockstep.recipes.published import RECIPES
+from lockstep.system.errors import RecipeError
+
+SMALL_SPEC = {"block": "basic", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "expansion": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"epoch": 3}, "there is no field 'epoch'. Did you mean epochs"),
+        ({"weight_decay_role": []}, "there is no field 'weight_decay_role'. Did you mean weight_decay_roles"),
+        ({"ModelSpec": 1}, "there is no field 'ModelSpec'"),
+        ({1: 2}, "there is no field 1"),
+        ({"model": SMALL_SPEC | {"group": 2}}, "there is no field 'model.group'. Did you mean groups"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_nearest_name(fields: dict[Any, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of(fields)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("epochs", "many"),
+        ("epochs", None),
+        ("global_batch_images", 0),
+        ("logits", 0),
+        ("lr", 0),
+        ("lr", -0.1),
+        ("lr", NAN),
+        ("lr", INF),
+        ("lr_batch_images", 0),
+        ("lr_step_factor", 0),
+        ("lr_step_epochs", [30, -1]),
+        ("warmup_epochs", -1),
+        ("warmup_epochs", INF),
+        ("warmup_counts_from", 2),
+        ("warmup_from_batch_images", -1),
+        ("bn_momentum", 1.1),
+        ("bn_momentum", NAN),
+        ("bn_epsilon", 0),
+        ("momentum", -0.1),
+        ("weight_decay", -1e-4),
+        ("weight_decay_roles", ["bn"]),
+        ("label_smoothing", 1.5),
+        ("mixup_alpha", -0.1),
+        ("mixup_alpha", 5),
+        ("ema_decay", 2),
+        ("precision", "fp61"),
+        ("sparsity", "mask_3d"),
+        ("sparsity_excluded", ["fc.weigth"]),
+        ("padding", "valid"),
+        ("loss_scaling", "automatic"),
+        ("loss_scale", 0),
+        ("loss_scale_growth", 1),
+        ("loss_scale_backoff", 1),
+        ("image_size", 31),
+        ("crop_area", [0.0, 1.0]),
+        ("crop_area", [0.5]),
+        ("crop_aspect", [0.75, INF]),
+        ("crop_attempts", 0),
+        ("flip_probability", 1.01),
+        ("mean", [1, 2]),
+        ("std", [58.395, 0, 57.375]),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("model", 5),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(RecipeError, match=rf"^{field}[.:]"):
+        Recipe.of({field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "resnet51"}, "no model 'resnet51'. Did you mean resnet50"),
+        ({"model": SMALL_SPEC | {"groups": 2}}, "basic block has no grouped convolution"),
+        ({"model": SMALL_SPEC | {"block": "basik"}}, "^model.block: Input should be 'basic' or 'bottleneck', not 'basik'$"),
+        ({"crop_area": [0.5, 0.4]}, "crop_area must be a rising range"),
+        ({"crop_area": [0.5, 1.1]}, "crop_area must be a rising range within 0 to 1"),
+        ({"crop_aspect": [1.4, 1.3]}, "crop_aspect must be a rising range"),
+        ({"eval_resize": 200}, r"eval_crop \(224\) must fit into eval_resize \(200\)"),
+        ({"lr_decay": "step"}, "needs lr_step_epochs"),
+        ({"mixup_alpha": 1e-9}, "mixup_alpha must be 0 or at least 0.01"),
+        ({"sparsity_excluded": ["fc.weigth"]}, "no tensor 'fc.weigth'. Did you mean fc.weight"),
+        ({"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]}, "no tensor 'layer1.0.conv3.weight'"),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of(fields)
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.of({"epoch": 3, "lr": -1, "mean": [1, 2, 0]})
+
+    assert [line.split(":")[0].split(".")[0] for line in str(raised.value).splitlines()] == [
+        "lr",
+        "mean",
+        "there is no field 'epoch'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "epochs",
+            99_999_999_999,
+            r"expected at most 1,000,000 \(the learning rate of every step is held in memory\), not 9{11}",
+        ),
+        ("image_size", 1_000_000, r"expected at most 4,096 \(the first activations of one image of that size are 1 GB\)"),
+        ("eval_resize", 10**6, "expected at most 4,096"),
+        ("eval_crop", 10**6, "expected at most 4,096"),
+        ("logits", 100_000_000_000, r"expected at most 1,048,576 \(no data set is read with more classes\)"),
+        ("global_batch_images", 10**9, r"expected at most 1,048,576 \(so many images of 224 px are 150 GB\)"),
+        ("lr_batch_images", 10**400, "expected at most 1,048,576"),
+        ("warmup_epochs", 1e300, "expected at most 1,000,000"),
+        ("lr_step_epochs", [30, 1e300], "expected at most 1,000,000"),
+        ("crop_attempts", 10**9, "expected at most 10,000"),
+        ("loss_scale_growth_steps", 2**31, "expected at most 2,147,483,647"),
+        ("loader_threads", 10**9, "expected at most 1,024"),
+        ("loader_batches", 10**9, "expected at most 1,024"),
+        ("accumulation_steps", 10**12, "expected at most 1,048,576"),
+        ("all_reduce_mb", 10**12, "expected at most 4,000"),
+        ("profile_steps", 10**12, "expected at most 10,000"),
+        ("log_every_steps", 10**12, "expected at most 50,000,000"),
+    ],
+)
+def test_a_number_beyond_memory_is_refused_with_the_reason(field: str, value: Any, message: str) -> None:
+    settings = Recipe if field in Recipe.model_fields else Execution
+    with pytest.raises(RecipeError, match=rf"^{field}.*: {message}"):
+        settings.of({field: value})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": SMALL_SPEC | {"layers": [10**9, 1, 1, 1]}},
+        {"model": SMALL_SPEC | {"widths": [8, 8, 8, 10**9]}},
+        {"model": SMALL_SPEC | {"widths": [8, 8, 2**16, 2**16]}},
+        {"model": "resnet50", "logits": 2**20},
+    ],
+    ids=["layers", "widths", "parameters", "classifier"],
+)
+def test_a_model_beyond_memory_is_refused_before_its_tensors_are_listed(fields: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="at most"):
+        Recipe.of(fields)
+
+
+def test_every_whole_number_has_an_upper_bound() -> None:
+    names = [(each, name) for each in (Recipe, Execution) for name, value in each().fields().items() if type(value) is int]
+    assert len(names) > 15
+    for each, name in names:
+        with pytest.raises(RecipeError, match=f"^{name}"):
+            each.of({name: 10**20})
+
+
+def test_of_many_problems_the_first_are_named_and_the_rest_counted() -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.of({f"strange{i}": i for i in range(1000)})
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "... and 990 more"
+
+
+@pytest.mark.parametrize("value", [10**5000, [1] * 10**5], ids=["integer", "list"])
+def test_a_wrong_value_that_is_long_is_not_shown_in_full(value: object) -> None:
+    with pytest.raises(RecipeError) as raised:
+        Recipe.of({"mixup_pairing": value})
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("build", [Recipe, Recipe.of, Recipe().replace, Execution])
+def test_a_wrong_value_is_a_recipe_error_however_it_is_given(build: Any) -> None:
+    wrong = {"log_every_steps": 0} if build is Execution else {"epochs": 0}
+
+    with pytest.raises(RecipeError, match="should be greater than or equal to 1, not 0"):
+        build(wrong) if build == Recipe.of else build(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "edges"),
+    [
+        ("label_smoothing", (0, 1)),
+        ("mixup_alpha", (0, 0.01, 4)),
+        ("crop_area", ([1.0, 1.0], [1e-6, 1])),
+        ("crop_aspect", ([1, 1],)),
+        ("seed", (0, 2**63 - 1)),
+        ("weight_decay_roles", ([],)),
+        ("image_size", (32,)),
+        ("eval_resize", (224,)),
+    ],
+)
+def test_values_at_the_edge_of_a_range_are_taken(field: str, edges: tuple[Any, ...]) -> None:
+    for value in edges:
+        assert Recipe.of({field: value}).fields()[field] == value
+
+
+def test_replace_changes_what_is_named_and_nothing_else() -> None:
+    changed = Recipe().replace(epochs=50, mean=[1, 2, 3])
+
+    assert difference(Recipe(), changed) == {
+        "epochs": (90, 50),
+        "mean": ([123.675, 116.28, 103.53], [1, 2, 3]),
+    }
+    assert Recipe().epochs == 90
+
+
+def test_replace_answers_an_unknown_field_with_the_nearest_name() -> None:
+    with pytest.raises(RecipeError, match="Did you mean lr_decay"):
+        Recipe().replace(lr_dekay="linear")
+
+
+@pytest.mark.parametrize("settings", [Recipe(), Execution()])
+def test_settings_cannot_be_changed_in_place(settings: Any) -> None:
+    name = next(iter(settings.fields()))
+
+    with pytest.raises(Exception, match="frozen"):
+        setattr(settings, name, "other")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_yaml_gives_back_exactly_the_recipe_it_was_made_from(name: str) -> None:
+    recipe = RECIPES[name]()
+
+    assert Recipe.of(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+def test_yaml_keeps_every_bit_of_a_number_and_a_models_own_fields(tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(lr=0.1 + 0.2, weight_decay=1 / 3 * 1e-7, seed=2**63 - 1, lr_step_epochs=[1.5, 2])
+
+    again = Recipe.of(yaml.safe_load(recipe.to_yaml()))
+
+    assert again == recipe
+    assert isinstance(again.model, ModelSpec)
+
+
+def test_yaml_lists_every_field_in_the_order_of_the_class() -> None:
+    assert list(yaml.safe_load(Recipe().to_yaml())) == list(Recipe.model_fields)
+
+
+def test_a_recipe_stands_for_itself(tiny_recipe: Recipe) -> None:
+    assert load_recipe(tiny_recipe) is tiny_recipe
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_published_recipe_is_loaded_by_its_name(name: str) -> None:
+    assert load_recipe(name) == RECIPES[name]()
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_without_a_base_changes_the_defaults(tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.yaml", "epochs: 7\nweight_decay: 1e-4\n")
+
+    assert load_recipe(path) == Recipe(epochs=7, weight_decay=0.0001)
+    assert load_recipe(str(path)) == load_recipe(path)
+
+
+def test_a_file_with_a_base_changes_that_recipe(tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.yaml", "base: resnet50-mxnet-90ep\nepochs: 7\n")
+
+    assert difference(load_recipe("resnet50-mxnet-90ep"), load_recipe(path)) == {"epochs": (90, 7)}
+
+
+def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> None:
+    written(tmp_path / "first.yaml", "base: demo\nlr: 0.5\nepochs: 3\n")
+    second = written(tmp_path / "second.yaml", "base: first.yaml\nepochs: 4\n")
+
+    demo = load_recipe("demo")
+    assert difference(demo, load_recipe(second)) == {"epochs": (demo.epochs, 4), "lr": (demo.lr, 0.5)}
+
+
+def test_a_runs_folder_stands_for_the_recipe_it_was_trained_with(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    written(tmp_path / "recipe.yaml", tiny_recipe.to_yaml())
+
+    assert load_recipe(tmp_path) == tiny_recipe
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(bytes(range(256)), "cannot be read as YAML", id="binary"),
+        pytest.param(b"\0\0\0", "cannot be read as YAML", id="zeros"),
+        pytest.param(b"epochs: [1", "cannot be read as YAML", id="cut off"),
+        pytest.param(b"epochs: 1\n\tlr: 2", "cannot be read as YAML", id="tabs"),
+        pytest.param(b"seed: 2024-13-45", "cannot be read as YAML", id="no date"),
+        pytest.param(b"? [1, 2]\n: 5", "cannot be read as YAML", id="a list as a key"),
+        pytest.param(b"seed: " + b"[" * 500, "cannot be read as YAML", id="too deep"),
+        pytest.param(b"seed: !!python/object:os.system 1", "cannot be read as YAML", id="a Python object"),
+        pytest.param(b"zero_init_last_bn: !!bool maybe", "line 1: 'maybe' is not a valid bool", id="no bool"),
+        pytest.param(b"mean: &a [1, 2, 3]\nstd: *a", "line 2: aliases are not taken", id="alias"),
+        pytest.param(b"#" * 10**6, "it has more than 65,536 characters", id="long"),
+        pytest.param(b"", "expected fields of a recipe", id="empty"),
+        pytest.param(b"- epochs: 1", "expected fields of a recipe", id="list"),
+        pytest.param(b"just some words", "expected fields of a recipe", id="words"),
+        pytest.param(b"epoch: 1", "no field 'epoch'. Did you mean epochs", id="unknown field"),
+        pytest.param(b"self: 1", "no field 'self'", id="a field that Python uses itself"),
+        pytest.param(b"1: 1", "no field 1", id="a number as a field"),
+        pytest.param(b"base: demo\nepochs: none", "epochs: Input should be a valid integer", id="wrong value"),
+        pytest.param(b"base: dem", "no recipe and no file 'dem'. Did you mean demo", id="unknown base"),
+        pytest.param(b"base: 5", "no recipe and no file '5'", id="a number as base"),
+        pytest.param(b"base: [demo]", "no recipe and no file", id="a list as base"),
+        pytest.param(b"base: mine.yaml", "is its own base", id="its own base"),
+    ],
+)
+def test_a_bad_file_is_one_error_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+
+    with pytest.raises(RecipeError, match=message) as raised:
+        load_recipe(path)
+
+    assert str(raised.value).startswith(str(path))
+
+
+def test_files_that_are_each_others_base_are_refused(tmp_path: Path) -> None:
+    first = written(tmp_path / "first.yaml", "base: second.yaml")
+    written(tmp_path / "second.yaml", "base: first.yaml")
+
+    with pytest.raises(RecipeError, match=r"first\.yaml is its own base"):
+        load_recipe(first)
+
+
+def test_a_name_that_is_neither_recipe_nor_file_is_answered_with_the_nearest() -> None:
+    with pytest.raises(RecipeError, match=r"no file 'resnet50-padle-90ep'\. Did you mean resnet50-paddle-90ep"):
+        load_recipe("resnet50-padle-90ep")
+
+
+def test_a_folder_without_a_run_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no recipe and no file"):
+        load_recipe(tmp_path)
+
+
+def test_settings_go_to_the_recipe_or_to_the_execution_by_their_name() -> None:
+    changes = parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1", "model=resnet18", "device=cpu"])
+
+    assert changes == (
+        {"epochs": 2, "mean": [1, 2, 3], "model": "resnet18"},
+        {"log_every_steps": 1, "device": "cpu"},
+    )
+
+
+def test_no_field_is_of_both_recipe_and_execution() -> None:
+    assert not Recipe.model_fields.keys() & Execution.model_fields.keys()
+
+
+def test_a_later_setting_of_a_field_wins() -> None:
+    assert parse_settings(["epochs=2", "epochs=3"]) == ({"epochs": 3}, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("lr=1e-4", "lr", 0.0001),
+        ("zero_init_last_bn=yes", "zero_init_last_bn", True),
+        ("weight_decay_roles=[]", "weight_decay_roles", ()),
+        ("lr_decay=linear", "lr_decay", "linear"),
+        ("loss_scaling=none", "loss_scaling", "none"),
+        ("model={block: basic, layers: [1, 1, 1, 1]}", "model", ModelSpec(block="basic", layers=(1, 1, 1, 1))),
+    ],
+)
+def test_a_setting_reaches_its_field_as_its_own_kind_of_value(setting: str, field: str, value: Any) -> None:
+    changes, _ = parse_settings([setting])
+
+    assert getattr(Recipe().replace(**changes), field) == value
+
+
+@pytest.mark.parametrize("word", ["auto", "on", "off"])
+def test_the_compiler_can_be_set_by_word_though_yaml_reads_some_as_truth_values(word: str) -> None:
+    _, changes = parse_settings([f"compile={word}"])
+
+    assert Execution.of(changes).compile == word
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epochs", "expected field=value, found 'epochs'"),
+        ("epoch=2", "no field 'epoch'. Did you mean --set epochs=2"),
+        ("log_every_step=2", "no field 'log_every_step'. Did you mean --set log_every_steps=2"),
+        ("=5", "no field ''"),
+        ("base=demo", "no field 'base'"),
+        ("mean=[1,", r"mean: '\[1,' is not a value"),
+        ("seed=2024-13-45", "seed: '2024-13-45' is not a value"),
+        ("epochs=!!int _", "epochs: '!!int _' is not a value: line 1: '_' is not a valid int"),
+    ],
+)
+def test_a_setting_that_cannot_be_understood_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        parse_settings([setting])
+
+
+def test_equal_recipes_have_no_difference() -> None:
+    assert difference(load_recipe("demo"), load_recipe("demo")) == {}
+
+
+def test_a_difference_names_both_values_in_the_order_of_the_fields() -> None:
+    changed = difference(load_recipe("resnet50-tensorflow-90ep"), load_recipe("resnet50-tensorflow-250ep"))
+
+    assert list(changed.items()) == [
+        ("epochs", (90, 250)),
+        ("mixup_alpha", (0.0, 0.2)),
+        ("mixup_coefficient", ("batch", "sample")),
+        ("mixup_pairing", ("permutation", "reverse")),
+    ]
+
+
+# What a recipe is based on
+
+
+def test_a_recipe_knows_the_name_it_was_loaded_by_through_changes(tmp_path: Path) -> None:
+    (tmp_path / "my pets.yaml").write_text("base: demo\nepochs: 3\n")
+    assert load_recipe("demo").replace(epochs=1).based_on == "demo"
+    assert load_recipe(tmp_path / "my pets.yaml").based_on == "my pets"
+    assert Recipe(epochs=1).based_on == ""
+
+
+def test_a_recipe_in_a_runs_folder_has_the_name_it_notes_or_none(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("based_on: demo\nepochs: 3\n")
+    assert load_recipe(tmp_path).based_on == "demo"
+    assert load_recipe(tmp_path).epochs == 3
+    (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
+    assert load_recipe(tmp_path).based_on == ""
+
+
+def test_recipes_of_other_names_are_equal_if_their_fields_are() -> None:
+    demo = load_recipe("demo")
+    assert demo == demo.named("another")
+    assert hash(demo) == hash(demo.named("another"))
+    assert demo != demo.replace(seed=1)
+    assert "based_on" not in demo.fields()
+
+
+@pytest.mark.parametrize(("size", "resize"), [(32, 37), (64, 73), (128, 146), (160, 183), (224, 256), (448, 512)])
+def test_evaluation_follows_the_size_of_training_in_the_published_ratio(size: int, resize: int, tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(f"base: resnet50-paddle-90ep\nimage_size: {size}\n")
+    made = [Recipe(image_size=size), load_recipe("demo").replace(image_size=size), load_recipe(file)]
+    assert [(each.image_size, each.eval_resize, each.eval_crop) for each in made] == [(size, resize, size)] * 3
+
+
+def test_evaluation_keeps_the_sizes_that_are_set_and_those_of_another_change() -> None:
+    assert Recipe(image_size=128, eval_resize=300).eval_crop == 224
+    demo = load_recipe("demo")
+    assert demo.replace(image_size=160, eval_crop=40).eval_resize == demo.eval_resize
+    sizes = {name: demo.fields()[name] for name in ("image_size", "eval_resize", "eval_crop")}
+    assert demo.replace(epochs=1) == demo.replace(**sizes | {"epochs": 1})
+
+
+def test_a_wrong_size_is_complained_of_once() -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("demo").replace(image_size=5)
+    assert str(error.value).startswith("image_size: ")
+    assert "eval" not in str(error.value)

@@ -1,0 +1,259 @@
+"""Rates against each original's own formula, written anew from the notes on its code."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.schedule import learning_rates, peak_lr
+from lockstep.system.errors import RecipeError
+
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+
+Formula = Callable[[int, int, int, int, float], float]
+
+
+def paddle(step: int, per_epoch: int, epochs: int, warmup: int, peak: float) -> float:
+    rising, falling = warmup * per_epoch, (epochs - warmup) * per_epoch
+    if step < rising:
+        return peak * step / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / falling))
+
+
+def mxnet(step: int, per_epoch: int, epochs: int, warmup: int, peak: float) -> float:
+    update = step + 1
+    if update < warmup * per_epoch:
+        return peak * update / (warmup * per_epoch)
+    return peak * 0.1 ** sum(update > boundary * per_epoch for boundary in (30, 60, 80))
+
+
+def pytorch(step: int, per_epoch: int, epochs: int, warmup: int, peak: float) -> float:
+    epoch = step // per_epoch
+    if epoch < warmup:
+        return peak * (epoch + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
+
+
+def tensorflow(step: int, per_epoch: int, epochs: int, warmup: int, peak: float) -> float:
+    if step < warmup * per_epoch:
+        return peak * step / (warmup * per_epoch)
+    return peak * 0.5 * (1 + math.cos(math.pi * step / (epochs * per_epoch)))
+
+
+FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
+    "resnet50-paddle-50ep": (paddle, 50, 5, 2.048),
+    "resnet50-paddle-90ep": (paddle, 90, 5, 2.048),
+    "resnet50-paddle-asp-90ep": (paddle, 90, 5, 2.048),
+    "resnet50-mxnet-90ep": (mxnet, 90, 5, 0.65),
+    "resnext101-32x4d-pytorch-90ep": (pytorch, 90, 8, 1.024),
+    "resnext101-32x4d-pytorch-250ep": (pytorch, 250, 8, 1.024),
+    "resnet50-tensorflow-90ep": (tensorflow, 90, 5, 2.048),
+    "resnet50-tensorflow-250ep": (tensorflow, 250, 5, 2.048),
+    "my-images": (paddle, 50, 3, 0.032),
+    "demo": (paddle, 5, 1, 0.02),
+}
+
+
+def test_a_run_of_more_steps_than_memory_holds_is_refused_with_what_to_do() -> None:
+    with pytest.raises(RecipeError, match=r"900000 epochs of 5004 steps are 4,503,600,000 steps; .* Use fewer epochs"):
+        learning_rates(Recipe(epochs=900_000), 5004)
+
+
+@pytest.mark.parametrize("per_epoch", [1, 7])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_step_of_a_recipe_has_the_rate_of_its_originals_formula(name: str, per_epoch: int) -> None:
+    formula, epochs, warmup, peak = FORMULAS[name]
+    expected = [formula(step, per_epoch, epochs, warmup, peak) for step in range(epochs * per_epoch)]
+
+    rates = learning_rates(RECIPES[name](), per_epoch)
+
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_rates_are_float64_and_one_for_each_step() -> None:
+    rates = learning_rates(Recipe(epochs=3), 11)
+
+    assert rates.dtype == np.float64
+    assert rates.shape == (33,)
+
+
+# lr at epochs 0, 5 and 60 of 90 with 5 epochs of warm-up and a peak of 2.048, as computed from the four originals.
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("resnext101-32x4d-pytorch-90ep", (0.410, 2.048, 0.568)),
+        ("resnet50-tensorflow-90ep", (0.0, 2.032, 0.512)),
+        ("resnet50-paddle-90ep", (0.0, 2.048, 0.568)),
+    ],
+)
+def test_the_same_words_in_the_documents_mean_these_different_rates(name: str, rates: tuple[float, ...]) -> None:
+    recipe = RECIPES[name]().replace(global_batch_images=2048, warmup_epochs=5)
+    per_epoch = 1_281_167 // 2048
+
+    found = learning_rates(recipe, per_epoch)[[0, 5 * per_epoch, 60 * per_epoch]]
+
+    assert found == pytest.approx(rates, abs=5e-4)
+
+
+def test_a_rate_by_epoch_stays_through_the_epoch() -> None:
+    stairs = learning_rates(RECIPES["resnext101-32x4d-pytorch-90ep"](), 9).reshape(90, 9)
+
+    assert (stairs == stairs[:, :1]).all()
+    assert (np.diff(stairs[:, 0]) != 0).sum() == 88  # the last warm-up epoch and the first cosine epoch are both at the peak
+
+
+def test_the_rate_jumps_down_where_the_warm_up_meets_a_cosine_from_the_start() -> None:
+    rates = learning_rates(RECIPES["resnet50-tensorflow-90ep"](), 100)
+
+    assert rates[499] == pytest.approx(2.048 * 499 / 500)
+    assert rates[500] == pytest.approx(2.048 * (1 + math.cos(math.pi * 5 / 90)) / 2)
+    assert rates[500] < 0.995 * rates[499]
+
+
+def test_a_cosine_from_the_end_of_the_warm_up_begins_at_the_peak() -> None:
+    rates = learning_rates(RECIPES["resnet50-paddle-90ep"](), 100)
+
+    assert rates[500] == rates.max() == 2.048
+
+
+def test_a_cosine_is_at_half_its_height_half_way() -> None:
+    rates = learning_rates(Recipe(epochs=25, warmup_epochs=5, lr=1.0, lr_end=0.2), 4)
+
+    assert rates[(5 + 10) * 4] == pytest.approx(0.6)
+
+
+def test_steps_multiply_the_rate_by_a_tenth_from_the_first_step_of_their_epoch_on() -> None:
+    rates = learning_rates(RECIPES["resnet50-mxnet-90ep"](), 6).reshape(90, 6)
+
+    for epoch, before, after in [(30, 0.65, 0.065), (60, 0.065, 0.0065), (80, 0.0065, 0.00065)]:
+        assert rates[epoch - 1, -1] == pytest.approx(before)
+        assert rates[epoch, 0] == pytest.approx(after)
+    assert rates[-1, -1] == pytest.approx(0.00065)
+
+
+def test_the_order_in_which_step_epochs_are_given_does_not_matter() -> None:
+    recipe = RECIPES["resnet50-mxnet-90ep"]()
+
+    shuffled = learning_rates(recipe.replace(lr_step_epochs=[80, 30, 60]), 3)
+
+    np.testing.assert_array_equal(shuffled, learning_rates(recipe, 3))
+
+
+@pytest.mark.parametrize(("counts_from", "first", "last"), [(0, 0.0, 0.9), (1, 0.1, 1.0)])
+def test_a_warm_up_counts_its_steps_from_0_or_from_1(counts_from: int, first: float, last: float) -> None:
+    rates = learning_rates(Recipe(epochs=4, warmup_epochs=2, warmup_counts_from=counts_from, lr=1.0), 5)
+
+    assert rates[0] == pytest.approx(first)
+    assert rates[9] == pytest.approx(last)
+
+
+def test_a_warm_up_starts_at_its_own_rate_and_rises_evenly() -> None:
+    rates = learning_rates(Recipe(epochs=4, warmup_epochs=2, warmup_start_lr=0.5, lr=1.0), 5)
+
+    np.testing.assert_allclose(rates[:10], 0.5 + 0.05 * np.arange(10))
+
+
+def test_a_warm_up_may_be_a_part_of_an_epoch() -> None:
+    rates = learning_rates(Recipe(epochs=4, warmup_epochs=0.5, lr=1.0), 10)
+
+    np.testing.assert_allclose(rates[:6], [0, 0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_without_warm_up_the_first_rate_is_the_peak() -> None:
+    assert learning_rates(Recipe(epochs=4, warmup_epochs=0, lr=1.0), 5)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "first"),
+    [
+        ("resnet50-tensorflow-90ep", 511, 0.511),
+        ("resnet50-tensorflow-90ep", 512, 0.0),
+        ("resnext101-32x4d-pytorch-90ep", 511, 0.511),
+        ("resnext101-32x4d-pytorch-90ep", 512, 0.512 / 8),
+        ("resnet50-paddle-90ep", 511, 0.0),
+        ("resnet50-mxnet-90ep", 256, 0.1 / 50),
+    ],
+)
+def test_only_steps_of_512_images_and_up_warm_up_where_the_page_says_so(name: str, images: int, first: float) -> None:
+    rates = learning_rates(RECIPES[name]().replace(global_batch_images=images), 10)
+
+    assert rates[0] == pytest.approx(first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "peak"),
+    [
+        ({"lr": 0.256, "global_batch_images": 256}, 0.256),
+        ({"lr": 0.256, "global_batch_images": 2048}, 2.048),
+        ({"lr": 0.1, "global_batch_images": 32}, 0.0125),
+        ({"lr": 0.1, "global_batch_images": 32, "lr_batch_images": 64}, 0.05),
+        ({"lr": 0.1, "global_batch_images": 2048, "lr_scaling": "none"}, 0.1),
+    ],
+)
+def test_the_peak_rate_grows_with_the_images_of_a_step_unless_it_is_taken_as_it_stands(
+    changes: dict[str, object], peak: float
+) -> None:
+    recipe = Recipe(epochs=10, warmup_epochs=1).replace(**changes)
+
+    assert peak_lr(recipe) == pytest.approx(peak)
+    assert learning_rates(recipe, 5).max() == pytest.approx(peak)
+
+
+@pytest.mark.parametrize("unit", ["step", "epoch"])
+def test_a_line_falls_evenly_from_the_peak_to_the_end(unit: str) -> None:
+    rates = learning_rates(Recipe(epochs=5, warmup_epochs=0, lr_decay="linear", lr=1.0, lr_end=0.5, lr_unit=unit), 4)
+
+    places = np.arange(20) / 20 if unit == "step" else np.repeat(np.arange(5) / 5, 4)
+    np.testing.assert_allclose(rates, 1 - 0.5 * places)
+
+
+@pytest.mark.parametrize("decay_from", ["start", "warmup_end"])
+def test_a_warm_up_longer_than_the_run_is_cut_to_it(decay_from: str) -> None:
+    rates = learning_rates(Recipe(epochs=2, warmup_epochs=5, lr=1.0, lr_decay_from=decay_from), 4)
+
+    np.testing.assert_allclose(rates, np.arange(8) / 8)
+
+
+def test_a_warm_up_by_epoch_longer_than_the_run_reaches_the_peak_in_its_last_epoch() -> None:
+    recipe = RECIPES["resnext101-32x4d-pytorch-90ep"]().replace(epochs=4)
+
+    np.testing.assert_allclose(learning_rates(recipe, 2), 1.024 * np.repeat([0.25, 0.5, 0.75, 1.0], 2))
+
+
+def test_a_run_of_one_step_has_a_rate() -> None:
+    assert np.isfinite(learning_rates(Recipe(epochs=1), 1)).all()
+
+
+@EXAMPLES
+@given(
+    epochs=st.integers(1, 12),
+    per_epoch=st.integers(1, 9),
+    warmup=st.floats(0, 15),
+    unit=st.sampled_from(["step", "epoch"]),
+    counts_from=st.sampled_from([0, 1]),
+    decay=st.sampled_from(["cosine", "linear", "step"]),
+    decay_from=st.sampled_from(["start", "warmup_end"]),
+)
+def test_every_rate_lies_between_zero_and_the_peak(
+    epochs: int, per_epoch: int, warmup: float, unit: str, counts_from: int, decay: str, decay_from: str
+) -> None:
+    recipe = Recipe(
+        epochs=epochs,
+        lr=1.0,
+        warmup_epochs=warmup,
+        lr_unit=unit,
+        warmup_counts_from=counts_from,
+        lr_decay=decay,
+        lr_decay_from=decay_from,
+        lr_step_epochs=[2, 5],
+    )
+
+    rates = learning_rates(recipe, per_epoch)
+
+    assert rates.shape == (epochs * per_epoch,)
+    assert ((rates >= 0) & (rates <= 1 + 1e-12)).all()

@@ -1,0 +1,78 @@
+"""What other programs call fields and options."""
+
+import pytest
+
+from lockstep.recipes import Execution, Recipe, parse_settings, synonyms
+from lockstep.recipes.synonyms import fields_meant, instead_of_option
+from lockstep.system.errors import RecipeError
+
+KNOWN = [*Recipe.model_fields, *Execution.model_fields]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("batch_size", "global_batch_images"),
+        ("batch-size", "global_batch_images"),
+        ("learning_rate", "lr"),
+        ("LearningRate", "lr"),
+        ("num_classes", "logits"),
+        ("num_clases", "logits"),
+        ("workers", "loader_threads"),
+        ("img_size", "image_size"),
+        ("imgsz", "image_size"),
+        ("wd", "weight_decay"),
+        ("Epochs", "epochs"),
+        ("epoch", "epochs"),
+        ("amp", "precision"),
+        ("milestones", "lr_step_epochs"),
+        ("gradient_accumulation_steps", "accumulation_steps"),
+    ],
+)
+def test_a_field_is_found_by_the_word_that_others_have_for_it(name: str, field: str) -> None:
+    assert fields_meant(name, KNOWN) == [field]
+
+
+def test_what_is_like_nothing_means_nothing() -> None:
+    assert fields_meant("zzz", KNOWN) == []
+
+
+def test_every_word_means_one_field_that_is_there_and_is_called_otherwise() -> None:
+    words = [word for text in synonyms._FIELDS.values() for word in text.split()]
+    assert sorted(words) == sorted(set(words))
+    assert set(synonyms._FIELDS) <= set(KNOWN)
+    assert set(words) & set(KNOWN) == set()
+
+
+def test_a_setting_that_is_not_there_is_answered_with_what_to_type() -> None:
+    with pytest.raises(RecipeError, match=r"no field 'batch'. Did you mean --set global_batch_images=32 \(images of a"):
+        parse_settings(["batch=32"])
+    with pytest.raises(RecipeError, match=r"Did you mean --set 'lr_step_epochs=\[3, 4\]'\?$"):
+        parse_settings(["milestones=[3, 4]"])
+    with pytest.raises(RecipeError, match=r"`lockstep recipes fields` describes all\.$"):
+        parse_settings(["zzz=3"])
+
+
+def test_a_field_that_is_not_there_is_answered_with_its_name() -> None:
+    with pytest.raises(RecipeError, match=r"there is no field 'batch_size'. Did you mean global_batch_images\?"):
+        Recipe().replace(batch_size=3)
+
+
+TRAIN = ["--recipe", "--data", "--out", "--weights", "--backend", "--set"]
+
+
+@pytest.mark.parametrize(
+    ("option", "options", "sentence"),
+    [
+        ("--output-dir", TRAIN, "Did you mean --out 3?"),
+        ("--pretrained", TRAIN, "Did you mean --weights 3?"),
+        ("--backnd", TRAIN, ""),
+        ("--lr", TRAIN, "Did you mean --set lr=3?"),
+        ("--epochs", TRAIN, "Did you mean --set epochs=3?"),
+        ("--resume", TRAIN, "A run resumes by itself: lockstep train --out RUN"),
+        ("--batch-size", ["--batch", "--data"], "Did you mean --batch 3?"),
+        ("--zzz", TRAIN, ""),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_what_to_type(option: str, options: list[str], sentence: str) -> None:
+    assert instead_of_option(option, "3", options, KNOWN) == sentence

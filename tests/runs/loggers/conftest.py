@@ -1,0 +1,61 @@
+"""A logger that writes down what it is told, and a picture to show."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.runs.loggers import LOGGERS, Kind, Opening, Picture
+
+
+class Noting:
+    """A logger that notes its calls, and fails at those it is told to."""
+
+    def __init__(self, opening: Opening, told: list[tuple[Any, ...]], fails_at: set[str]) -> None:
+        self.told, self.fails_at = told, fails_at
+        self.key = opening.key or f"key {len(told)}"
+        self._note("open", opening.key, dict(opening.about))
+
+    def figures(self, values: Mapping[str, float], step: int) -> None:
+        self._note("figures", dict(values), step)
+
+    def images(self, pictures: Sequence[Picture], step: int) -> None:
+        self._note("images", [picture.name for picture in pictures], step)
+
+    def close(self, outcome: str) -> None:
+        self._note("close", outcome)
+
+    def _note(self, what: str, *details: Any) -> None:
+        self.told.append((what, *details))
+        if what in self.fails_at:
+            raise OSError("the disk is full")
+
+
+class Notebook:
+    """What a logger "noting" was told, and where it fails."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.fails_at: set[str] = set()
+
+    def of(self, what: str) -> list[tuple[Any, ...]]:
+        return [details for name, *details in self.told if name == what]
+
+
+@pytest.fixture
+def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    """A logger of the name "noting"."""
+    notebook, module = Notebook(), ModuleType("lockstep.runs.loggers.noting")
+    module.open_logger = lambda opening: Noting(opening, notebook.told, notebook.fails_at)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.noting", module)
+    monkeypatch.setitem(LOGGERS, "noting", Kind(("numpy",), "", forgets=False))
+    return notebook
+
+
+@pytest.fixture
+def picture() -> Picture:
+    """Eight by six pixels, no two alike."""
+    return Picture("mistakes/01", "dots taken for rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3))

@@ -1,0 +1,80 @@
+"""Weights & Biases' own client, offline; left out where it is not installed."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.runs.loggers import Loggers, Opening, Picture
+
+pytest.importorskip("wandb")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what it and its own packages warn each other of
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
+    folder.mkdir(exist_ok=True)
+    return Loggers(["wandb"], Opening(folder, step, {"epochs": 2}, None), warned.append)
+
+
+def payloads(data: bytes) -> Iterator[bytes]:
+    """Yield what is in a file of the client's: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB.
+
+    A piece is: checksum, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
+    """
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+def records(folder: Path) -> list[list[Any]]:
+    """Return the records of every process's file, in the order of the files."""
+    import wandb
+
+    wandb.teardown()  # as at the end of a process: until then its own process may still have to write
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    return [[Record.FromString(payload) for payload in payloads(file.read_bytes())] for file in files]
+
+
+def history(records: list[Any]) -> list[dict[str, Any]]:
+    items = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in each} for each in items]
+
+
+def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(picture: Picture, tmp_path: Path) -> None:
+    warned: list[str] = []
+    for first, outcome in ((2, "stopped"), (4, "finished")):
+        several = opened(tmp_path / "my run", first - 2, warned)
+        for step in (first, first + 2, first + 4):
+            several.figures("train", {"loss": 1 / step}, step)
+        several.figures("val_trained", {"loss": 2.0}, first + 4)
+        if outcome == "finished":
+            several.images("mistakes", [picture], 8)
+        several.close(outcome)  # type: ignore[arg-type]
+    assert warned == []
+    files = records(tmp_path / "my run")
+    ids = [record.run.run_id for file in files for record in file if record.WhichOneof("record_type") == "run"]
+    assert len(files) == 2
+    assert len(set(ids)) == 1
+    steps = [[(row["_step"], row.get("train/loss")) for row in history(file)] for file in files]
+    assert steps == [[(2, 1 / 2), (4, 1 / 4), (6, 1 / 6)], [(8, 1 / 8)]]
+    assert history(files[1])[0]["val_trained/loss"] == 2.0
+    assert history(files[1])[0]["mistakes/01/caption"] == "dots taken for rays"

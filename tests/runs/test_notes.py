@@ -1,0 +1,83 @@
+"""What is said of a run before its first step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import RECIPES
+from lockstep.runs.notes import Facts, seldom_meant
+
+SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
+
+
+def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> Facts:
+    names = [f"class {i}" for i in range(classes)]
+    images = {split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")}
+    return Facts(names, images["training"], images["validation"], steps)
+
+
+def test_nothing_is_said_of_what_is_usual() -> None:
+    assert seldom_meant(SENSIBLE, facts()) == []
+
+
+@pytest.mark.parametrize("name", set(RECIPES) - {"demo"})
+def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
+    assert seldom_meant(RECIPES[name](), facts(classes=1000, steps=40)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "sentence"),
+    [
+        ({"logits": 1000}, {}, "the images have 10 classes, the model 1000 logits: --set logits=10"),
+        ({"logits": 12}, {}, "the images have 10 classes, the model 12 logits: --set logits=10"),
+        (
+            {"eval_crop": 290, "eval_resize": 300},
+            {},
+            "evaluation at 290 px is more than a quarter larger than training at 224 px",
+        ),
+        ({"eval_crop": 160}, {}, "evaluation at 160 px is more than a quarter smaller than training at 224 px"),
+        (
+            {"epochs": 3},
+            {},
+            "the warm-up of 5 epochs is not shorter than the run of 3, so that the learning rate never falls: "
+            "--set warmup_epochs=0.3",
+        ),
+        ({"epochs": 1, "warmup_epochs": 1}, {}, "the warm-up of 1 epoch is not shorter than the run of 1"),
+        ({"epochs": 5}, {}, "the warm-up of 5 epochs is not shorter than the run of 5"),
+        (
+            {"lr_decay": "step", "lr_step_epochs": [1], "warmup_epochs": 2.0},
+            {"steps": 1},
+            "the learning rate never reaches its peak of 0.032: the highest is 0.016",
+        ),
+        ({"logits": 1}, {"classes": 1}, "all images are of one class, class 0: there is nothing to tell apart"),
+        ({"logits": 5}, {"classes": 5}, "top-5 of 5 classes tells nothing and is left out"),
+        ({}, {"validation": [1] * 8 + [0, 0]}, "no validation image of 2 of 10 classes: class 8, class 9"),
+        (
+            {},
+            {"training": [0] * 7 + [1] * 3},
+            "no training image of 7 of 10 classes: class 0, class 1, class 2, class 3, class 4 and 2 more",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_seldom_meant_is_said(changes: dict[str, Any], about: dict[str, Any], sentence: str) -> None:
+    found = seldom_meant(SENSIBLE.replace(**changes), facts(**about))
+    assert any(note.startswith(sentence) for note in found), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "about"),
+    [
+        ({"logits": 11}, {}),  # NVIDIA's TensorFlow model has one more
+        ({"eval_crop": 280, "eval_resize": 300}, {}),
+        ({"eval_crop": 168}, {}),
+        ({"epochs": 6}, {}),
+        ({"epochs": 3, "warmup_from_batch_images": 512}, {}),
+        ({"logits": 6}, {"classes": 6}),
+    ],
+    ids=str,
+)
+def test_what_is_just_usual_is_not(changes: dict[str, Any], about: dict[str, Any]) -> None:
+    assert seldom_meant(SENSIBLE.replace(**changes), facts(**about)) == []

@@ -1,0 +1,195 @@
+"""What a run resumes with when little is given, and under which other schedules it may."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import lockstep
+from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.runs.folder import read_log, read_report
+from lockstep.runs.resuming import complete, last_execution, refusal
+from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
+
+IMAGES = 60
+PER_EPOCH = 7  # 60 images, 8 a step
+
+
+@pytest.fixture
+def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    """The folder of a run that began, with images beside it."""
+    folder = tmp_path / "a run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (tmp_path / "images").mkdir()
+    (folder / "recipe.yaml").write_text("based_on: my recipe\n" + tiny_recipe.to_yaml())
+    (folder / "log.jsonl").touch()
+    execution = Execution(backend="tensorflow", loader_threads=3, profile_step=5).fields()
+    note(folder, data=str(tmp_path / "images"), execution=execution)
+    return folder
+
+
+def note(run: Path, **environment: Any) -> None:
+    (run / "environment.json").write_text(json.dumps(environment))
+
+
+def test_what_is_not_given_is_taken_from_the_runs_folder(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    asked = complete(run)
+    assert asked.recipe == tiny_recipe
+    assert asked.data == tmp_path / "images"
+    assert asked.execution == Execution(backend="tensorflow", loader_threads=3), "a trace is for one command alone"
+    assert asked.taken == {
+        "recipe": "its recipe (my recipe)",
+        "data": f"its images ({tmp_path / 'images'})",
+        "execution": "backend=tensorflow, loader_threads=3",
+    }
+
+
+def test_what_is_given_comes_before_what_is_in_the_folder(run: Path, tiny_recipe: Recipe) -> None:
+    asked = complete(run, data="elsewhere", changes={"epochs": 3}, how={"loader_threads": 1})
+    assert asked.recipe == tiny_recipe.replace(epochs=3)
+    assert asked.data == Path("elsewhere")
+    assert asked.execution == Execution(backend="tensorflow", loader_threads=1)
+    assert asked.taken["execution"] == "backend=tensorflow"
+    assert complete(run, execution=Execution()).execution == Execution()
+
+
+def test_a_command_with_a_recipe_says_all_of_its_execution(run: Path, tiny_recipe: Recipe) -> None:
+    asked = complete(run, tiny_recipe.replace(lr=1.0))
+    assert (asked.recipe.lr, asked.execution) == (1.0, Execution())
+    assert list(asked.taken) == ["data"]
+
+
+def test_a_run_of_an_earlier_version_is_resumed_without_a_name(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (run / "recipe.yaml").write_text(tiny_recipe.to_yaml())
+    note(run, data=str(tmp_path), execution={"backend": "paddle", "a_field_that_is_gone": 1})
+    asked = complete(run)
+    assert (asked.recipe, asked.recipe.based_on, asked.taken["recipe"]) == (tiny_recipe, "", "its recipe")
+    assert asked.execution == Execution(backend="paddle")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda run: (run / "recipe.yaml").unlink(), DataError, r"no run in .*a run; a new run needs images"),
+        (lambda run: (run / "environment.json").unlink(), DataError, r"does not say which images .*; add --data DATA"),
+        (lambda run: note(run, data="/no/such"), DataError, r"trained on /no/such, which is not there; .* --data DATA"),
+        (lambda run: note(run, data=7), CheckpointError, r"is not what a run notes"),
+        (
+            lambda run: note(run, execution={"loader_threads": -1}),
+            CheckpointError,
+            r"json: execution: loader_th",
+        ),
+        (
+            lambda run: (run / "environment.json").write_text("[]"),
+            CheckpointError,
+            r"environment.json is not what a run notes",
+        ),
+        (lambda run: (run / "environment.json").write_text("{"), CheckpointError, r"environment.json is not JSON;"),
+        (lambda run: (run / "recipe.yaml").write_text("based_on: [1]"), RecipeError, r"based_on: expected the name"),
+    ],
+)
+def test_what_cannot_be_taken_is_asked_for(run: Path, change: Any, error: type[UserError], message: str) -> None:
+    change(run)
+    with pytest.raises(error, match=message):
+        complete(run)
+
+
+def test_a_new_run_without_images_asks_for_them(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no run in .*; a new run needs images: --data DATA"):
+        complete(tmp_path, "demo")
+    assert last_execution(tmp_path) == {}
+
+
+def test_a_folder_called_like_a_published_recipe_is_still_a_folder(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    Path("demo/recipe.yaml").write_text(tiny_recipe.to_yaml())
+    assert complete(Path("demo"), data="images").recipe == tiny_recipe
+
+
+# Another schedule
+
+
+def why(recipe: Recipe, run: Path, done: int, **changes: Any) -> str | None:
+    (run / "checkpoints" / f"step-{done:08d}").mkdir()
+    return refusal(run, recipe, recipe.replace(**changes), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("done", "changes"),
+    [
+        (2 * PER_EPOCH, {"epochs": 3}),
+        (2 * PER_EPOCH, {"epochs": 4, "lr_step_epochs": [1, 3]}),
+        (PER_EPOCH, {"lr_step_epochs": [1.5]}),
+        (PER_EPOCH, {"epochs": 1}),
+        (0, {"lr": 7.0, "lr_decay": "linear"}),
+    ],
+    ids=repr,
+)
+def test_a_schedule_that_begins_with_the_same_rates_is_continued(
+    run: Path, tiny_recipe: Recipe, done: int, changes: dict[str, Any]
+) -> None:
+    assert why(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, done, **changes) is None
+
+
+def test_a_cosine_is_continued_only_while_it_warms_up(run: Path, tiny_recipe: Recipe) -> None:
+    assert why(tiny_recipe, run, PER_EPOCH, epochs=4) is None
+    assert "step 8 had the learning rate" in str(why(tiny_recipe, run, PER_EPOCH + 2, epochs=4))
+
+
+def test_a_refused_schedule_says_which_step_differs_and_what_to_type(run: Path, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(lr_decay="linear", warmup_epochs=0.0)
+    said = str(why(recipe, run, 2 * PER_EPOCH, epochs=4, lr_end=0.01))
+    # A line from 0.05 over 14 steps to 0, or over 28 to 0.01: at step 1 it is 13/14 * 0.05, or 0.01 + 27/28 * 0.04.
+    assert said.splitlines() == [
+        "It has done 14 steps, which the new schedule does not continue: step 1 had the learning rate 0.0464286, and has "
+        "0.0485714 in it.",
+        "To train on from its weights, in a new run from step 0:",
+        f"  lockstep train --recipe '{run}' --weights '{run}' --data DATA --out ANOTHER --set epochs=4 --set lr_end=0.01",
+    ]
+
+
+def test_fewer_steps_than_are_done_are_refused(run: Path, tiny_recipe: Recipe) -> None:
+    assert why(tiny_recipe, run, 14, epochs=1) == "It has done 14 steps, and epochs=1 ends at step 7."
+
+
+@pytest.mark.parametrize("changes", [{"momentum": 0.5}, {"epochs": 3, "seed": 1}, {"global_batch_images": 4}], ids=repr)
+def test_other_fields_than_the_schedules_are_never_changed(run: Path, tiny_recipe: Recipe, changes: dict[str, Any]) -> None:
+    assert why(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, 7, **changes) == ""
+
+
+def test_a_finished_run_of_more_epochs_ends_bit_for_bit_like_one_that_had_them_from_the_start(
+    tiny_recipe: Recipe, textures: Path, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(epochs=1, lr_decay="step", lr_step_epochs=(1,)).named("steps")
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    lockstep.train(recipe, textures, run)
+    told: list[dict[str, Any]] = []
+
+    def listener(event: dict[str, Any]) -> None:
+        if event["kind"] == "train":
+            assert read_report(run) is None, "a run that goes on is not finished"
+        told.append(event)
+
+    report = lockstep.train(load_recipe(run).replace(epochs=2), out=run, listener=listener)
+    lockstep.train(recipe.replace(epochs=2), textures, whole)
+    weights = [load_file(each / "checkpoints" / "step-00000014" / "model.safetensors") for each in (run, whole)]
+    assert [name for name in weights[0] if weights[0][name].tobytes() != weights[1][name].tobytes()] == []
+    assert (report["epochs"], report["recipe"]) == (2, "steps")
+    assert told[0] == {"kind": "taken", "out": str(run), "taken": {"data": f"its images ({textures.resolve()})"}}
+    start = next(event for event in told if event["kind"] == "start")
+    assert "epochs is 2 from here on; so far this run had 1" in start["notes"]
+    assert [entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"] == [7, 14]
+    told.clear()
+    assert lockstep.train(out=run, listener=told.append)["final"] == report["final"]
+    assert "already_finished" in [event["kind"] for event in told]
+    assert load_recipe(run).based_on == "steps"
+
+
+def test_training_without_a_folder_is_a_mistake_of_the_program() -> None:
+    with pytest.raises(TypeError, match="needs out"):
+        lockstep.train("demo", "data")

@@ -1,0 +1,82 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from lockstep.system.signals import StopRequests
+
+WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in WATCHED]
+
+
+def test_nothing_is_requested_before_a_signal_comes() -> None:
+    with StopRequests() as stop:
+        assert not stop.requested
+        assert stop.received is None
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_a_signal_is_noted_and_decides_the_exit_code(number: signal.Signals, exit_code: int) -> None:
+    with StopRequests() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.received is number
+        assert stop.exit_code == exit_code
+
+
+def test_a_request_to_another_rank_ends_with_75() -> None:
+    assert StopRequests().exit_code == 75
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with StopRequests() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGTERM, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGUSR1)],
+    ids=str,
+)
+def test_only_a_second_interrupt_does_not_wait(numbers: tuple[signal.Signals, ...]) -> None:
+    with StopRequests() as stop:
+        for number in numbers:
+            signal.raise_signal(number)
+        assert stop.received is numbers[-1]
+
+
+def test_the_handlers_before_are_restored_even_after_an_error() -> None:
+    before, inside = handlers(), []
+
+    def fail() -> None:
+        with StopRequests():
+            inside.extend(handlers())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not set(before) & set(inside)
+    assert handlers() == before
+
+
+def test_outside_the_main_thread_no_signal_is_watched() -> None:
+    before, seen = handlers(), []
+
+    def work() -> None:
+        with StopRequests() as stop:
+            seen.append((handlers() == before, stop.requested))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(True, False)]
+    assert handlers() == before

@@ -1,0 +1,37 @@
+"""JSON without NaN and Infinity."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.system.strict_json import to_json
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"loss": 1.5, "name": "café", "none": None}, {"loss": 1.5, "name": "café", "none": None}),
+        ({"loss": -INF}, {"loss": None, "not_finite": {"loss": "-inf"}}),
+        ({"losses": [1.0, NAN, INF]}, {"losses": [1.0, None, None], "not_finite": {"losses": "nan"}}),
+        ([{"a": {"b": (1, NAN)}}], [{"a": {"b": [1, None], "not_finite": {"b": "nan"}}}]),
+    ],
+    ids=str,
+)
+def test_what_json_has_no_word_for_is_null_and_a_key_beside_it_says_what_it_was(value: Any, expected: Any) -> None:
+    assert json.loads(to_json(value), parse_constant=pytest.fail) == expected
+
+
+def test_no_other_json_of_the_package_can_have_nan_in_it() -> None:
+    lax = []
+    for path in Path(lockstep.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json.dump"):
+                strict = any(each.arg == "allow_nan" and ast.unparse(each.value) == "False" for each in node.keywords)
+                lax += [] if strict else [f"{path}:{node.lineno}"]
+    assert lax == []

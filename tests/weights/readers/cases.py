@@ -1,0 +1,57 @@
+"""Small models of the kinds that other programs have."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from lockstep.backends import State
+from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.recipes import Recipe
+
+Variables = dict[str, np.ndarray]
+
+RESNET = ModelSpec(block="bottleneck", layers=(2, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64))
+RESNEXT = ModelSpec(block="bottleneck", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), groups=4, expansion=2)
+BASIC = ModelSpec(block="basic", layers=(1, 2, 1, 1), stem_width=8, widths=(8, 16, 32, 64), expansion=1)
+
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 60), st.binary(max_size=9)), min_size=1, max_size=4)
+
+
+def edited(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
+    for where, amount, added in edits:
+        begin = round(where * len(data))
+        data = data[:begin] + added + data[begin + amount :]
+    return data
+
+
+def state_of(recipe: Recipe, step: int = 7) -> State:
+    """Every value another, so that nothing can be mistaken for anything else."""
+    random = np.random.default_rng(step)
+    found = list(tensors(model_spec(recipe.model), recipe.logits))
+    values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in found}
+    trained = [tensor for tensor in found if tensor.is_trained]
+    return State(step, values, {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained})
+
+
+def assert_stored(found: Variables, expected: Variables) -> None:
+    """Types, shapes and bits."""
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+        assert found[name].tobytes() == value.tobytes()
+
+
+def assert_canonical(found: Variables, expected: Variables) -> None:
+    """The bits of float32, in arrays of their own."""
+    assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
+    assert {value.dtype for value in found.values()} <= {np.dtype(np.float32)}
+    assert all(value.flags.c_contiguous and value.flags.writeable for value in found.values())
+
+
+def renamed(variables: Variables, change: Callable[[str], str]) -> Variables:
+    return {change(name): value for name, value in variables.items()}
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)

@@ -1,0 +1,566 @@
+"""MXNet's names and layouts, and what happens to files that have others. MXNet's own part is in test_peers_of_mxnet."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import readers
+from lockstep.weights.readers import mxnet_params
+from lockstep.weights.readers.common import Original
+from lockstep.weights.readers.nvidia_mxnet import find, names, read, write, write_epoch
+from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+
+EPOCH = "no step is stored and 0 is taken; its name says epoch 90, counted from 1"
+SPEEDS = "there are no velocities (model-0090.momentum.params)"
+CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+NO_GRAPH = "there is no model-symbol.json: bottlenecks are taken to stride in their 3x3, and batch norms to add 1e-05"
+SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
+"""The 3x3 of its first stage has kernels of 3 x 3 x 3."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models that have a name."""
+    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
+        monkeypatch.setitem(MODELS, name, spec)
+
+
+def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
+    return resnet50_mxnet_90ep().replace(model=model, logits=logits, precision="fp32")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A checkpoint as the original leaves it."""
+    recipe = recipe_of()
+    write(tmp_path / "out" / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
+    return tmp_path / "out" / "model-0090.params"
+
+
+def graph_of(file: Path) -> Path:
+    return file.with_name("model-symbol.json")
+
+
+def changed(file: Path, change: Callable[[Variables], object]) -> Original:
+    """Read the file again with other arrays."""
+    arrays = dict(mxnet_params.load(file))
+    change(arrays)
+    mxnet_params.dump(file, arrays)
+    return read(file)
+
+
+def regraphed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Original:
+    """Read the file again with another graph."""
+    graph = json.loads(graph_of(file).read_text())
+    change(graph["nodes"])
+    graph_of(file).write_text(json.dumps(graph))
+    return read(file)
+
+
+def node(nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(each for each in nodes if each["name"] == name)
+
+
+def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: Path) -> None:
+    recipe = recipe_of("resnet50")
+    state = state_of(recipe, 0)
+    written, remarks = write(tmp_path / "model-0090.params", recipe, state)
+    assert [path.name for path in written] == ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
+    assert remarks == ("MXNet does not read *.momentum.params, the velocities: the original goes on with velocities of 0",)
+    arrays = mxnet_params.load(tmp_path / "model-0090.params")
+    velocities = mxnet_params.load(tmp_path / "model-0090.momentum.params")
+    # 53 convolutions with four tensors of batch norm each, and the classifier's two
+    assert (len(arrays), len(velocities)) == (267, 161)
+    for ours, theirs in {
+        "conv1.weight": "arg:conv0_weight",
+        "bn1.weight": "arg:bn0_gamma",
+        "bn1.running_mean": "aux:bn0_moving_mean",
+        "layer1.0.conv1.weight": "arg:stage1_unit1_conv1_weight",
+        "layer1.0.downsample.0.weight": "arg:stage1_unit1_conv1sc_weight",
+        "layer1.0.downsample.1.bias": "arg:stage1_unit1_sc_beta",
+        "layer1.0.downsample.1.running_var": "aux:stage1_unit1_sc_moving_var",
+        "layer3.5.bn3.bias": "arg:stage3_unit6_bn3_beta",
+        "layer4.2.conv3.weight": "arg:stage4_unit3_conv3_weight",
+        "fc.weight": "arg:fc1_weight",
+        "fc.bias": "arg:fc1_bias",
+    }.items():
+        assert np.array_equal(arrays[theirs], state.tensors[ours])
+        if ours in state.momentum:
+            assert np.array_equal(velocities[theirs.removeprefix("arg:")], state.momentum[ours])
+    found = read(tmp_path / "model-0090.params")
+    assert (found.recipe, found.state.step, found.remarks) == (recipe, 0, (EPOCH,))
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+
+
+@pytest.mark.parametrize("model", ["small", "grouped", "basic", "square", "resnet50-v1"])
+def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> None:
+    recipe = recipe_of(model, 10)
+    state = state_of(recipe)
+    write(tmp_path / "new" / "any", recipe, state)
+    found = read(tmp_path / "new" / "any-0000.params")
+    assert found.recipe == recipe
+    assert found.remarks == ("no step is stored and 0 is taken; its name says epoch 0, counted from 1",)
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+    assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
+
+
+@pytest.mark.parametrize(("epsilon", "remarks"), [(1e-5, ()), (2e-5, ("its batch norms add 2e-05 to the variance",))])
+def test_what_batch_norms_add_is_as_the_graph_says(epsilon: float, remarks: tuple[str, ...], tmp_path: Path) -> None:
+    recipe = recipe_of().replace(bn_epsilon=epsilon)
+    write(tmp_path / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
+    found = read(tmp_path / "model-0090.params", momentum=False)
+    assert (found.recipe, found.remarks) == (recipe, (EPOCH, *remarks))
+
+
+def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
+    recipe = recipe_of().replace(bn_momentum=0.3)
+    write(tmp_path / "model", recipe, State(0, state_of(recipe).tensors, {}))
+    nodes = json.loads((tmp_path / "model-symbol.json").read_text())["nodes"]
+    assert node(nodes, "bn0")["attrs"] == {"axis": "1", "eps": "1e-05", "fix_gamma": "False", "momentum": "0.7"}
+    assert node(nodes, "stage2_unit1_conv2")["attrs"]["stride"] == "(2, 2)"
+    assert node(nodes, "stage2_unit1_conv1")["attrs"]["stride"] == "(1, 1)"
+    assert node(nodes, "fc1")["attrs"] == {"num_hidden": "1000"}
+    assert (nodes[0]["name"], nodes[-1]["op"]) == ("data", "SoftmaxOutput")
+
+
+def in_nhwc(arrays: Variables, channels: int = 3) -> None:
+    """As the original trains in fp16: kernels OHWI, a stem of more channels perhaps."""
+    for name, value in arrays.items():
+        if value.ndim == 4:
+            more = [(0, 0), (0, channels - 3 if name == "arg:conv0_weight" else 0), (0, 0), (0, 0)]
+            arrays[name] = np.pad(value, more, constant_values=5).transpose(0, 2, 3, 1)
+
+
+def with_layout(nodes: list[dict[str, Any]]) -> None:
+    for each in nodes:
+        if each["op"] == "Convolution":
+            each["attrs"]["layout"] = "NHWC"
+
+
+OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were turned to OIHW"
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("graph", [True, False])
+def test_kernels_in_nhwc_are_turned_and_a_fourth_channel_has_no_effect(graph: bool, channels: int, file: Path) -> None:
+    if graph:
+        with pytest.raises(CheckpointError, match=r"conv0_weight is \[8, 3, 7, 7\], expected \[8, 7, 7, 3\]"):
+            regraphed(file, with_layout)
+    else:
+        graph_of(file).unlink()
+    found = changed(file, lambda arrays: in_nhwc(arrays, channels))
+    graph_remark, channel = () if graph else (NO_GRAPH,), (CHANNEL,) if channels == 4 else ()
+    assert found.remarks == (EPOCH, *graph_remark, *channel, OHWI, SPEEDS)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+
+
+def test_a_fourth_channel_is_folded_in_nchw(file: Path) -> None:
+    stem = "arg:conv0_weight"
+    found = changed(file, lambda a: a.update({stem: np.pad(a[stem], [(0, 0), (0, 1), (0, 0), (0, 0)])}))
+    assert found.remarks == (EPOCH, CHANNEL, SPEEDS)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(by_rows: bool, tmp_path: Path) -> None:
+    recipe, file = recipe_of("square"), tmp_path / "model-0090.params"
+    write(file, recipe, State(0, state_of(recipe).tensors, {}))
+    if by_rows:
+        with pytest.raises(CheckpointError):
+            regraphed(file, with_layout)
+    found = changed(file, in_nhwc if by_rows else lambda arrays: None)
+    assert_canonical(found.state.tensors, state_of(recipe).tensors)
+    graph_of(file).unlink()
+    which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI, and nothing says which; put"
+    with pytest.raises(CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json beside it"):
+        read(file)
+    file.rename(tmp_path / "best.params")
+    with pytest.raises(CheckpointError, match=rf"best\.params: {which[:-4]} name it <prefix>-<epoch>\.params"):
+        read(tmp_path / "best.params")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_floats_become_float32(dtype: type, file: Path) -> None:
+    name = "arg:stage1_unit1_conv2_weight"
+    found = changed(file, lambda arrays: arrays.update({name: arrays[name].astype(dtype)}))
+    odd = "1 variables, such as stage1_unit1_conv2_weight, are not float32 and were converted to it"
+    assert found.remarks == (EPOCH, odd, SPEEDS)
+    expected = state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(dtype).astype(np.float32)
+    assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
+
+
+def test_bfloat16_is_read_from_its_bits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = dict(mxnet_params.load(file))
+    bits = arrays["arg:fc1_weight"].view(np.uint32)
+    arrays["arg:fc1_weight"] = (bits >> 16).astype(np.uint16)
+    monkeypatch.setattr(mxnet_params, "load", lambda path: arrays)
+    expected = (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    assert np.array_equal(read(file).state.tensors["fc.weight"], expected)
+
+
+GLUON_LEAVES = {"moving_mean": "running_mean", "moving_var": "running_var"}
+
+
+def gluon_layers(spec_names: dict[str, str]) -> list[tuple[str, str]]:
+    """The original's names of convolutions and batch norms in the order in which Gluon makes layers."""
+    kernels = [theirs for ours, theirs in spec_names.items() if ours != "fc.weight" and theirs.endswith("_weight")]
+    norms = [theirs for theirs in spec_names.values() if theirs.endswith("_gamma")]
+    return [(k.removesuffix("_weight"), n.removesuffix("_gamma")) for k, n in zip(kernels, norms, strict=True)]
+
+
+def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) -> dict[str, str]:
+    """The model zoo counts within a stage; NVIDIA's code of Gluon through the whole network."""
+    table, counts = {"fc1": f"{prefix}dense0"}, dict.fromkeys(("", "1", "2", "3", "4"), 0)
+    for kernel, norm in layers:
+        stage = kernel[5] if by_stage and kernel.startswith("stage") else ""
+        scope = f"{prefix}stage{stage}_" if stage else prefix
+        table |= {kernel: f"{scope}conv{counts[stage]}", norm: f"{scope}batchnorm{counts[stage]}"}
+        counts[stage] += 1
+    return table
+
+
+def as_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
+    """As Gluon's save_parameters calls what NVIDIA's code builds, whose blocks end with a layer of their own."""
+    table = {"fc1": "_net.output", "conv0": "_net.features.0.1", "bn0": "_net.features.1.0"}
+    for kernel, norm in layers[1:]:
+        stage, unit, what = re.fullmatch(r"stage(\d)_unit(\d)_conv(\w+)", kernel).groups()  # type: ignore[union-attr]
+        block = f"_net.features.{2 + int(stage)}.{int(unit) - 1}"
+        conv, bn = {
+            "1": ("body.0", "body.1.0"),
+            "2": ("body.2", "body.3.0"),
+            "3": ("body.4", "bn_add_relu" if fused else "bn_add_relu.bn"),
+            "1sc": ("downsample.0", "downsample.1"),
+        }[what]
+        table |= {kernel: f"{block}.{conv}", norm: f"{block}.{bn}"}
+    return table
+
+
+def of_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
+    def change(name: str) -> str:
+        bare = name.partition(":")[2]
+        layer = max((known for known in table if bare.startswith(f"{known}_")), key=len)
+        leaf = bare.removeprefix(f"{layer}_")
+        return table[layer] + joint + GLUON_LEAVES.get(leaf, leaf)
+
+    return change
+
+
+LAYERS = gluon_layers(names(RESNET))
+GLUON: dict[str, tuple[dict[str, str], str]] = {
+    "the model zoo": (as_counted(LAYERS, "resnetv10_", by_stage=True), "_"),
+    "counters": (as_counted(LAYERS, "resnet0_", by_stage=False), "_"),
+    "paths": (as_paths(LAYERS, fused=False), "."),
+    "paths to fused layers": (as_paths(LAYERS, fused=True), "."),
+}
+
+
+@pytest.mark.parametrize(("table", "joint"), GLUON.values(), ids=GLUON)
+def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: str, file: Path) -> None:
+    arrays = renamed(mxnet_params.load(file), of_gluon(table, joint))
+    path = file.with_name("best.params")
+    mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
+    found = read(path)
+    assert found.recipe == recipe_of()
+    assert found.remarks == (
+        "no step is stored and 0 is taken",
+        "a file without an epoch in its name has no graph: bottlenecks are taken to stride in their 3x3, and batch norms "
+        "to add 1e-05",
+        "there are no velocities (best.momentum.params)",
+    )
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+
+
+def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) -> None:
+    table, joint = GLUON["counters"]
+    table = {layer: re.sub("resnet0_(conv|batchnorm)([5-7])$", r"resnet0_b0_\1\2", name) for layer, name in table.items()}
+    mxnet_params.dump(file.with_name("best.params"), renamed(mxnet_params.load(file), of_gluon(table, joint)))
+    with pytest.raises(CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"):
+        read(file.with_name("best.params"))
+
+
+def test_any_names_are_read_where_a_graph_says_what_is_computed_with_them(file: Path) -> None:
+    table = {name: f"v{i * 37 % 101}_{name.rpartition('_')[2]}" for i, name in enumerate(names(RESNET).values())}
+
+    def rename(nodes: list[dict[str, Any]]) -> None:
+        for each in nodes:
+            each["name"] = table.get(each["name"], each["name"])
+
+    arrays = {name: table[name.partition(":")[2]] for name in mxnet_params.load(file)}
+    mxnet_params.dump(file, renamed(mxnet_params.load(file), lambda name: arrays[name]))
+    found = regraphed(file, rename)
+    assert found.remarks == (EPOCH, SPEEDS)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+
+
+UNIT = "stage1_unit2"
+REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
+    "no statistics": (lambda a: a.pop("aux:bn0_moving_var"), r"small is nearest, but bn0_moving_var is missing\."),
+    "no bias": (lambda a: a.pop("arg:fc1_bias"), "fc1_bias is missing"),
+    "a block more": (
+        lambda a: a.update({f"arg:{UNIT}b_conv1_weight": zeros(4, 4, 1, 1)}),
+        f"small is nearest, but there is {UNIT}b_conv1_weight",
+    ),
+    "a projection in stage 1": (
+        lambda a: a.update({f"arg:{UNIT}_conv1sc_weight": zeros(32, 32, 1, 1), f"arg:{UNIT}_sc_gamma": zeros(32)}),
+        f"small is nearest, but there is {UNIT}_conv1sc_weight; there is {UNIT}_sc_gamma",
+    ),
+    "biases of convolutions": (
+        lambda a: a.update({"arg:conv0_bias": zeros(8)}),
+        r"convolutions have biases \(1, such as conv0_bias\), which those of no model here have; there is conv0_bias",
+    ),
+    "another shape": (
+        lambda a: a.update({"arg:bn0_beta": zeros(3)}),
+        r"bn0_beta is \[3\], expected \[8\]\. Of its 102 arrays the first are \['bn0_beta'",
+    ),
+    "other numbers": (lambda a: a.update({"arg:bn0_beta": np.zeros(8, np.int64)}), r": bn0_beta is int64 \[8\], expected"),
+    "a variable of two kinds": (
+        lambda a: a.update({"aux:bn0_beta": zeros(8)}),
+        "has 103 arrays of 102 variables: some are arg: and aux: at once",
+    ),
+    "nothing": (lambda a: a.clear(), "is not, or not all of, a ResNet as MXNet saves it"),
+    "other things": (lambda a: [a.clear(), a.update(a=zeros(2))], "is not, or not all of, a ResNet as MXNet saves it"),
+}
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_incomplete_or_more_is_refused(
+    change: Callable[[Variables], object], reason: str, graph: bool, file: Path
+) -> None:
+    if not graph:
+        graph_of(file).unlink()
+    with pytest.raises(CheckpointError, match=rf"model-0090\.params.*{reason}"):
+        changed(file, change)
+
+
+def attribute(name: str, key: str, value: str) -> Callable[[list[dict[str, Any]]], object]:
+    return lambda nodes: node(nodes, name)["attrs"].update({key: value})
+
+
+UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
+    "another stride": (
+        attribute("stage2_unit1_conv2", "stride", "(1, 1)"),
+        r"its graph has for stage2_unit1_conv2_weight the stride \(1, 1\), expected \(2, 2\)",
+    ),
+    "another padding": (attribute("conv0", "pad", "(2, 2)"), r"conv0_weight the pad \(2, 2\), expected \(3, 3\)"),
+    "dilated": (attribute("conv0", "dilate", "(2, 2)"), r"conv0_weight the dilate \(2, 2\), expected \(1, 1\)"),
+    "groups": (attribute("stage1_unit1_conv2", "num_group", "2"), "stage1_unit1_conv2_weight 2 groups, expected 1"),
+    "a fixed scale": (attribute("bn0", "fix_gamma", "True"), r"the scale of bn0 is fixed to 1 \(fix_gamma\)"),
+    "a fixed scale by default": (lambda nodes: node(nodes, "bn0")["attrs"].pop("fix_gamma"), "the scale of bn0 is fixed"),
+    "several epsilons": (
+        attribute("bn0", "eps", "2e-05"),
+        r"batch norms add \[1e-05, 2e-05\] to the variance, expected one",
+    ),
+    "no epsilon": (lambda nodes: [n["attrs"].update(eps="-1") for n in nodes if n["op"] == "BatchNorm"], r"add \[-1.0\] to"),
+    "another activation": (attribute("relu0", "act_type", "tanh"), "relu0 is tanh, expected relu"),
+    "another pool": (attribute("pooling0", "pool_type", "avg"), r"it pools avg \(3, 3\) by \(2, 2\) within \(1, 1\) and"),
+    "a pool that rounds up": (attribute("pooling0", "pooling_convention", "full"), "of another convention and global avg"),
+    "squeeze and excitation": (lambda nodes: node(nodes, "relu0").update(op="sigmoid"), "its graph computes sigmoid, which"),
+    "another batch norm": (
+        lambda nodes: node(nodes, "bn0").update(inputs=[*node(nodes, "bn0")["inputs"][:1], *([[0, 0, 0]] * 4)]),
+        r"its graph has behind conv0_weight a batch norm with \[\]",
+    ),
+    "no such convolution": (
+        lambda nodes: node(nodes, "conv0_weight").update(name="conv7_weight"),
+        "its graph has no convolution with conv0_weight",
+    ),
+    "another classifier": (
+        lambda nodes: node(nodes, "fc1").update(op="null"),
+        "the fully connected layers .*, expected one",
+    ),
+    "a kernel twice": (
+        lambda nodes: node(nodes, f"{UNIT}_conv1").update(inputs=node(nodes, "stage1_unit1_conv1")["inputs"]),
+        "its graph has 20 convolutions of 19 kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), UNLIKE.values(), ids=UNLIKE)
+def test_a_graph_that_computes_something_else_is_refused(
+    change: Callable[[list[dict[str, Any]]], object], reason: str, file: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"small is nearest, but .*{reason}"):
+        regraphed(file, change)
+
+
+GARBAGE: dict[str, tuple[str, str]] = {
+    "text": ("garbage", "JSONDecodeError"),
+    "no graph": ("[1, 2]", "TypeError"),
+    "no nodes": ("{}", "KeyError"),
+    "a node without operator": ('{"nodes": [{"name": "a"}]}', "KeyError"),
+    "deep": ("[" * 100_000, "RecursionError"),
+    "an input of the future": (
+        '{"nodes": [{"op": "Convolution", "name": "a", "inputs": [[0, 0, 0], [0, 0, 0]]}]}',
+        "ValueError, node 0 has the input 0",
+    ),
+    "numbers for text": (
+        '{"nodes": [{"op": "Pooling", "name": "a", "inputs": [], "attrs": {"kernel": 3}}]}',
+        "TypeError, kernel of node 0 is 3, expected text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), GARBAGE.values(), ids=GARBAGE)
+def test_a_damaged_graph_is_an_error(text: str, reason: str, file: Path) -> None:
+    graph_of(file).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"model-symbol\.json is damaged, or not a graph as MXNet saves it: {reason}"):
+        read(file)
+
+
+def test_velocities_that_are_not_all_there_are_left_out(file: Path) -> None:
+    recipe = recipe_of()
+    velocities = {names(RESNET)[name]: value for name, value in state_of(recipe).momentum.items()}
+    gone = velocities.pop("fc1_bias")
+    side = file.with_name("model-0090.momentum.params")
+    mxnet_params.dump(side, velocities)
+    some = "1 of 62 velocities are missing, such as fc1_bias; the others were left out"
+    assert (read(file).state.momentum, read(file).remarks) == ({}, (EPOCH, some))
+    mxnet_params.dump(side, velocities | {"fc1_bias": gone[:3]})
+    with pytest.raises(CheckpointError, match=r"momentum\.params: fc1_bias is float32 \[3\], expected float32 \[1000\]"):
+        read(file)
+    side.write_text("garbage")
+    assert read(file, momentum=False).remarks == (EPOCH,)
+
+
+def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET, 10).replace(padding="same")
+    written, remarks = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
+    assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
+    for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 has no place", "loss scaling"):
+        assert [words in remark for remark in remarks].count(True) == 1
+    assert len(remarks) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd-0000.params", "odd-symbol.json"]
+
+
+def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
+    recipe = recipe_of()
+    before = graph_of(file).stat().st_mtime_ns
+    written, remarks = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
+    assert written == (file.with_name("model-0091.params"),)
+    assert remarks[0] == f"{graph_of(file)} was there already, and the same"
+    assert graph_of(file).stat().st_mtime_ns == before
+    other = recipe_of(logits=7)
+    with pytest.raises(CheckpointError, match=r"model-symbol\.json is there already, and another graph; name a new prefix"):
+        write(file.with_name("model-0092.params"), other, state_of(other))
+    assert sorted(path.name for path in file.parent.iterdir()) == [
+        "model-0090.params",
+        "model-0091.params",
+        graph_of(file).name,
+    ]
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write(tmp_path / "a", recipe_of(), state_of(recipe_of("basic")))
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write_epoch(tmp_path / "a", 1, recipe_of(), state_of(recipe_of("basic")))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["weights.params", "a-90.params"])
+def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{target}: expected a prefix, or with an epoch in four digits"):
+        write(tmp_path / target, recipe_of(), state_of(recipe_of()))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The disk is full when a file is almost written."""
+    done = mxnet_params.dump
+
+    def dump(path: Path, arrays: Variables) -> None:
+        done(path, arrays)
+        if name in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mxnet_params, "dump", dump)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, target = recipe_of(), tmp_path / "model-0090.params"
+    write(target, recipe, state_of(recipe))
+    for name in (".params", ".momentum.params"):
+        with pytest.raises(CheckpointError, match=rf"model-0090\{name} is there already"):
+            write(target, recipe, state_of(recipe))
+        target.with_name(f"model-0090{name}").unlink()
+    graph_of(target).unlink()
+    failing(monkeypatch, "0090.params")
+    with pytest.raises(CheckpointError, match=r"model cannot be written: .*No space left on device"):
+        write(target, recipe, state_of(recipe))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flush(path: Path) -> None:
+        if path.is_dir():
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(readers, "flush", flush)
+    with pytest.raises(CheckpointError, match=r"model cannot be written: .*Input/output error"):
+        write(tmp_path / "model", recipe_of(), state_of(recipe_of()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_writes_every_epoch_and_again_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, prefix = recipe_of(), tmp_path / "new" / "model"
+    for epoch in (1, 2, 2):
+        assert write_epoch(prefix, epoch, recipe, state_of(recipe, epoch)) == tmp_path / "new" / f"model-000{epoch}.params"
+    assert sorted(path.name for path in prefix.parent.iterdir()) == [
+        "model-0001.momentum.params",
+        "model-0001.params",
+        "model-0002.momentum.params",
+        "model-0002.params",
+        "model-symbol.json",
+    ]
+    found = read(prefix.parent / "model-0002.params").state
+    assert_canonical(found.tensors, state_of(recipe, 2).tensors)
+    assert_canonical(found.momentum, state_of(recipe, 2).momentum)
+    failing(monkeypatch, "0002.params")
+    with pytest.raises(CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"):
+        write_epoch(prefix, 2, recipe, state_of(recipe, 3))
+    assert len(list(prefix.parent.iterdir())) == 5
+    assert_canonical(read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors)
+    with pytest.raises(CheckpointError, match="and another graph"):
+        write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
+
+
+def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:
+    for name in (
+        "model-9999.params",
+        "model-10000.params",
+        "model-0091.momentum.params",
+        "model-91.params",
+        "model_best.params",
+    ):
+        file.with_name(name).touch()
+    last = file.with_name("model-10000.params")
+    assert find(file.parent) == find(file.with_name("model")) == find(last) == last
+    for name in ("model-0090.params", "model-0090.momentum.params"):
+        assert find(file.with_name(name)) == file
+    assert find(file.with_name("model_best.params")) == file.with_name("model_best.params")
+
+
+def test_a_folder_of_several_prefixes_does_not_say_which(file: Path) -> None:
+    file.with_name("b-0003.params").touch()
+    with pytest.raises(CheckpointError, match="out has b, model; name one"):
+        find(file.parent)
+    assert find(file.with_name("model")) == file
+
+
+def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "best.params.txt", "a-symbol.json", "a-0001.momentum.params"):
+        (tmp_path / name).touch()
+    missing = [tmp_path / name for name in ("missing", "missing.params", "a", "a-0001.momentum.params", "model.safetensors")]
+    for path in (tmp_path, Path(), *missing):
+        assert find(path) is None

@@ -1,0 +1,365 @@
+"""Paddle's names and layouts, and what happens to files that have others. Paddle's own part is in test_peers_of_paddle."""
+
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import paddle_pickle
+from lockstep.weights.readers.common import Original
+from lockstep.weights.readers.nvidia_paddle import find, read, write
+from tests.weights.readers.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
+
+STEP = "no step is stored and 0 is taken"
+CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models that have a name."""
+    monkeypatch.setitem(MODELS, "small", RESNET)
+    monkeypatch.setitem(MODELS, "basic", BASIC)
+
+
+def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
+    return resnet50_paddle_90ep().replace(model=model, logits=logits, precision="fp32")
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A checkpoint as the original leaves it."""
+    recipe = recipe_of()
+    write(tmp_path / "ResNet50" / "7" / "resnet_50_paddle", recipe, state_of(recipe))
+    return tmp_path / "ResNet50" / "7" / "resnet_50_paddle"
+
+
+def files(prefix: Path) -> tuple[Variables, Variables]:
+    return tuple(paddle_pickle.load(Path(f"{prefix}{ending}")).arrays for ending in (".pdparams", ".pdopt"))  # type: ignore[return-value]
+
+
+def read_again(parameters: Variables, optimizer: Variables | None, folder: Path, *, momentum: bool = True) -> Original:
+    paddle_pickle.dump(folder / "again.pdparams", parameters)
+    if optimizer is not None:
+        paddle_pickle.dump(folder / "again.pdopt", optimizer)
+    return read(folder / "again", momentum=momentum)
+
+
+def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: Path) -> None:
+    recipe = recipe_of("resnet50")
+    state = state_of(recipe, 0)
+    written, remarks = write(tmp_path / "a", recipe, state)
+    assert written == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
+    assert remarks == ("the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 wants it",)
+    parameters, optimizer = files(tmp_path / "a")
+    # 53 convolutions with four tensors of batch norm each, the classifier's two, and the learning rate
+    assert len(parameters) == 268
+    assert len(optimizer) == 161 + 4
+    assert parameters["conv2d_0.w_0"].shape == (64, 4, 7, 7)
+    assert not parameters["conv2d_0.w_0"][:, 3].any()
+    for ours, theirs in {
+        "conv1.weight": "conv2d_0.w_0",
+        "layer1.0.conv1.weight": "conv2d_1.w_0",
+        "layer1.0.conv3.weight": "conv2d_3.w_0",
+        "layer1.0.downsample.0.weight": "conv2d_4.w_0",
+        "layer1.1.conv1.weight": "conv2d_5.w_0",
+        "layer2.0.downsample.0.weight": "conv2d_14.w_0",
+        "layer4.2.conv3.weight": "conv2d_52.w_0",
+        "bn1.weight": "batch_norm_0.w_0",
+        "bn1.bias": "batch_norm_0.b_0",
+        "layer1.0.downsample.1.running_mean": "batch_norm_4.w_1",
+        "layer4.2.bn3.running_var": "batch_norm_52.w_2",
+        "fc.bias": "linear_0.b_0",
+    }.items():
+        assert np.array_equal(
+            parameters[theirs][:, :3] if ours == "conv1.weight" else parameters[theirs], state.tensors[ours]
+        )
+        if ours in state.momentum and ours != "conv1.weight":
+            assert np.array_equal(optimizer[f"{theirs}_velocity_0"], state.momentum[ours])
+    assert parameters["linear_0.w_0"][5, 700] == state.tensors["fc.weight"][700, 5]
+    assert optimizer["linear_0.w_0_velocity_0"][5, 700] == state.momentum["fc.weight"][700, 5]
+    found = read(tmp_path / "a")
+    assert (found.recipe, found.state.step, found.remarks) == (recipe, 0, (STEP, CHANNEL))
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+
+
+@pytest.mark.parametrize("model", ["small", "basic"])
+def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> None:
+    recipe = recipe_of(model, 10)
+    state = state_of(recipe)
+    write(tmp_path / "3" / "any", recipe, state)
+    found = read(tmp_path / "3" / "any")
+    assert found.recipe == recipe
+    assert found.remarks == (f"{STEP}; its folder names epoch 3, counted from 0", CHANNEL)
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+
+
+def test_what_the_fourth_channel_holds_has_no_effect(prefix: Path, tmp_path: Path) -> None:
+    parameters, optimizer = (dict(values) for values in files(prefix))
+    for values, name in ((parameters, "conv2d_0.w_0"), (optimizer, "conv2d_0.w_0_velocity_0")):
+        values[name] = values[name].copy()
+        values[name][:, 3] = 5
+    found = read_again(parameters, optimizer, tmp_path)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+
+
+def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_path: Path) -> None:
+    parameters, optimizer = (
+        {name: value[:, :3] if name.startswith("conv2d_0.") else value for name, value in values.items()}
+        for values in files(prefix)
+    )
+    found = read_again(parameters, optimizer, tmp_path)
+    assert found.remarks == (STEP,)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+
+
+def later(name: str) -> str:
+    """As in a program that is the second of its process; its counters do not begin at 0."""
+    return re.sub(r"(conv2d|batch_norm|linear)_(\d+)", lambda found: f"{found[1]}_{int(found[2]) + 97}", name)
+
+
+def of_layers(name: str) -> str:
+    return re.sub("batch_norm_", "batch_norm2d_", name)
+
+
+@pytest.mark.parametrize("change", [later, of_layers])
+def test_counters_may_begin_anywhere_and_batch_norms_have_two_names(
+    change: Callable[[str], str], prefix: Path, tmp_path: Path
+) -> None:
+    parameters, optimizer = files(prefix)
+    found = read_again(renamed(parameters, change), renamed(optimizer, change), tmp_path)
+    assert found.remarks == (STEP, CHANNEL)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum)
+
+
+def halved(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
+    """As with --use-pure-fp16: kernels and classifier are rounded, the optimizer keeps them whole."""
+    kept = {name: value for name, value in parameters.items() if name.startswith(("conv2d", "linear"))}
+    masters = {f"{name}_fp32_master_0": value for name, value in kept.items()}
+    slots = {f"{name}_fp32_master_0_velocity_0": optimizer[f"{name}_velocity_0"] for name in kept}
+    others = {name: value for name, value in optimizer.items() if name.removesuffix("_velocity_0") not in kept}
+    return parameters | {name: value.astype(np.float16) for name, value in kept.items()}, masters | slots | others
+
+
+@pytest.mark.parametrize("momentum", [True, False])
+def test_rounded_weights_are_taken_from_the_copies_that_the_optimizer_keeps(
+    momentum: bool, prefix: Path, tmp_path: Path
+) -> None:
+    found = read_again(*halved(*files(prefix)), tmp_path, momentum=momentum)
+    # 20 convolutions and the classifier's two
+    remark = "22 weights are the float32 copies that the optimizer keeps, such as conv2d_0.w_0_fp32_master_0"
+    assert found.remarks == (STEP, CHANNEL, remark)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of()).momentum if momentum else {})
+
+
+def test_rounded_weights_alone_are_what_they_are(prefix: Path, tmp_path: Path) -> None:
+    found = read_again(halved(*files(prefix))[0], None, tmp_path, momentum=False)
+    assert found.remarks[-1] == "22 variables, such as conv2d_0.w_0, are not float32 and were converted to it"
+    expected = state_of(recipe_of()).tensors["layer1.0.conv2.weight"].astype(np.float16).astype(np.float32)
+    assert np.array_equal(found.state.tensors["layer1.0.conv2.weight"], expected)
+
+
+def test_bfloat16_is_read_from_its_bits(prefix: Path, tmp_path: Path) -> None:
+    parameters = dict(files(prefix)[0])
+    bits = parameters["conv2d_1.w_0"].view(np.uint32)
+    parameters["conv2d_1.w_0"] = (bits >> 16).astype(np.uint16)
+    found = read_again(parameters, None, tmp_path, momentum=False)
+    expected = (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    assert np.array_equal(found.state.tensors["layer1.0.conv1.weight"], expected)
+    assert "1 variables, such as conv2d_1.w_0, are not float32" in found.remarks[-1]
+
+
+REMARKED: dict[str, tuple[Callable[[Variables, Variables], object], str]] = {
+    "no velocities": (lambda p, o: o.clear(), r"there are no velocities \(\*_velocity_0\)"),
+    "some velocities": (
+        lambda p, o: [o.pop(f"conv2d_{i}.w_0_velocity_0") for i in (3, 4)],
+        "2 of 62 velocities are missing, such as conv2d_3.w_0_velocity_0; the others were left out",
+    ),
+    "masks": (
+        lambda p, o: p.update({"conv2d_1.w_0_asp_mask": p["conv2d_1.w_0"]}),
+        "left over and not used: conv2d_1.w_0_asp_mask$",
+    ),
+    "another optimizer": (lambda p, o: o.update(beta1_pow_acc_0=np.ones(1)), "left over and not used: beta1_pow_acc_0$"),
+    "other counters": (lambda p, o: o.update(learning_rate_1=np.ones(1), num_bad_steps_4=np.ones(1, np.int32)), "^$"),
+}
+
+
+@pytest.mark.parametrize(("change", "remark"), REMARKED.values(), ids=REMARKED)
+def test_what_a_reader_should_know_is_remarked(
+    change: Callable[[Variables, Variables], object], remark: str, prefix: Path, tmp_path: Path
+) -> None:
+    parameters, optimizer = (dict(values) for values in files(prefix))
+    change(parameters, optimizer)
+    found = read_again(parameters, optimizer, tmp_path)
+    assert found.remarks[:2] == (STEP, CHANNEL)
+    assert re.search(remark, " ".join(found.remarks[2:]))
+    assert bool(found.state.momentum) == ("velocities" not in remark)
+    assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
+
+
+def test_without_momentum_asked_for_the_optimizers_file_is_not_even_opened(prefix: Path) -> None:
+    prefix.with_name("resnet_50_paddle.pdopt").write_text("garbage")
+    assert read(prefix, momentum=False).state.momentum == {}
+    with pytest.raises(CheckpointError, match=r"resnet_50_paddle\.pdopt is damaged|asks for"):
+        read(prefix)
+
+
+REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
+    "no statistics": (lambda p: p.pop("batch_norm_3.w_2"), r"small is nearest, but batch_norm_3\.w_2 is missing\."),
+    "no batch norm": (
+        lambda p: [p.pop(f"batch_norm_19.{leaf}") for leaf in ("w_0", "b_0", "w_1", "w_2")],
+        r"small is nearest, but batch_norm_19\.w_0 is missing",
+    ),
+    "no bias": (lambda p: p.pop("linear_0.b_0"), r"linear_0\.b_0 is missing"),
+    "no classifier": (lambda p: [p.pop("linear_0.w_0"), p.pop("linear_0.b_0")], r"linear_0\.w_0 is missing; linear_0\.b_0"),
+    "a convolution less": (lambda p: p.pop("conv2d_19.w_0"), r"small is nearest, but conv2d_19\.w_0 is missing"),
+    "a block less": (
+        lambda p: [p.pop(name) for i in (5, 6, 7) for name in list(p) if re.fullmatch(rf".*_{i}\..*", name)],
+        "is nearest, but",
+    ),
+    "a convolution more": (lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}), r"there is conv2d_20\.w_0"),
+    "squeeze and excitation": (lambda p: p.update({"linear_1.w_0": zeros(8, 2)}), r"there is linear_1\.w_0"),
+    "another shape": (
+        lambda p: p.update({"batch_norm_3.b_0": zeros(3)}),
+        r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. Of its 103 arrays the first are \['batch_norm_0\.b_0'",
+    ),
+    "other numbers": (
+        lambda p: p.update({"batch_norm_3.b_0": np.zeros(32, np.int64)}),
+        r": batch_norm_3\.b_0 is int64 \[32\], expected float32 \[32\]",
+    ),
+    "nothing": (lambda p: p.clear(), "is not, or not all of, a ResNet as Paddle saves it"),
+    "other things": (lambda p: [p.clear(), p.update(a=zeros(2))], "is not, or not all of, a ResNet as Paddle saves it"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_incomplete_or_more_is_refused(
+    change: Callable[[Variables], object], reason: str, prefix: Path, tmp_path: Path
+) -> None:
+    parameters = dict(files(prefix)[0])
+    change(parameters)
+    with pytest.raises(CheckpointError, match=f"again.*{reason}"):
+        read_again(parameters, None, tmp_path)
+
+
+def test_a_velocity_of_another_shape_is_refused(prefix: Path, tmp_path: Path) -> None:
+    parameters, optimizer = files(prefix)
+    with pytest.raises(CheckpointError, match=r"linear_0\.b_0_velocity_0 is float32 \[3\], expected float32 \[1000\]"):
+        read_again(parameters, optimizer | {"linear_0.b_0_velocity_0": zeros(3)}, tmp_path)
+
+
+def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names(prefix: Path, tmp_path: Path) -> None:
+    """As before Paddle 2.1: arrays by layers, and a table of their parameters."""
+    recipe = recipe_of("basic", 10)
+    state = state_of(recipe)
+    ends = {"running_mean": "_mean", "running_var": "_variance"}
+    arrays = {
+        re.sub("running_(mean|var)", lambda found: ends[found[0]], name): value.T if name == "fc.weight" else value
+        for name, value in state.tensors.items()
+    }
+    table = {name: f"parameter_{i}" for i, name in enumerate(arrays)}
+    (tmp_path / "a.pdparams").write_bytes(pickle.dumps(arrays | {"StructuredToParameterName@@": table}, 2))
+    velocities = {f"{table[n]}_velocity_0": v.T if n == "fc.weight" else v for n, v in state.momentum.items()}
+    (tmp_path / "a.pdopt").write_bytes(pickle.dumps(velocities | {"LR_Scheduler": {"last_epoch": 3}}, 2))
+    found = read(tmp_path / "a")
+    assert (found.recipe, found.remarks) == (recipe, (STEP,))
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+
+
+def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
+    recipe = recipe_of().replace(loss_scale=64.0)
+    state = state_of(recipe)
+    scaler = {"scale": 512.0, "good_steps": 3.0, "bad_steps": 1.0}
+    for name, known, expected in (("a", {}, (64, 0, 0)), ("b", scaler, (512, 3, 1))):
+        write(tmp_path / name, recipe, State(0, state.tensors, state.momentum, {}, known))
+        optimizer = files(tmp_path / name)[1]
+        found = [optimizer[f"{kind}_0"] for kind in ("loss_scaling", "num_good_steps", "num_bad_steps", "learning_rate")]
+        assert [value.dtype.name for value in found] == ["float32", "int32", "int32", "float32"]
+        assert [value.tolist() for value in found] == [[number] for number in (*expected, 0)]
+
+
+def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET, 10).replace(padding="same")
+    written, remarks = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
+    assert written == (tmp_path / "odd.pdparams",)
+    for words in (
+        "fourth input channel",
+        "this is another",
+        "SAME padding",
+        "have 10: --num",
+        "no velocities",
+        "step 7 has",
+    ):
+        assert [words in remark for remark in remarks].count(True) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.pdparams"]
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write(tmp_path / "a", recipe_of(), state_of(recipe_of("basic")))
+    state = state_of(recipe_of())
+    with pytest.raises(CheckpointError, match="momentum: missing"):
+        write(tmp_path / "a", recipe_of(), State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]}))
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of()
+    for ending in (".pdparams", ".pdopt"):
+        with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} is there already"):
+            write(prefix, recipe, state_of(recipe))
+        Path(f"{prefix}{ending}").unlink()
+    done = paddle_pickle.dump
+
+    def dump(path: Path, arrays: Variables) -> None:
+        done(path, arrays)
+        if "pdparams" in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(paddle_pickle, "dump", dump)
+    with pytest.raises(CheckpointError, match=r"resnet_50_paddle cannot be written: .*No space left on device"):
+        write(prefix, recipe, state_of(recipe))
+    assert list(prefix.parent.iterdir()) == []
+
+
+def test_a_file_a_prefix_an_epoch_and_the_folders_around_it_name_the_same(prefix: Path) -> None:
+    for path in (prefix, Path(f"{prefix}.pdparams"), Path(f"{prefix}.pdopt"), *list(prefix.parents)[:3]):
+        assert find(path) == prefix
+
+
+def test_of_several_epochs_the_last_with_both_files_is_meant(prefix: Path) -> None:
+    for epoch, endings in {"9": ("pdparams", "pdopt"), "10": ("pdparams", "pdopt"), "11": ("pdparams",), "12": ()}.items():
+        (prefix.parents[1] / epoch).mkdir()
+        for ending in endings:
+            (prefix.parents[1] / epoch / f"resnet_50_paddle.{ending}").touch()
+    (prefix.parents[1] / "best").mkdir()
+    (prefix.parents[1] / "13").touch()
+    assert find(prefix.parents[2]) == find(prefix.parents[1]) == prefix.parents[1] / "10" / "resnet_50_paddle"
+    assert find(prefix.parents[1] / "11") == prefix.parents[1] / "11" / "resnet_50_paddle"
+
+
+def test_a_folder_of_several_does_not_say_which(prefix: Path) -> None:
+    prefix.with_name("b.pdparams").touch()
+    with pytest.raises(CheckpointError, match="7 has b, resnet_50_paddle; name one"):
+        find(prefix.parent)
+
+
+def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "alone.pdopt").touch()
+    missing = [tmp_path / name for name in ("missing", "missing.pdparams", "alone", "alone.pdopt", "model.safetensors")]
+    for path in (tmp_path, Path(), *missing):
+        assert find(path) is None

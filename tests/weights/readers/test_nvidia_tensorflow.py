@@ -1,0 +1,348 @@
+"""NVIDIA's names and layouts, and what happens to variables that have others. TensorFlow's own part is in test_peers."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.backends import State
+from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_tensorflow_90ep
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.weights.readers import structure, tensor_bundle
+from lockstep.weights.readers.common import Original
+from lockstep.weights.readers.nvidia_tensorflow import names, read, write
+from lockstep.weights.readers.tensor_bundle import Bundle
+from tests.weights.readers.cases import RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+
+SPECS = pytest.mark.parametrize("spec", [RESNET, RESNEXT], ids=["resnet", "resnext"])
+
+
+def recipe_of(spec: ModelSpec | str, logits: int = 1001) -> Recipe:
+    return resnet50_tensorflow_90ep().replace(model=spec, logits=logits, precision="fp32")
+
+
+def variables_of(spec: ModelSpec, tmp_path: Path) -> Variables:
+    """What NVIDIA's code would save of a state."""
+    recipe = recipe_of(spec)
+    write(tmp_path / "first", recipe, state_of(recipe))
+    bundle = Bundle(tmp_path / "first")
+    return {name: bundle.read(name) for name in bundle.entries}
+
+
+def read_again(variables: Variables, tmp_path: Path, *, momentum: bool = True) -> Original:
+    tensor_bundle.write(tmp_path / "again", variables)
+    return read(tmp_path / "again", momentum=momentum)
+
+
+def test_the_names_of_resnet50_are_those_of_the_originals_code() -> None:
+    table = names(MODELS["resnet50"])
+    assert len(table) == 267  # 53 convolutions with four tensors of batch norm each, and the classifier's two
+    assert table["conv1.weight"] == "conv2d/conv2d/kernel"
+    assert table["bn1.running_var"] == "conv2d/BatchNorm/moving_variance"
+    assert table["layer1.0.conv1.weight"] == "btlnck_block_0_0/bottleneck_1/conv2d/kernel"
+    assert table["layer1.0.downsample.0.weight"] == "btlnck_block_0_0/shortcut/conv2d/conv2d/kernel"
+    assert table["layer1.0.downsample.1.weight"] == "btlnck_block_0_0/shortcut/conv2d/BatchNorm/gamma"
+    assert table["layer3.5.bn2.bias"] == "btlnck_block_2_5/bottleneck_2/BatchNorm/beta"
+    assert table["layer4.2.bn3.running_mean"] == "btlnck_block_3_2/bottleneck_3/BatchNorm/moving_mean"
+    assert (table["fc.weight"], table["fc.bias"]) == ("output/dense/kernel", "output/dense/bias")
+
+
+def test_the_grouped_convolutions_of_resnext_have_a_name_of_their_own() -> None:
+    table = names(MODELS["resnext101-32x4d"])
+    assert table["layer3.22.conv2.weight"] == "btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"
+    assert table["layer3.22.conv3.weight"] == "btlnck_block_2_22/bottleneck_3/conv2d/kernel"
+
+
+@SPECS
+def test_a_state_is_written_and_read_bit_for_bit(spec: ModelSpec, tmp_path: Path) -> None:
+    recipe = recipe_of(spec)
+    state = state_of(recipe, 123_456)
+    write(tmp_path / "model.ckpt-123456", recipe, state)
+    found = read(tmp_path / "model.ckpt-123456")
+    assert (found.recipe, found.state.step, found.remarks) == (recipe, 123_456, ())
+    assert_canonical(found.state.tensors, state.tensors)
+    assert_canonical(found.state.momentum, state.momentum)
+
+
+def test_kernels_and_classifier_are_turned(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNEXT)
+    state, variables = state_of(recipe), variables_of(RESNEXT, tmp_path)
+    kernel = variables["resnet/btlnck_block_1_0/bottleneck_2/bottleneck_2group_filter"]
+    assert kernel.shape == (3, 3, 4, 16)
+    assert kernel[0, 1, 2, 3] == state.tensors["layer2.0.conv2.weight"][3, 2, 0, 1]
+    assert variables["resnet/output/dense/kernel/Momentum"][5, 700] == state.momentum["fc.weight"][700, 5]
+    assert variables["global_step"].dtype == np.int64
+
+
+@pytest.mark.parametrize("scope", ["", "a/b/", "resnet50/", "tower_0/resnet50_v1.5/"])
+@SPECS
+def test_names_are_found_below_any_scope(spec: ModelSpec, scope: str, tmp_path: Path) -> None:
+    variables = renamed(variables_of(spec, tmp_path), lambda name: name.replace("resnet/", scope))
+    found = read_again(variables, tmp_path)
+    assert found.remarks == ()
+    assert_canonical(found.state.tensors, state_of(recipe_of(spec)).tensors)
+
+
+def test_a_classifier_made_a_convolution_is_read(tmp_path: Path) -> None:
+    variables = variables_of(RESNET, tmp_path)
+    for name in ("resnet/output/dense/kernel", "resnet/output/dense/kernel/Momentum"):
+        variables[name] = variables[name][None, None]
+    found = read_again(variables, tmp_path)
+    assert found.remarks == ("the classifier is stored as a 1x1 convolution",)
+    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of(RESNET)).momentum)
+
+
+def one_based(name: str) -> str:
+    """As NVIDIA's code of 2019 counted: from 1, but the blocks of stage 3 from 2."""
+    _, found, rest = name.partition("btlnck_block_")
+    if not found:
+        return name.replace("resnet/", "resnet50_v1.5/")
+    stage, block, rest = int(rest[0]) + 1, int(rest[2]) + 1, rest[3:]
+    return f"resnet50_v1.5/{found}{stage}_{block + (stage == 3)}{rest}"
+
+
+def other_words(name: str) -> str:
+    """Another program's words in the same scopes; the blocks are counted up to 10 and beyond."""
+    for ours, theirs in (
+        ("resnet/conv2d/", "net/stem/"),
+        ("btlnck_block_0_0", "net/unit9"),
+        ("btlnck_block_0_1", "net/unit10"),
+        ("btlnck_block_1_0", "net/unit11"),
+        ("btlnck_block_1_1", "net/unit12"),
+        ("btlnck_block_2_0", "net/unit101"),
+        ("btlnck_block_3_0", "net/unit102"),
+        ("bottleneck_", "x"),
+        ("output/dense", "logits"),
+    ):
+        name = name.replace(ours, theirs)
+    return name.replace("resnet/", "")
+
+
+@pytest.mark.parametrize("change", [one_based, other_words])
+@SPECS
+def test_other_names_are_matched_by_structure_and_that_is_said(
+    spec: ModelSpec, change: Callable[[str], str], tmp_path: Path
+) -> None:
+    variables = renamed(variables_of(spec, tmp_path), change)
+    found = read_again(variables, tmp_path)
+    assert found.recipe == recipe_of(spec)
+    assert_canonical(found.state.tensors, state_of(recipe_of(spec)).tensors)
+    assert_canonical(found.state.momentum, state_of(recipe_of(spec)).momentum)
+    assert "matched by the order of their scopes and by their shapes" in found.remarks[0]
+    kernel = change("resnet/btlnck_block_3_0/bottleneck_1/conv2d/kernel")
+    assert f"layer4.0.conv1.weight <- {kernel}" in found.remarks[0]
+    assert ("blocks count from 1" in found.remarks[-1]) == (change is one_based)
+
+
+def test_a_single_renamed_variable_is_matched_by_structure_and_only_it_is_named(tmp_path: Path) -> None:
+    old, new = "resnet/btlnck_block_1_0/bottleneck_2/conv2d", "resnet/btlnck_block_1_0/bottleneck_2/convolution"
+    found = read_again(renamed(variables_of(RESNET, tmp_path), lambda name: name.replace(old, new)), tmp_path)
+    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert [remark.rpartition(": ")[2] for remark in found.remarks] == [f"layer2.0.conv2.weight <- {new}/kernel"]
+
+
+def test_a_renamed_batch_norm_or_classifier_alone_is_named(tmp_path: Path) -> None:
+    def change(name: str) -> str:
+        return name.replace("output/dense", "logits").replace("bottleneck_1/BatchNorm", "bottleneck_1/bn")
+
+    found = read_again(renamed(variables_of(RESNET, tmp_path), change), tmp_path)
+    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
+    assert found.remarks[0].partition(": ")[2].split(", ") == [
+        *(
+            f"layer{stage}.{block}.bn1.weight <- resnet/btlnck_block_{stage - 1}_{block}/bottleneck_1/bn/gamma"
+            for stage, block in ((1, 0), (1, 1), (2, 0), (3, 0), (4, 0))
+        ),
+        "fc.weight <- resnet/logits/kernel",
+    ]
+
+
+NAMES = sorted(f"resnet/{name}" for name in names(RESNET).values())
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(NAMES),
+        st.sampled_from(["resnet", "btlnck_block_0_0", "bottleneck_1", "BatchNorm", "conv2d", "kernel", "gamma", "", "a/b"]),
+        st.none() | st.lists(st.sampled_from([0, 1, 3, 7, 8, 16, 32]), max_size=5),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(edits=EDITS, everywhere=st.booleans())
+def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_error(
+    edits: list[tuple[str, str, list[int] | None, bool]], everywhere: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("edited")
+    variables = without("Momentum")(variables_of(RESNET, folder))
+    for name, word, shape, gone in edits:
+        value = variables.get(name)
+        if value is None:
+            continue
+        if gone:
+            del variables[name]
+        elif shape is None:
+            variables[name.replace(word, "x", 1)] = variables.pop(name)
+        elif tuple(shape) != value.shape:
+            variables[name] = zeros(*shape)
+        if everywhere and word:
+            variables = renamed(variables, lambda name, word=word: name.replace(word, "y"))  # type: ignore[misc]
+    try:
+        found = read_again(variables, folder)
+    except (CheckpointError, RecipeError):
+        return
+    assert_canonical(found.state.tensors, state_of(recipe_of(RESNET)).tensors)
+
+
+def without(*endings: str) -> Callable[[Variables], Variables]:
+    return lambda variables: {name: value for name, value in variables.items() if not name.endswith(endings)}
+
+
+def swapped_words(variables: Variables) -> Variables:
+    """Of the first block, last convolution and shortcut have equal shapes; here no name says which is which."""
+    for old, new in (("/bottleneck_3", "/b"), ("/shortcut/conv2d", "/c"), ("/bottleneck_1", "/a")):
+        variables = renamed(variables, lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
+    return variables
+
+
+def changed(name: str, value: np.ndarray) -> Callable[[Variables], Variables]:
+    return lambda variables: variables | {f"resnet/{name}": value}
+
+
+REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
+    "no statistics": (
+        without("btlnck_block_1_0/bottleneck_2/BatchNorm/moving_mean"),
+        r"btlnck_block_1_0/bottleneck_2/conv2d/kernel without all of gamma, beta, moving_mean",
+    ),
+    "no stem": (without("resnet/conv2d/conv2d/kernel"), "expected one 7x7 convolution of 3 channels, found none"),
+    "no bias": (without("dense/bias"), "expected a classifier of 256 features with its bias, found none"),
+    "no classifier": (without("dense/kernel"), "expected a classifier"),
+    "ambiguous": (swapped_words, "does not say by its names which is the shortcut"),
+    "two classifiers": (
+        lambda v: v | {"aux/dense/kernel": zeros(256, 1001), "aux/dense/bias": zeros(1001)},
+        "expected a classifier of 256 features with its bias, found .*aux/dense/kernel",
+    ),
+    "squeeze and excitation": (
+        changed("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
+        "has 1 kernels that a plain ResNet has not, such as resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel",
+    ),
+    "a wrong shape": (changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)), r"beta is \[3\], expected \[128\]"),
+    "no floats": (
+        changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", np.zeros(128, np.int32)),
+        r"beta is int32 \[128\], expected float32 \[128\]",
+    ),
+    "a wrong slot": (changed("output/dense/bias/Momentum", zeros(3)), r"bias/Momentum is float32 \[3\], expected float32"),
+    "a step of no kind": (lambda v: v | {"global_step": zeros()}, "global_step is 0.0, expected a number of steps"),
+    "a step before the first": (lambda v: v | {"global_step": np.array(-1)}, "global_step is -1, expected"),
+    "other things": (
+        lambda v: {"a/kernel": zeros(3, 3), "b": zeros(1)},
+        "not, or not all of, a ResNet .* Of its 2 variables",
+    ),
+    "nothing": (lambda v: {}, "not, or not all of, a ResNet"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_incomplete_ambiguous_or_more_is_refused(
+    change: Callable[[Variables], Variables], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"again.*({reason})"):
+        read_again(change(variables_of(RESNET, tmp_path)), tmp_path)
+
+
+def test_a_missing_block_is_not_read_as_a_smaller_model(tmp_path: Path) -> None:
+    """But one that nothing tells from a smaller model is."""
+    variables = variables_of(RESNET, tmp_path)
+    gap = {name: value for name, value in variables.items() if "btlnck_block_0_0" not in name}
+    with pytest.raises(CheckpointError, match=r"btlnck_block_0_1 .* does not take 8 channels"):
+        read_again(gap, tmp_path)
+
+
+def momentum_of_some(variables: Variables) -> Variables:
+    return {name: v for name, v in variables.items() if not (name.endswith("Momentum") and "block_0_0" in name)}
+
+
+REMARKED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
+    "no velocities": (without("Momentum"), r"there are no velocities \(Momentum\)"),
+    "some velocities": (momentum_of_some, "12 of 62 velocities are missing, such as resnet/btlnck_block_0_0/.*left out"),
+    "no step": (without("global_step"), "there is no global_step; the step is taken as 0"),
+    "others": (
+        lambda v: v | {"resnet/conv2d/conv2d/kernel/Adam": zeros(2, 2), "current_loss_scale": zeros()},
+        "left over and not used: current_loss_scale, resnet/conv2d/conv2d/kernel/Adam$",
+    ),
+    "many others": (
+        lambda v: v | {f"quantised/{i}/min": zeros() for i in range(13)},
+        "quantised/9/min and 3 more|and 3 more$",
+    ),
+    "other types": (
+        lambda v: {name: value.astype(np.float16) if "gamma" in name else value for name, value in v.items()},
+        "20 variables, such as resnet/conv2d/BatchNorm/gamma, are not float32 and were converted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "remark"), REMARKED.values(), ids=REMARKED)
+def test_what_a_reader_should_know_is_remarked(
+    change: Callable[[Variables], Variables], remark: str, tmp_path: Path
+) -> None:
+    found = read_again(change(variables_of(RESNET, tmp_path)), tmp_path)
+    assert len(found.remarks) == 1
+    assert re.search(remark, found.remarks[0])
+    assert bool(found.state.momentum) == ("velocities" not in remark)
+
+
+def test_without_momentum_asked_for_none_is_read_and_none_is_missed(tmp_path: Path) -> None:
+    found = read_again(without("Momentum")(variables_of(RESNET, tmp_path)), tmp_path, momentum=False)
+    assert (found.state.momentum, found.remarks) == ({}, ())
+
+
+def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET, 10)
+    remarks = write(tmp_path / "ten", recipe, state_of(recipe))[1]
+    assert "the original's graph has 1001 outputs; these weights have 10" in remarks
+    found = read(tmp_path / "ten")
+    assert found.recipe.logits == 10
+    assert found.remarks == ("the classifier has 10 outputs; the original has 1001, the last of them unused",)
+
+
+def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET, 10).replace(padding="symmetric")
+    state = State(0, state_of(recipe).tensors, {}, {}, {"scale": 2.0})
+    (tmp_path / "checkpoint").write_text("")
+    files, remarks = write(tmp_path / "odd", recipe, state)
+    assert [path.name for path in files] == ["odd.index", "odd.data-00000-of-00001"]
+    for words in ("this is another", "symmetric padding", "have 10", "no velocities", "loss scaling", "left as it is"):
+        assert [words in remark for remark in remarks].count(True) == 1
+    assert (tmp_path / "checkpoint").read_text() == ""
+
+
+def test_the_first_of_a_folder_is_made_its_newest(tmp_path: Path) -> None:
+    variables_of(RESNET, tmp_path)
+    assert tensor_bundle.find(tmp_path) == tmp_path / "first"
+
+
+def test_a_model_of_basic_blocks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has bottleneck blocks only, and resnet18 has none"):
+        write(tmp_path / "a", Recipe(model="resnet18"), State(0, {}, {}))
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET)
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write(tmp_path / "a", recipe, state_of(recipe_of(RESNEXT)))
+    state = state_of(recipe)
+    one = State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]})
+    with pytest.raises(CheckpointError, match="momentum: missing"):
+        write(tmp_path / "a", recipe, one)
+
+
+def test_numbers_in_names_are_sorted_as_numbers() -> None:
+    assert sorted(["u10/a", "u9/b", "u9/a"], key=structure.natural) == ["u9/a", "u9/b", "u10/a"]

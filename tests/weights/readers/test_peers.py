@@ -1,0 +1,211 @@
+"""Checkpoints of TensorFlow's own Saver are read here, and ours there, with equal values and equal logits.
+
+TensorFlow works in processes of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.backends import State
+from lockstep.backends.reference.model import Network
+from lockstep.models.architectures import MODELS
+from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.published import resnet50_tensorflow_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import nvidia_tensorflow, tensor_bundle
+from lockstep.weights.readers.common import Original
+from lockstep.weights.readers.tensor_bundle import Bundle
+from tests.weights.readers.cases import RESNET, RESNEXT
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "peers" / "with_tensorflow.py"
+NAMES = ("resnet", "resnext")
+
+
+def tensorflow(command: str, folder: Path) -> None:
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, SCRIPT, command, folder], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("peers")
+    for name in ("sharded", "types", "partitioned", "many"):  # TensorFlow makes no folder here
+        (folder / name).mkdir()
+    save_images(folder, 4)
+    tensorflow("make", folder)
+    return folder
+
+
+def save_images(folder: Path, count: int) -> None:
+    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((count, 64, 64, 3)).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Path) -> Path:
+    """The folder, with what was read from it written again, read again by TensorFlow."""
+    for name in NAMES:
+        original = opened(theirs, name)
+        nvidia_tensorflow.write(theirs / "ours" / name, original.recipe, original.state)
+    tensor_bundle.write(theirs / "ours" / "types", types())
+    tensor_bundle.write(theirs / "ours" / "many", many())
+    tensorflow("restore", theirs)
+    return theirs
+
+
+def opened(folder: Path, name: str) -> Original:
+    prefix = tensor_bundle.find(folder / name)
+    assert prefix == folder / name / "model.ckpt-2"
+    return nvidia_tensorflow.read(prefix)
+
+
+def types() -> dict[str, np.ndarray]:
+    numbers = np.random.default_rng(1).standard_normal((2, 3, 4)) * 100
+    found = {f"as/{kind}": numbers.astype(kind) for kind in ("float16", "float32", "float64", "int32", "int64")}
+    odd = {"zero": np.float32(-0.0), "nan": np.array([np.nan, np.inf], np.float32), "empty": np.zeros((0, 2), np.float32)}
+    return found | odd | {"transposed": numbers.astype(np.float32).T, "big endian": numbers.astype(">f4")}  # type: ignore[return-value]
+
+
+def many() -> dict[str, np.ndarray]:
+    return {f"a/{i % 7}/{'long' * 50}/{i}": np.array(i, np.float32) for i in range(1500)}
+
+
+def logits(original: Original, folder: Path) -> np.ndarray:
+    tensors = {name: value.astype(np.float64) for name, value in original.state.tensors.items()}
+    images = np.load(folder / "images.npy").astype(np.float64)
+    return Network(original.recipe, tensors, training=False).logits(images)[0]
+
+
+@pytest.mark.parametrize(("name", "spec"), [("resnet", RESNET), ("resnext", RESNEXT)])
+def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrote_it(
+    name: str, spec: object, theirs: Path
+) -> None:
+    original = opened(theirs, name)
+    assert original.recipe == resnet50_tensorflow_90ep().replace(model=spec, logits=1001, precision="fp32")
+    assert original.state.step == 2
+    found, expected = logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"]
+    assert np.abs(expected).max() > 10
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_velocities_are_the_accumulators_of_the_variables(name: str, theirs: Path) -> None:
+    state, stored = opened(theirs, name).state, np.load(theirs / f"{name}.npz")
+    scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
+    kernel = stored[f"{scope}/btlnck_block_1_0/shortcut/conv2d/conv2d/kernel/Momentum"]
+    assert state.momentum["layer2.0.downsample.0.weight"][5, 3, 0, 0] == kernel[0, 0, 3, 5] != 0
+    head = stored[f"{scope}/output/dense/kernel/Momentum"].reshape(-1, 1001)
+    assert np.array_equal(state.momentum["fc.weight"], head.T)
+    gamma = stored[f"{scope}/btlnck_block_3_0/bottleneck_2/BatchNorm/gamma/Momentum"]
+    assert np.array_equal(state.momentum["layer4.0.bn2.weight"], gamma)
+    assert len(state.momentum) == len([key for key in stored if key.endswith("/Momentum")])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorflow_restores_what_was_written_and_computes_the_same_logits(name: str, ours: Path) -> None:
+    expected = np.load(ours / f"{name}-logits.npz")["logits"]
+    assert np.abs(np.load(ours / f"ours-{name}-logits.npz")["logits"] - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_read_and_written_again_every_variable_is_the_same_to_the_bit(name: str, ours: Path) -> None:
+    first, again = np.load(ours / f"{name}.npz"), np.load(ours / f"ours-{name}.npz")
+    scope = {"resnet": "resnet50", "resnext": "resnext101-32x4d"}[name]
+    renamed = {key.replace(scope, "resnet", 1): key for key in first}
+    assert set(again) == set(renamed)
+    for key in again:
+        assert again[key].dtype == first[renamed[key]].dtype
+        assert again[key].tobytes() == first[renamed[key]].tobytes()
+
+
+def test_tensorflow_finds_the_newest_of_the_folder(ours: Path) -> None:
+    assert (ours / "newest.txt").read_text() == str(ours / "ours" / "resnet")
+
+
+@pytest.mark.parametrize("name", ["types", "many"])
+def test_tensorflow_reads_every_tensor_that_was_written(name: str, ours: Path) -> None:
+    expected = {"types": types, "many": many}[name]()
+    found = np.load(ours / f"ours-{name}.npz")
+    assert set(found) == set(expected)
+    for key, value in expected.items():
+        assert (found[key].dtype, found[key].shape) == (value.dtype.newbyteorder("="), value.shape)
+        assert found[key].tobytes() == np.asarray(value, value.dtype.newbyteorder("=")).tobytes()
+
+
+def test_all_types_and_shapes_of_tensorflow_are_read(theirs: Path) -> None:
+    bundle, expected = Bundle(theirs / "types" / "types"), np.load(theirs / "types.npz")
+    for name in expected:
+        found = bundle.read("types/bfloat16" if name == "bfloat16" else name)
+        assert (found.dtype, found.shape) == (expected[name].dtype, expected[name].shape)
+        assert np.array_equal(found, expected[name])
+    assert len(bundle.entries) == len(expected.files) + 2
+
+
+@pytest.mark.parametrize("kind", ["bool", "string"])
+def test_types_that_no_weights_have_are_refused(kind: str, theirs: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"types/{kind} is of type {kind}"):
+        Bundle(theirs / "types" / "types").read(f"types/{kind}")
+
+
+def test_several_data_files_are_read_and_a_missing_one_is_named(theirs: Path, tmp_path: Path) -> None:
+    for file in (theirs / "sharded").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    bundle = Bundle(tmp_path / "sharded")
+    for i in range(6):
+        assert bundle.read(f"v{i}").tolist() == [[float(i)] * (i + 1)] * 5
+    (tmp_path / "sharded.data-00001-of-00003").unlink()
+    bundle = Bundle(tmp_path / "sharded")
+    assert bundle.read("v0").shape == (5, 1)
+    with pytest.raises(CheckpointError, match=r"v1 is in .*sharded\.data-00001-of-00003, which cannot be read: No such"):
+        bundle.read("v1")
+
+
+def test_a_partitioned_variable_is_refused_and_whole_ones_beside_it_are_read(theirs: Path) -> None:
+    bundle = Bundle(theirs / "partitioned" / "partitioned")
+    assert set(bundle.entries) == {"parts", "whole"}
+    assert bundle.read("whole").tolist() == [1, 1]
+    with pytest.raises(CheckpointError, match="parts is partitioned into 2 slices"):
+        bundle.read("parts")
+
+
+def test_an_index_of_several_blocks_is_read(theirs: Path) -> None:
+    bundle = Bundle(theirs / "many" / "many")
+    assert len(bundle.entries) == 1500
+    assert all(bundle.read(name) == int(name.rpartition("/")[2]) for name in bundle.entries)
+
+
+def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    save_images(tmp_path, 1)
+    tensorflow("full", tmp_path)
+    original = nvidia_tensorflow.read(tmp_path / "full" / "model.ckpt-112590")
+    assert original.remarks == ()
+    assert original.recipe == resnet50_tensorflow_90ep().replace(precision="fp32")
+    assert original.state.step == 112_590
+    assert len(original.state.momentum) == 161  # as the original's own code asserts
+    for name, velocity in original.state.momentum.items():  # half of what it was; a step of 0.5 takes a quarter away
+        assert np.allclose(original.state.tensors[name], 1.5 * velocity, rtol=1e-6)
+    found, expected = logits(original, tmp_path), np.load(tmp_path / "full-logits.npz")["logits"]
+    assert np.abs(expected).max() > 1
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_resnext_at_its_own_size_is_written_and_recognised(tmp_path: Path) -> None:
+    recipe = resnet50_tensorflow_90ep().replace(model="resnext101-32x4d")
+    state = State(7, initial_tensors(recipe), {})
+    nvidia_tensorflow.write(tmp_path / "model", recipe, state)
+    entry = Bundle(tmp_path / "model").entries["resnext101-32x4d/btlnck_block_2_22/bottleneck_2/bottleneck_2group_filter"]
+    assert entry.shape == (3, 3, MODELS["resnext101-32x4d"].widths[2] // 32, MODELS["resnext101-32x4d"].widths[2])
+    original = nvidia_tensorflow.read(tmp_path / "model")
+    assert (original.recipe.model, original.recipe.weight_decay) == ("resnext101-32x4d", 1 / 16384)
+    assert {name: value.tobytes() for name, value in original.state.tensors.items()} == {
+        name: value.tobytes() for name, value in state.tensors.items()
+    }

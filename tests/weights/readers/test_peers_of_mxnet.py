@@ -1,0 +1,260 @@
+"""Files of MXNet's own functions are read here, and ours there, with equal values and equal logits.
+
+MXNet works in processes and an environment of its own.
+"""
+
+import json
+import os
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.backends import State
+from lockstep.backends.torch import load_module
+from lockstep.models.architectures import MODELS, tensors
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import from_bfloat16, mxnet_params, nvidia_mxnet
+from lockstep.weights.readers.common import Original
+from tests.data.containers.test_peers import mxnet_python
+from tests.weights.readers.cases import RESNET, Variables, assert_stored, state_of
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"
+EPOCH = "no step is stored and 0 is taken; its name says epoch {}, counted from 1"
+CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were turned to OIHW"
+HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "small", RESNET)
+
+
+def recipe_of(model: str = "small") -> Recipe:
+    return resnet50_mxnet_90ep().replace(model=model, logits=10, precision="fp32")
+
+
+def mxnet(command: str, folder: Path) -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [mxnet_python(), SCRIPT, command, folder], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def state() -> State:
+    """Values of a size that keeps probabilities apart from 0 and 1."""
+    random = np.random.default_rng(11)
+    values = {}
+    for tensor in tensors(RESNET, 10):
+        if len(tensor.shape) > 1:
+            value = random.standard_normal(tensor.shape) * (2 / np.prod(tensor.shape[1:])) ** 0.5
+        else:
+            value = random.uniform(0.5, 1.5, tensor.shape) - (0 if tensor.role in ("bn_scale", "bn_var") else 1)
+        values[tensor.name] = (value / 5 if tensor.name == "fc.weight" else value).astype(np.float32)
+    return State(0, values, state_of(recipe_of()).momentum)
+
+
+def with_images(folder: Path) -> Path:
+    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((4, 3, 64, 64)).astype(np.float32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = with_images(tmp_path_factory.mktemp("theirs"))
+    mxnet("save", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a state of ours, loaded by MXNet."""
+    folder = with_images(tmp_path_factory.mktemp("ours"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "small", RESNET)
+        nvidia_mxnet.write(folder / "ours-0007.params", recipe_of(), state())
+    mxnet("load", folder)
+    return folder
+
+
+OURS: Variables = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.array([True, False]),
+    "c": np.array([[[-1]]], np.int8),
+    "ö": np.linspace(0, 1, 3, dtype=np.float16),
+}
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arrays")
+    mxnet_params.dump(folder / "ours.params", OURS)
+    values = struct.pack("<3i2f", 1, 0, 0, 1, 2) + struct.pack("<QQ", 1, 1) + b"x"
+    head = struct.pack("<QQQ", 0x112, 0, 1)
+    (folder / "first.params").write_bytes(head + struct.pack("<III", 2, 1, 2) + values)
+    (folder / "V1.params").write_bytes(head + struct.pack("<Iiqq", 0xF993FAC8, 2, 1, 2) + values)
+    mxnet("arrays", folder)
+    return folder
+
+
+def test_every_type_of_mxnets_arrays_is_read(arrays: Path) -> None:
+    found = mxnet_params.load(arrays / "theirs.params")
+    assert len(found) == 8
+    assert_stored(found, dict(np.load(arrays / "theirs.npz")))
+    halves = mxnet_params.load(arrays / "bfloat16.params")["x"]
+    assert np.array_equal(from_bfloat16(halves), found["float32"])
+    assert_stored(mxnet_params.load(arrays / "numpy.params"), {"x": found["float32"]})
+    assert mxnet_params.load(arrays / "empty.params") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("row_sparse", "is row_sparse"), ("csr", "is csr"), ("nameless", "it has 1 arrays and 0 names")]
+)
+def test_arrays_of_mxnets_that_are_not_dense_or_have_no_names_are_refused(name: str, reason: str, arrays: Path) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        mxnet_params.load(arrays / f"{name}.params")
+
+
+def test_mxnet_loads_the_arrays_that_were_written(arrays: Path) -> None:
+    assert_stored(dict(np.load(arrays / "loaded.npz")), OURS)
+
+
+@pytest.mark.parametrize("version", ["first", "V1"])
+def test_older_files_are_read_as_mxnet_does(version: str, arrays: Path) -> None:
+    assert_stored(mxnet_params.load(arrays / f"{version}.params"), dict(np.load(arrays / f"{version}.npz")))
+
+
+def theirs_of(name: str) -> str:
+    """The original's name of a tensor, written down independently of the code under test."""
+    name = re.sub(r"^layer(\d)\.(\d)\.", lambda found: f"stage{found[1]}_unit{int(found[2]) + 1}_", name)
+    for old, new in (("downsample.0", "conv1sc"), ("downsample.1", "sc")):
+        name = name.replace(old, new)
+    name = name.replace(".running_", ".moving_")
+    if re.search(r"(bn\d|sc)\.", name) and "conv1sc" not in name:
+        name = name.replace(".weight", ".gamma").replace(".bias", ".beta")
+    return re.sub(r"^fc\.", "fc1.", re.sub(r"^(conv|bn)1\.", r"\g<1>0.", name)).replace(".", "_")
+
+
+def images_of(folder: Path) -> np.ndarray:
+    return np.load(folder / "images.npy")
+
+
+def logits(original: Original, folder: Path) -> np.ndarray:
+    module = load_module(original.recipe, original.state.tensors)
+    with torch.inference_mode():
+        return module(torch.from_numpy(images_of(folder))).numpy()
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+    """To 1e-5 of the largest; images differ by far more than that."""
+    largest = np.abs(expected).max()
+    assert np.isfinite(largest)
+    assert np.ptp(expected, axis=0).max() > 1e-3 * largest
+    assert np.abs(found - expected).max() < 1e-5 * largest
+
+
+MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
+    "nchw": ("small", 1e-5, ()),
+    "nhwc": ("small", 1e-5, (OHWI,)),
+    "half": ("small", 1e-5, (CHANNEL, OHWI, HALF)),
+    "epsilon": ("small", 2e-2, ("its batch norms add 0.02 to the variance",)),
+    "resnet50": ("resnet50", 1e-5, ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    # Nothing but its graph says what batch norms of "epsilon" add.
+    [*((name, True) for name in MODULES), *((name, False) for name in MODULES if name != "epsilon")],
+)
+def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: bool, theirs: Path, tmp_path: Path) -> None:
+    model, epsilon, remarks = MODULES[name]
+    file = nvidia_mxnet.find(theirs / name)
+    assert file == theirs / f"{name}-0090.params"
+    stored = dict(np.load(theirs / f"{name}.npz"))
+    if not graph:
+        file = tmp_path / file.name
+        file.symlink_to(theirs / file.name)
+    original = nvidia_mxnet.read(file, momentum=False)
+    alone = f"there is no {name}-symbol.json: bottlenecks are taken to stride in their 3x3, and batch norms to add 1e-05"
+    assert original.recipe == recipe_of(model).replace(bn_epsilon=epsilon)
+    assert original.remarks == (EPOCH.format(90), *(() if graph else (alone,)), *remarks)
+    assert len(original.state.tensors) == len(stored)
+    for tensor, value in original.state.tensors.items():
+        expected = stored[theirs_of(tensor)]
+        if name in ("nhwc", "half") and expected.ndim == 4:
+            expected = expected.transpose(0, 3, 1, 2)
+        assert np.array_equal(value, expected[:, :3] if tensor == "conv1.weight" else expected), tensor
+    assert_near(logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"])
+
+
+@pytest.mark.parametrize(("name", "model"), [("counted", "small"), ("resnet18_v1", "resnet18")])
+@pytest.mark.parametrize("kind", ["export", "names", "paths"])
+def test_a_network_of_gluons_gives_its_logits(kind: str, name: str, model: str, theirs: Path) -> None:
+    file = theirs / (f"{name}-0003.params" if kind == "export" else f"{name}-{kind}.params")
+    original = nvidia_mxnet.read(file, momentum=False)
+    assert original.recipe == recipe_of(model)
+    assert len(original.remarks) == (1 if kind == "export" else 2)
+    assert_near(logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"])
+
+
+@pytest.mark.parametrize("kind", ["0003", "names", "paths"])
+def test_convolutions_with_biases_are_refused(kind: str, theirs: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"resnet50(-v1)? is nearest, but convolutions have biases \(32, such as "):
+        nvidia_mxnet.read(theirs / f"resnet50_v1-{kind}.params")
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    raised = np.exp(values - values.max(axis=1, keepdims=True))
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("loaded_by", ["module", "gluon"])
+def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(loaded_by: str, ours: Path) -> None:
+    found = dict(np.load(ours / "ours.npz"))
+    for tensor, value in state().tensors.items():
+        assert np.array_equal(found[theirs_of(tensor)], value), tensor
+    original = nvidia_mxnet.read(ours / "ours-0007.params")
+    assert_near(found[loaded_by], softmax(logits(original, ours)))
+
+
+def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
+    """As MXNet writes both, but for what it and Lockstep write of variables and for attributes that are defaults."""
+    both = [json.loads(text)["nodes"] for text in np.load(ours / "ours.npz")["nodes"]]
+    written, originals = (
+        {
+            node["name"]: (
+                node["op"],
+                [nodes[i]["name"] for i, *_ in node["inputs"]],
+                {} if node["op"] == "null" else {**node.get("attrs", {}), "num_group": "1", "workspace": "256"},
+            )
+            for node in nodes
+        }
+        for nodes in both
+    )
+    assert len(written) > 150
+    assert [node["op"] for node in both[0]] == [node["op"] for node in both[1]]
+    assert {re.sub(r"^(_plus|flatten|pooling)\d+$", r"\1", name) for name in written} == {
+        re.sub(r"^(_plus|flatten|pooling)\d+$", r"\1", name) for name in originals
+    }
+    for name in written.keys() & originals.keys():
+        if not re.match(r"stage\d_unit\d_relu3|pool1", name):  # whose inputs are named by MXNet's counters
+            assert written[name] == originals[name], name
+
+
+def test_mxnet_goes_on_training_from_what_was_written(ours: Path) -> None:
+    """The gradient of the classifier's bias is known: probabilities less the labels."""
+    found, after = np.load(ours / "ours.npz"), np.load(ours / "ours-after.npz")
+    gradient = (after["probabilities"] - np.eye(4, 10)).mean(axis=0)
+    assert np.abs(gradient).max() > 1e-2
+    assert np.allclose(after["bias"], state().tensors["fc.bias"] - 0.1 * gradient, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(after["mean"], found["bn0_moving_mean"])

@@ -1,0 +1,211 @@
+"""Files of Paddle's own functions are read here, and ours there, with equal values and equal logits.
+
+Paddle works in processes of its own, once with the programs of Paddle 3 and once with those of Paddle 2.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.backends import State
+from lockstep.backends.torch import load_module
+from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_paddle_90ep
+from lockstep.weights.readers import nvidia_paddle
+from lockstep.weights.readers.common import Original
+from tests.weights.readers.cases import RESNET
+
+pytestmark = pytest.mark.slow
+IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
+"""Paddle 3's programs have no fp16 on a CPU."""
+SCRIPT = Path(__file__).parent / "peers" / "with_paddle.py"
+EPOCH = "no step is stored and 0 is taken; its folder names epoch 7, counted from 0"
+CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "small", RESNET)
+
+
+def recipe_of(model: str = "small") -> Recipe:
+    return resnet50_paddle_90ep().replace(model=model, logits=10, precision="fp32")
+
+
+def paddle(command: str, folder: Path, programs: str) -> None:
+    flags = {"GLOG_minloglevel": "2", "CUDA_VISIBLE_DEVICES": "", "FLAGS_enable_pir_api": str(int(programs == "new"))}
+    result = subprocess.run(
+        [sys.executable, SCRIPT, command, folder], capture_output=True, text=True, env=os.environ | flags, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.fixture(scope="module", params=["old", "new"])
+def programs(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("layers", tmp_path_factory.mktemp("layers"), "new")
+
+
+@pytest.fixture(scope="module")
+def theirs(programs: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("programs", tmp_path_factory.mktemp("programs"), programs)
+
+
+def made(what: str, folder: Path, programs: str) -> Path:
+    np.save(folder / "images.npy", np.random.default_rng(5).standard_normal((4, 64, 64, 3)).astype(np.float32))
+    paddle(what, folder, programs)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Path, programs: str) -> Path:
+    """The folder, with a state of ours in it, loaded by Paddle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "small", RESNET)
+        nvidia_paddle.write(theirs / "ours" / "resnet_50_paddle", recipe_of(), state())
+        nvidia_paddle.write(theirs / "pretrained" / "any", recipe_of(), State(0, state().tensors, {}))
+    paddle("load", theirs, programs)
+    return theirs
+
+
+def state() -> State:
+    random = np.random.default_rng(11)
+    found = list(tensors(RESNET, 10))
+    values = {
+        tensor.name: random.uniform(0.5, 1.5, tensor.shape).astype(np.float32)
+        / np.float32(max(tensor.shape[1:], default=1) ** 0.5)
+        for tensor in found
+    }
+    trained = [tensor for tensor in found if tensor.role in TRAINED_ROLES]
+    return State(0, values, {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in trained})
+
+
+def layer_of(name: str) -> str:
+    """The original's name of a layer's tensor, written down independently of the code under test."""
+    first = {"1": 0, "2": 2, "3": 3, "4": 4}
+    name = name.replace("running_mean", "_mean").replace("running_var", "_variance")
+    name = re.sub(r"^conv1\.", "stem.0.conv.", re.sub(r"^bn1\.", "stem.0.bn.", name))
+    name = re.sub(r"^layer(\d)\.(\d)", lambda found: f"blocks.{first[found[1]] + int(found[2])}", name)
+    name = re.sub(r"\.(conv|bn)(\d)\.", lambda found: f".conv{int(found[2]) - 1}.{found[1]}.", name)
+    return name.replace("downsample.0", "short.conv").replace("downsample.1", "short.bn")
+
+
+def theirs_as_ours(name: str, value: np.ndarray) -> np.ndarray:
+    return value[:, :3] if name == "conv1.weight" else value.T if name == "fc.weight" else value
+
+
+def assert_values(found: dict[str, np.ndarray], stored: dict[str, np.ndarray], ending: str = "") -> None:
+    assert found
+    for name, value in found.items():
+        layer = layer_of(name)
+        expected = stored.get(f"{layer}_fp32_master_0{ending}", stored.get(f"{layer}{ending}"))
+        assert expected is not None, layer
+        assert np.array_equal(value, theirs_as_ours(name, expected)), name
+
+
+def logits(original: Original, folder: Path) -> np.ndarray:
+    module = load_module(original.recipe, original.state.tensors)
+    with torch.inference_mode():
+        return module(torch.from_numpy(np.load(folder / "images.npy").transpose(0, 3, 1, 2).copy())).numpy()
+
+
+def opened(folder: Path, name: str) -> Original:
+    prefix = nvidia_paddle.find(folder / name)
+    assert prefix == folder / name / "ResNet50" / "7" / "resnet_50_paddle"
+    return nvidia_paddle.read(prefix)
+
+
+def assert_logits(found: np.ndarray, file: Path) -> None:
+    expected = np.load(file)["logits"]
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(found - expected).max() < 1e-4 * max(np.abs(expected).max(), 1)
+
+
+@pytest.mark.parametrize("name", ["static", "protocol2"])
+def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(name: str, theirs: Path) -> None:
+    original, stored = opened(theirs, name), dict(np.load(theirs / f"{name}.npz"))
+    assert (original.recipe, original.remarks) == (recipe_of(), (EPOCH, CHANNEL))
+    assert_values(original.state.tensors, stored)
+    assert_values(original.state.momentum, stored, "_velocity_0")
+    assert len(original.state.momentum) == 62
+    assert_logits(logits(original, theirs), theirs / "static-logits.npz")
+
+
+@IN_FP16
+def test_a_scaled_loss_changes_nothing(theirs: Path) -> None:
+    original, stored = opened(theirs, "amp"), dict(np.load(theirs / "amp.npz"))
+    assert original.remarks == (EPOCH, CHANNEL)
+    assert_values(original.state.tensors, stored)
+    assert_values(original.state.momentum, stored, "_velocity_0")
+
+
+@IN_FP16
+def test_of_a_program_in_fp16_the_masters_are_read(theirs: Path) -> None:
+    original, stored = opened(theirs, "half"), dict(np.load(theirs / "half.npz"))
+    assert stored["stem.0.conv.weight"].dtype == np.float16
+    assert_values(original.state.tensors, stored)
+    assert_values(original.state.momentum, stored, "_velocity_0")
+    assert original.remarks == (
+        EPOCH,
+        "22 weights are the float32 copies that the optimizer keeps, such as conv2d_0.w_0_fp32_master_0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("layers", "small"), ("resnet18", "resnet18"), ("resnet50", "resnet50")], ids=lambda name: str(name)
+)
+def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layers: Path) -> None:
+    original = nvidia_paddle.read(layers / name, momentum=False)
+    assert original.recipe == recipe_of(model)
+    assert original.remarks == ("no step is stored and 0 is taken",)
+    assert_logits(logits(original, layers), layers / f"{name}-logits.npz")
+
+
+def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(theirs: Path) -> None:
+    original = opened(theirs, "vision")
+    assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
+    assert len(original.state.momentum) == 62
+    assert_logits(logits(original, theirs), theirs / "vision-logits.npz")
+
+
+def test_velocities_of_layers_are_those_of_their_parameters(layers: Path) -> None:
+    """After one step from rest the velocity is the gradient."""
+    momentum = nvidia_paddle.read(layers / "trained").state.momentum
+    stored = np.load(layers / "trained.npz")
+    assert np.array_equal(momentum["fc.weight"], stored["fc"].T)
+    assert np.array_equal(momentum["conv1.weight"], stored["stem"])
+
+
+def test_paddle_loads_what_was_written_and_computes_the_same_logits(ours: Path) -> None:
+    written = nvidia_paddle.read(ours / "ours" / "resnet_50_paddle")
+    assert_values(state().tensors, dict(np.load(ours / "ours.npz")))
+    assert_values(state().momentum, dict(np.load(ours / "ours.npz")), "_velocity_0")
+    assert_logits(logits(written, ours), ours / "ours-logits.npz")
+    assert_logits(logits(written, ours), ours / "ours-pretrained-logits.npz")
+
+
+def test_paddle_goes_on_training_from_what_was_written(ours: Path) -> None:
+    """The gradient of the classifier's bias is known: the loss is the mean of ten logits."""
+    after = np.load(ours / "ours-after.npz")
+    bias = 0.9 * state().momentum["fc.bias"] + 0.1 + 1e-4 * state().tensors["fc.bias"]
+    assert np.allclose(after["fc.bias_velocity_0"], bias, rtol=1e-5, atol=1e-6)
+    assert np.allclose(after["fc.bias"], state().tensors["fc.bias"] - 0.1 * bias, rtol=1e-5, atol=1e-6)
+
+
+@IN_FP16
+def test_a_program_with_a_scaled_loss_finds_all_it_looks_for(ours: Path) -> None:
+    found = np.load(ours / "ours-amp.npz")
+    assert found["loss_scaling_0"] == 128
+    assert found["num_good_steps_0"] == found["num_bad_steps_0"] == 0
+    assert np.array_equal(found["conv2d_1.w_0_velocity_0"], state().momentum["layer1.0.conv1.weight"])

@@ -1,0 +1,191 @@
+"""Finding weights: runs, checkpoints and files, our own and other programs'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lockstep.backends import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import best_step, open_weights
+
+CLASSES = ("cat", "dog")
+
+
+def evaluation(step: int, percent: float, weights: str = "trained") -> dict[str, Any]:
+    return {"kind": "evaluate", "step": step, "weights": weights, "top1_percent": percent}
+
+
+def value_at(step: int) -> dict[str, np.ndarray]:
+    return {"fc.bias": np.full(3, step, np.float32)}
+
+
+@pytest.fixture
+def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    """A run with checkpoints at steps 8, 16 and 24, the second of them the best."""
+    about = {"recipe": tiny_recipe.fields(), "classes": CLASSES}
+    for step in (8, 16, 24):
+        averages = {"fc.bias": np.full(3, -step, np.float32)} if step == 24 else {}
+        state = State(step, value_at(step), value_at(0), averages)
+        checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+    entries = [evaluation(8, 10), evaluation(16, 30), evaluation(24, 20)]
+    (tmp_path / "run" / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("which", "step"), [("newest", 24), ("best", 16), ("8", 8), ("16", 16)])
+def test_a_run_gives_the_checkpoint_asked_for(which: str, step: int, run: Path, tiny_recipe: Recipe) -> None:
+    weights = open_weights(run, which=which)
+    assert weights.tensors["fc.bias"].tolist() == [step] * 3
+    assert weights.recipe == tiny_recipe
+    assert weights.classes == CLASSES
+    assert weights.source == run / "checkpoints" / f"step-{step:08d}"
+
+
+def test_a_checkpoint_can_be_given_by_its_folder_or_by_its_file_of_weights(run: Path, tiny_recipe: Recipe) -> None:
+    folder = run / "checkpoints" / "step-00000008"
+    for path in (folder, str(folder), folder / "model.safetensors"):
+        weights = open_weights(path)
+        assert weights.tensors["fc.bias"].tolist() == [8] * 3
+        assert (weights.recipe, weights.classes, weights.source) == (tiny_recipe, CLASSES, Path(path))
+
+
+def test_the_file_of_the_moving_average_knows_its_recipe(run: Path, tiny_recipe: Recipe) -> None:
+    weights = open_weights(run / "checkpoints" / "step-00000024" / "ema.safetensors")
+    assert weights.tensors["fc.bias"].tolist() == [-24] * 3
+    assert (weights.recipe, weights.classes) == (tiny_recipe, CLASSES)
+
+
+def test_a_file_has_no_moving_average_beside_it(run: Path) -> None:
+    with pytest.raises(CheckpointError, match="a file of its own"):
+        open_weights(run / "checkpoints" / "step-00000024" / "model.safetensors", ema=True)
+
+
+def test_weights_can_be_used_in_another_precision(run: Path, tiny_recipe: Recipe) -> None:
+    weights = open_weights(run)
+    assert weights.in_precision(None).recipe == tiny_recipe
+    assert weights.in_precision("bf16").recipe == tiny_recipe.replace(precision="bf16")
+
+
+def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:
+    assert open_weights(run, ema=True).tensors["fc.bias"].tolist() == [-24] * 3
+
+
+def torchvision_resnet18(logits: int) -> dict[str, np.ndarray]:
+    """Return zeros by the names and shapes of torchvision's resnet18, written out from its source."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def layer(conv: str, norm: str, outputs: int, inputs: int, kernel: int) -> None:
+        shapes[f"{conv}.weight"] = (outputs, inputs, kernel, kernel)
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{name}"] = (outputs,)
+        shapes[f"{norm}.num_batches_tracked"] = ()
+
+    layer("conv1", "bn1", 64, 3, 7)
+    inputs = 64
+    for stage, width in enumerate((64, 128, 256, 512), start=1):
+        for block in (0, 1):
+            name = f"layer{stage}.{block}"
+            layer(f"{name}.conv1", f"{name}.bn1", width, inputs, 3)
+            layer(f"{name}.conv2", f"{name}.bn2", width, width, 3)
+            if inputs != width:
+                layer(f"{name}.downsample.0", f"{name}.downsample.1", width, inputs, 1)
+            inputs = width
+    shapes |= {"fc.weight": (logits, 512), "fc.bias": (logits,)}
+    return {name: np.zeros(shape, np.float32 if shape else np.int64) for name, shape in shapes.items()}
+
+
+def test_a_file_with_torchvisions_names_is_recognised_and_used_with_default_preprocessing(tmp_path: Path) -> None:
+    path = tmp_path / "resnet18.safetensors"
+    save_file(torchvision_resnet18(37), path)
+    weights = open_weights(path)
+    assert weights.recipe == Recipe(model="resnet18", logits=37, precision="fp32")
+    assert weights.classes == ()
+    assert len(weights.tensors) == 102
+    assert not [name for name in weights.tensors if "num_batches_tracked" in name]
+
+
+def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
+    tensors = torchvision_resnet18(10)
+    del tensors["layer3.1.bn2.bias"]
+    save_file(tensors, tmp_path / "odd.safetensors")
+    with pytest.raises(CheckpointError, match=r"odd\.safetensors: these 101 tensors are of no known model"):
+        open_weights(tmp_path / "odd.safetensors")
+
+
+ERRORS: list[tuple[str, dict[str, Any], str]] = [
+    ("missing", {}, "there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint .*missing"),
+    (
+        "weights.pth",
+        {},
+        r"weights\.pth: expected a run's folder, a \.safetensors file, or a TensorFlow, Paddle or MXNet checkpoint",
+    ),
+    ("empty.safetensors", {}, r"empty\.safetensors is not a safetensors file"),
+    ("folder", {}, "folder is damaged or not a checkpoint"),
+    ("fresh", {}, "fresh has no checkpoint yet"),
+    ("fresh", {"which": "best"}, "fresh has no checkpoint yet"),
+    ("unscored", {"which": "best"}, "unscored was never evaluated, so no checkpoint is the best"),
+    ("run", {"which": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
+    ("run", {"which": "latest"}, "no checkpoint 'latest'"),
+    ("run", {"which": "8", "ema": True}, "step-00000008 has no moving average; the recipe's ema_decay is 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "message"), ERRORS, ids=[f"{name} {given}" for name, given, _ in ERRORS])
+def test_what_holds_no_such_weights_is_a_clear_error(name: str, arguments: dict[str, Any], message: str, run: Path) -> None:
+    for file in ("weights.pth", "empty.safetensors"):
+        (run.parent / file).write_bytes(b"")
+    (run.parent / "folder").mkdir()
+    (run.parent / "fresh" / "checkpoints").mkdir(parents=True)
+    checkpoint.save(run.parent / "unscored" / "checkpoints", State(1, value_at(1), {}), data_digest="", about={})
+    with pytest.raises(CheckpointError, match=message):
+        open_weights(run.parent / name, **arguments)
+
+
+def test_damaged_weights_are_not_opened(run: Path) -> None:
+    path = run / "checkpoints" / "step-00000024" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointError, match=r"step-00000024/model\.safetensors is damaged"):
+        open_weights(run)
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "checkpoint"])
+def test_a_recipe_of_another_version_is_an_error_that_names_the_file(as_file: bool, tmp_path: Path) -> None:
+    about = {"recipe": {"epochz": 3}, "classes": []}
+    path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about=about)
+    with pytest.raises(CheckpointError, match=r"step-00000001.* recipe that this version cannot read: .*'epochz'"):
+        open_weights(path / "model.safetensors" if as_file else path)
+
+
+def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_without_note(tensors: dict[str, np.ndarray], path: Path, metadata: object) -> None:
+        save_file(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", save_without_note)
+    path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about={})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no note of its recipe"):
+        open_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "step"),
+    [
+        ([], None),
+        ([{"kind": "train", "step": 4}], None),
+        ([evaluation(4, 50)], 4),
+        ([evaluation(4, 50), evaluation(8, 60), evaluation(12, 55)], 8),
+        ([evaluation(4, 60), evaluation(8, 60)], 4),
+        ([evaluation(4, 50), evaluation(8, 99, "ema")], 4),
+        ([evaluation(8, 99, "ema")], None),
+        ([evaluation(4, 0.0)], 4),
+    ],
+)
+def test_the_best_step_is_the_earliest_with_the_highest_top1_of_the_trained_weights(
+    entries: list[dict[str, Any]], step: int | None
+) -> None:
+    assert best_step(entries) == step

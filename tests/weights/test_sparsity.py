@@ -1,0 +1,228 @@
+"""Masks of 2:4 sparsity, against Paddle's own, against all patterns there are, and by what must hold of any."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lockstep.models.architectures import MODELS, tensors
+from lockstep.weights.sparsity import ALGORITHMS, masks
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+PEER = Path(__file__).parent / "peers" / "with_paddle.py"
+Found = dict[str, np.ndarray]
+
+
+def mask(values: np.ndarray, algorithm: str) -> np.ndarray:
+    return masks({"a": values}, algorithm)["a"]
+
+
+# Paddle's own
+
+
+@pytest.fixture(scope="module")
+def paddle(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What Paddle keeps of the weights below by every algorithm; it works in a process of its own."""
+    folder = tmp_path_factory.mktemp("paddle")
+    np.savez(folder / "in.npz", **WEIGHTS)
+    done = subprocess.run([sys.executable, PEER, folder / "in.npz", folder / "out.npz"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(folder / "out.npz"))
+
+
+def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# Of kernels [out, in / groups, height, width] and classifiers [out, in]; some divide by 4 and some do not.
+SHAPES = [(8, 8, 3, 3), (16, 4, 1, 1), (5, 6, 3, 3), (4, 7, 1, 3), (3, 9, 5, 2), (1, 4, 1, 1), (10, 32), (7, 13), (1, 5)]
+TOO_FEW_INPUTS = [(8, 3, 7, 7), (4, 3)]
+WEIGHTS = {str(shape): drawn(shape) for shape in SHAPES + TOO_FEW_INPUTS}
+WEIGHTS |= {f"magnitudes {name}": np.abs(value) for name, value in WEIGHTS.items()}
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@every_shape
+@every_algorithm
+def test_masks_are_paddles_own(paddle: Found, algorithm: str, shape: tuple[int, ...]) -> None:
+    # Its mask_2d_best takes signed values for magnitudes; see the next test.
+    name = f"magnitudes {shape}" if algorithm == "mask_2d_best" else f"{shape}"
+    np.testing.assert_array_equal(mask(drawn(shape), algorithm), paddle[f"{algorithm} {name}"])
+
+
+def test_paddles_best_mask_keeps_less_than_its_greedy_one_where_weights_are_negative(paddle: Found) -> None:
+    magnitudes = np.abs(drawn((8, 8, 3, 3)))
+    kept = {algorithm: magnitudes[paddle[f"{algorithm} (8, 8, 3, 3)"]].sum() for algorithm in ALGORITHMS}
+    assert kept["mask_2d_best"] < 0.9 * kept["mask_2d_greedy"]
+    assert magnitudes[mask(drawn((8, 8, 3, 3)), "mask_2d_best")].sum() > kept["mask_2d_greedy"]
+
+
+@pytest.mark.parametrize("shape", TOO_FEW_INPUTS, ids=str)
+@every_algorithm
+def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
+    paddle: Found, algorithm: str, shape: tuple[int, ...]
+) -> None:
+    assert paddle[f"{algorithm} {shape}"].all()
+    assert masks({"a": drawn(shape)}, algorithm) == {}
+
+
+# All patterns there are
+
+
+def is_valid(block: np.ndarray) -> bool:
+    return bool((block.sum(axis=0) == 2).all() and (block.sum(axis=1) == 2).all())
+
+
+VALID = [block for bits in itertools.product([False, True], repeat=16) if is_valid(block := np.array(bits).reshape(4, 4))]
+
+
+def test_there_are_ninety_blocks_with_two_in_each_row_and_column() -> None:
+    assert len(VALID) == 90
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_mask_is_the_best_of_all(seed: int) -> None:
+    values = drawn((4, 4), seed)
+    best = max(VALID, key=lambda block: np.abs(values)[block].sum())
+    np.testing.assert_array_equal(mask(values, "mask_2d_best"), best)
+
+
+def greedy(values: np.ndarray) -> np.ndarray:
+    kept = np.zeros((4, 4), bool)
+    for place in sorted(np.ndindex(4, 4), key=lambda place: -abs(values[place])):
+        kept[place] = True
+        if kept.sum(axis=0).max() > 2 or kept.sum(axis=1).max() > 2:
+            kept[place] = False
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_greedy_mask_takes_the_largest_that_still_fits(seed: int) -> None:
+    values = drawn((4, 4), seed)
+    np.testing.assert_array_equal(mask(values, "mask_2d_greedy"), greedy(values))
+
+
+def test_known_blocks() -> None:
+    # The examples in Paddle's manual.
+    row = np.array([[0, 1, 5, 4], [2, 7, 3, 6]], np.float32)
+    assert mask(row, "mask_1d").astype(int).tolist() == [[0, 0, 1, 1], [0, 1, 0, 1]]
+    block = np.array([[9, 8, 3, 7], [9, 2, 1, 10], [5, 1, 3, 6], [2, 4, 6, 1]], np.float32)
+    assert mask(block, "mask_2d_greedy").astype(int).tolist() == [[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 0]]
+    block = np.array([[2, 8, 9, 9], [9, 1, 3, 9], [5, 6, 3, 9], [2, 4, 6, 9]], np.float32)
+    assert block[mask(block, "mask_2d_greedy")].sum() == 56
+    assert block[mask(block, "mask_2d_best")].sum() == 61
+
+
+# What must hold of any
+
+
+def by_inputs(values: np.ndarray) -> np.ndarray:
+    """Return a tensor as rows of inputs: a kernel's at every place and of every output."""
+    return np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])
+
+
+SOME_VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-30, -3e30])  # with many ties
+SOME_TENSORS = st.one_of(
+    st.tuples(st.integers(1, 9), st.integers(4, 13)),
+    st.tuples(st.integers(1, 9), st.integers(4, 13), st.integers(1, 3), st.integers(1, 3)),
+).flatmap(lambda shape: arrays(np.float32, shape, elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))))
+hypothesis_settings = settings(max_examples=60, deadline=None)
+
+
+@hypothesis_settings
+@given(SOME_TENSORS)
+def test_two_of_every_four_inputs_are_kept(values: np.ndarray) -> None:
+    kept = mask(values, "mask_1d")
+    assert (kept.shape, kept.dtype) == (values.shape, bool)
+    for row, magnitudes in zip(by_inputs(kept), by_inputs(np.abs(values)), strict=True):
+        for first in range(0, len(row) - 3, 4):
+            four, of_them = row[first : first + 4], magnitudes[first : first + 4]
+            assert four.sum() == 2
+            assert of_them[four].min() >= of_them[~four].max()
+        rest, of_them = row[len(row) // 4 * 4 :], magnitudes[len(row) // 4 * 4 :]
+        assert rest.sum() <= 2
+        assert rest.sum() == min(2, len(rest)) or not of_them[~rest].any(), "only a zero gives way to what fills up"
+
+
+@hypothesis_settings
+@given(SOME_TENSORS)
+def test_no_row_and_no_column_of_a_block_keeps_more_than_two(values: np.ndarray) -> None:
+    for algorithm in ("mask_2d_greedy", "mask_2d_best"):
+        kept = mask(values, algorithm)
+        assert (kept.shape, kept.dtype) == (values.shape, bool)
+        matrix = kept.T.swapaxes(-1, -2).reshape(-1, values.shape[1])
+        for top, left in itertools.product(range(0, matrix.shape[0], 4), range(0, matrix.shape[1], 4)):
+            block = matrix[top : top + 4, left : left + 4]
+            assert max(block.sum(axis=0).max(), block.sum(axis=1).max()) <= 2
+
+
+@hypothesis_settings
+@given(arrays(np.float32, (4, 4), elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))))
+def test_the_best_block_has_a_sum_that_none_exceeds(values: np.ndarray) -> None:
+    magnitudes = np.abs(values).astype(np.float64)
+    kept = mask(values, "mask_2d_best")
+    assert is_valid(kept)
+    assert magnitudes[kept].sum() >= max(magnitudes[block].sum() for block in VALID) * (1 - 1e-12)
+    by_greed = mask(values, "mask_2d_greedy")
+    if by_greed.sum() == 8:
+        assert magnitudes[kept].sum() >= magnitudes[by_greed].sum() * (1 - 1e-12)
+
+
+def test_greed_that_stops_at_seven_can_keep_more_than_the_best_of_eight() -> None:
+    # Two each in three rows and columns, and the corner: nothing fits beside them, and no block of two each has all seven.
+    values = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32)
+    assert mask(values, "mask_2d_greedy").sum() == 7
+    assert values[mask(values, "mask_2d_greedy")].sum() == 7
+    assert values[mask(values, "mask_2d_best")].sum() == 6
+
+
+# Ties
+
+
+def test_of_equal_magnitudes_the_later_are_kept() -> None:
+    assert mask(np.array([[1, -1, 1, -1], [2, 1, 2, 2], [0, 0, 0, 0], [1, 1, 0, 0]]), "mask_1d").astype(int).tolist() == [
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+        [1, 1, 0, 0],
+    ]
+    block = mask(np.ones((4, 4)), "mask_2d_greedy").astype(int).tolist()
+    assert block == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+def test_of_equal_sums_the_pattern_that_keeps_earlier_inputs_is_taken() -> None:
+    block = mask(np.ones((4, 4)), "mask_2d_best").astype(int).tolist()
+    assert block == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+
+
+@every_algorithm
+def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: str) -> None:
+    values = drawn((8, 8, 3, 3))
+    turned = np.asfortranarray(values)
+    assert mask(values, algorithm).tobytes() == mask(turned, algorithm).tobytes()
+    assert mask(values, algorithm).flags.c_contiguous
+
+
+# Which tensors
+
+
+@pytest.mark.parametrize("model", ["resnet18", "resnet50", "resnext101-32x4d"])
+def test_all_but_the_stem_and_what_is_excluded_is_pruned_by_half(model: str) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], 1000)}
+    values = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
+    found = masks(values, "mask_1d", ("fc.weight",))
+    assert set(found) == {name for name, shape in shapes.items() if len(shape) == 4} - {"conv1.weight"}
+    assert all(2 * np.count_nonzero(kept) == kept.size for kept in found.values())
+
+
+def test_what_is_not_excluded_has_a_mask_the_classifier_too() -> None:
+    values = {"conv.weight": drawn((8, 8, 1, 1)), "bn.weight": drawn((8,)), "fc.weight": drawn((8, 8))}
+    assert set(masks(values, "mask_1d")) == {"conv.weight", "fc.weight"}
+    assert set(masks(values, "mask_1d", ("conv.weight",))) == {"fc.weight"}
