@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.recipes import Execution
-from lockstep.runs.driver import initial_state
+from lockstep.recipes.initial import initial_state
 from lockstep.system.machine import arithmetic, cores
 from measuring import median, recipe, record, rounded
 

@@ -15,8 +15,8 @@ from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial import initial_state
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.driver import initial_state
 from lockstep.runs.folder import environment
 
 RESULTS = Path(__file__).parent / "results"

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep import backends
 from lockstep.recipes import Execution
-from lockstep.runs.driver import initial_state
+from lockstep.recipes.initial import initial_state
 from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 

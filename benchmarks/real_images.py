@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lockstep
 from lockstep.cli.console import Reporter
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from measuring import record
 
 

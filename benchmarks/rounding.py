@@ -7,12 +7,12 @@ difference of their losses. No framework is involved: this is the mathematics of
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial import initial_state
 from lockstep.recipes.schedule import learning_rates
-from lockstep.runs.driver import initial_state
 from lockstep.verification.bounds import angle
 from measuring import recipe, record
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial import initial_tensors
 from lockstep.weights import checkpoint

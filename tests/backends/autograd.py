@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from tests.backends.oracle import Arrays, Trained, is_statistic, places, role
 

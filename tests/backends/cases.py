@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowed, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.machine import arithmetic
 from tests.backends import oracle

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, Engine, State, World
+from lockstep.backends import Backend, Engine, World
 from lockstep.models.architectures import ModelSpec
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from tests.backends.cases import RATES, lacks, random_state
 

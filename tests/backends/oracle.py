@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import State
 from lockstep.data import Batch
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 
 Arrays = dict[str, np.ndarray]

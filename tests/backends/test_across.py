@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, State, World
+from lockstep.backends import Backend, World
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle

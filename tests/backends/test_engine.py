@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import Backend, State
+from lockstep.backends import Backend
 from lockstep.data import Batch
 from lockstep.models.architectures import ModelSpec, model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial import initial_tensors
 from lockstep.system.errors import CheckpointError

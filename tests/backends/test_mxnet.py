@@ -28,7 +28,8 @@ import mxnet as mx
 
 from lockstep.backends.mxnet import hosts as of_hosts
 from lockstep.backends.mxnet.hosts import Hosts, meet
-from lockstep.backends.mxnet.world import MxnetWorld, parameter_server
+from lockstep.backends.mxnet.launching import parameter_server
+from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, CheckpointError, LockstepError
 from lockstep.system.ranks import free_ports
@@ -280,7 +281,7 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_end(monkeypatch: pyte
 
 LAUNCH = """
 import os, sys, time
-from lockstep.backends.mxnet.world import parameter_server
+from lockstep.backends.mxnet.launching import parameter_server
 with parameter_server(2) as (environment, held):
     rank = os.fork()
     if rank == 0:
@@ -370,7 +371,7 @@ with backend.engine(recipe, np.asarray(RATES), world, Execution()) as engine:
 def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
     pytestconfig: pytest.Config, distributed: str, ranks: int, doing: str
 ) -> None:
-    program = "import sys; from lockstep.backends.mxnet.world import launch_python as launch\n"
+    program = "import sys; from lockstep.backends.mxnet.launching import launch\n"
     program += f"sys.exit(launch({ranks}, ['-c', {GONE!r}, {distributed!r}, {doing!r}], {distributed!r}))"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=100, check=False)

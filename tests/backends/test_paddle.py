@@ -17,19 +17,21 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, Interval, State
+from lockstep.backends import Backend, Interval
 
 # First, because it keeps Paddle from greeting.
 from lockstep.backends import paddle as paddle_backend
+from lockstep.models.state import State
 
 # isort: split
 import paddle
 
 from lockstep.backends.paddle import loading
+from lockstep.backends.paddle.launching import trainers
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled
-from lockstep.backends.paddle.world import PaddleWorld, trainers
+from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError
@@ -923,7 +925,7 @@ def python(program: str, **more: Any) -> tuple[int, str, str]:
 
 SHARE = """
 import os
-from lockstep.backends.paddle.world import trainers
+from lockstep.backends.paddle.launching import trainers
 print(trainers(int(os.environ["RANKS"]))(0)["OMP_NUM_THREADS"])
 """
 
@@ -1045,7 +1047,7 @@ def test_a_paddle_that_cannot_be_imported_tells_why(tmp_path: Path, alone: pytes
 
 SUMS = """
 import sys
-from lockstep.backends.paddle.world import launch_python
+from lockstep.backends.paddle.launching import launch
 
 program = '''
 import numpy as np
@@ -1062,7 +1064,7 @@ for megabytes in (0, 1, 2, 100):
     assert found.numpy().tobytes() == (own + other).tobytes(), megabytes
 world.close()
 '''
-sys.exit(launch_python(2, ["-c", program], "native"))
+sys.exit(launch(2, ["-c", program], "native"))
 """
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import FRAMEWORKS, Backend, State, World
+from lockstep.backends import FRAMEWORKS, Backend, World
+from lockstep.models.state import State
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance

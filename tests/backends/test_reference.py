@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Engine, State
+from lockstep.backends import Engine
 from lockstep.backends.reference import functions as f
 from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import distance

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.given_weights import read_masks
 from lockstep.system.errors import Interrupted

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import Interval, State
+from lockstep.backends import Interval
 from lockstep.data import Batch
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance, largest
 from tests.backends import oracle

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, Interval, State, World
+from lockstep.backends import Backend, Interval, World
 
 # First, because it keeps TensorFlow from greeting.
 from lockstep.backends import tensorflow as tensorflow_backend
+from lockstep.models.state import State
 
 # isort: split
 import tensorflow as tf
 
 from lockstep.backends.tensorflow import model as tensorflow_model
+from lockstep.backends.tensorflow.launching import workers
 from lockstep.backends.tensorflow.loss_scale import LossScale
-from lockstep.backends.tensorflow.world import TensorflowWorld, workers
+from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe

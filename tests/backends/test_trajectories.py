@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import State
 from lockstep.data import Batch
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.schedule import learning_rates
 from lockstep.verification.bounds import BOUNDS, distance

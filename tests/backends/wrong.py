@@ -11,12 +11,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from lockstep.backends import Interval, State, World
+from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.engine import ReferenceEngine, ReferenceHandle
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 
 Array = np.ndarray

@@ -16,8 +16,8 @@ from lockstep.benchmark import grid as grids
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.benchmark.grid import benchmark
 from lockstep.benchmark.report_file import environment_of, read_benchmark
-from lockstep.runs.folder import write_json
 from lockstep.system.errors import DataError, Interrupted, UserError
+from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.processes import command, running, wait_until

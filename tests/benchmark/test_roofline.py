@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from lockstep.benchmark.roofline import Work, forward_macs, layers, limit_images_per_sec, work
+from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import MODELS, ModelSpec, tensors
+from lockstep.models.work import Work, forward_macs, layers, work
 
 # torchvision's documentation, "GFLOPS" of its weights at 224 px (multiply-adds, in 1e9).
 PUBLISHED_GMACS = {"resnet18": 1.81, "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnet152": 11.51}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import cli
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial import initial_tensors
 from lockstep.system.machine import Arithmetic

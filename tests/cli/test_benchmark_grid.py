@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.benchmark import grid as grids
 from lockstep.benchmark.iteration_times import printed
-from lockstep.runs.folder import write_json
+from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.processes import call, running, wait_until

@@ -23,7 +23,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
     def load(name: str) -> SimpleNamespace:
         def launch(processes: int, arguments: list[str], distributed: str) -> int:
-            found.append((name, processes, arguments, distributed))
+            assert arguments[:3] == ["-P", "-m", "lockstep"]
+            found.append((name, processes, arguments[3:], distributed))
             return 0
 
         return SimpleNamespace(launch=launch)

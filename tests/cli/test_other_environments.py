@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.recipes import Recipe
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from tests.processes import call, finish, running, wait_until
 
 Answer = Callable[..., tuple[int, str, str]]

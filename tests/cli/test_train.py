@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial import initial_tensors
-from lockstep.runs.folder import read_log
 from lockstep.runs.given_weights import read_masks
 from lockstep.runs.image_results import read_results
+from lockstep.system.event_log import read_log
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
@@ -313,7 +313,7 @@ def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
-    from lockstep.backends.tensorflow.world import workers
+    from lockstep.backends.tensorflow.launching import workers
 
     environment = workers(2)
     command = [sys.executable, "-m", "lockstep", *map(str, arguments), "--backend", "tensorflow", "--set", "epochs=1"]

@@ -12,7 +12,7 @@ from PIL import Image
 
 import lockstep
 from lockstep import backends
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial import zero_momentum
 from lockstep.recipes.published import RECIPES

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.backends import State
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.weights import checkpoint

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import lockstep
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
 from lockstep.weights import checkpoint

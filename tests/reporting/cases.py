@@ -8,8 +8,8 @@ import numpy as np
 
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.folder import write_json, write_text
 from lockstep.runs.image_results import Results, write_results
+from lockstep.system.files import write_json, write_text
 
 EPOCHS = 4
 STEPS = 120

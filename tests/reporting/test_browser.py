@@ -14,7 +14,7 @@ import pytest
 import lockstep
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import NASTY
 

@@ -8,7 +8,7 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import Chart, charts, thinned
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from tests.reporting.cases import EPOCHS, STEPS, write_run
 
 

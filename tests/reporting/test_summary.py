@@ -11,8 +11,8 @@ from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import charts
 from lockstep.reporting.image_statistics import wilson
-from lockstep.runs.folder import read_log
 from lockstep.runs.image_results import read_results
+from lockstep.system.event_log import read_log
 from tests.reporting.cases import write_run
 
 

@@ -12,7 +12,7 @@ from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from lockstep.weights.opening import open_weights
 from tests.conftest import TINY_MODEL
 

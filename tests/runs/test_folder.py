@@ -13,8 +13,10 @@ import yaml
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.runs import folder
-from lockstep.runs.folder import RunFolder, environment, read_log, read_report, write_json, write_text
+from lockstep.runs.folder import RunFolder, environment, read_report
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.event_log import read_log
+from lockstep.system.files import write_json, write_text
 
 
 def begin(path: Path, recipe: Recipe) -> None:
@@ -110,7 +112,7 @@ def test_a_folder_with_other_things_is_refused_and_left_alone(tiny_recipe: Recip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "photos", "thesis.tex"]
 
 
-@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".recipe.yaml.tmp"], [".DS_Store"]], ids=str)
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".recipe.yaml.partial"], [".DS_Store"]], ids=str)
 def test_what_a_killed_start_left_does_not_stop_the_next(left: list[str], tiny_recipe: Recipe, tmp_path: Path) -> None:
     for name in left:
         (tmp_path / name).write_text("half")

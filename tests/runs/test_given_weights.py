@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import lockstep
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial import initial_tensors
-from lockstep.runs.folder import read_log
 from lockstep.runs.given_weights import digest_of, read_masks
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
+from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from lockstep.weights.sparsity import masks
 
@@ -311,9 +311,9 @@ def test_a_start_that_was_killed_leaves_nothing_to_the_command_that_is_corrected
     (run / "checkpoints").mkdir(parents=True)
     for name in ("recipe.yaml", "start.json", "masks.safetensors"):
         (run / name).write_bytes((sparse / name).read_bytes())
-    (run / "masks.safetensors.partial").write_bytes(b"")
+    (run / ".masks.safetensors.partial").write_bytes(b"")
     lockstep.train(tiny_recipe.replace(epochs=1), textures, run)
-    assert sorted(path.name for path in run.glob("[ms]*")) == []
+    assert [path.name for part in ("start", "masks") for path in run.glob(f"*{part}*")] == []
 
 
 # What is damaged

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.driver import spans
-from lockstep.runs.folder import read_log
+from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.runs.test_recorder import figures

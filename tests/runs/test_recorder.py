@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from lockstep.runs.folder import read_log
 from lockstep.runs.recorder import Recorder
+from lockstep.system.event_log import read_log
 
 RATES = np.linspace(0.1, 1.0, 10)
 

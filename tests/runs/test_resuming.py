@@ -9,9 +9,10 @@ from safetensors.numpy import load_file
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.runs.folder import read_log, read_report
+from lockstep.runs.folder import read_report
 from lockstep.runs.resuming import complete, last_execution, refusal
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
+from lockstep.system.event_log import read_log
 
 IMAGES = 60
 PER_EPOCH = 7  # 60 images, 8 a step

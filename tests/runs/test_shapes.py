@@ -9,7 +9,8 @@ import pytest
 from lockstep.recipes import Recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.runs.loggers import Loggers, Opening
-from lockstep.runs.shapes import is_environment, is_figure, is_rate, parsed
+from lockstep.runs.shapes import is_environment
+from lockstep.system.checks import is_figure, is_rate, parsed
 from lockstep.system.errors import CheckpointError
 from tests.reporting.cases import write_run
 

@@ -14,10 +14,11 @@ import pytest
 
 import lockstep
 from lockstep import backends
-from lockstep.backends import Engine, State, World
+from lockstep.backends import Engine, World
 from lockstep.backends.torch.engine import TorchEngine
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.verification.comparison import compare

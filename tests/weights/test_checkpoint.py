@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
 

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import lockstep
-from lockstep.backends import State
 from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial import initial_tensors, zero_momentum
 from lockstep.recipes.published import resnet50_mxnet_90ep, resnet50_paddle_90ep, resnet50_tensorflow_90ep

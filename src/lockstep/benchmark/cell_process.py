@@ -14,7 +14,7 @@ from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from lockstep.benchmark.fingerprint import fingerprint
 from lockstep.benchmark.measuring import measure
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.folder import write_json
+from lockstep.system.files import write_json
 from lockstep.system.ranks import is_leading
 from lockstep.system.workers import end_with_parent, tell
 

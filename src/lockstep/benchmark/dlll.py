@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from lockstep.benchmark.epochs import Entry, LoggedRun
-from lockstep.runs.folder import seconds_of
+from lockstep.system.event_log import seconds_of
 from lockstep.system.strict_json import to_json
 
 PER_SEC, SEC, MS = "images/s", "s", "ms"

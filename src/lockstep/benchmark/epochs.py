@@ -9,9 +9,10 @@ from typing import Any
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import steps_per_epoch
-from lockstep.runs.folder import read_log
-from lockstep.runs.shapes import is_count, is_environment, parsed
+from lockstep.runs.shapes import is_environment
+from lockstep.system.checks import is_count, parsed
 from lockstep.system.errors import DataError
+from lockstep.system.event_log import read_log
 
 Entry = dict[str, Any]
 """A line of `log.jsonl`."""

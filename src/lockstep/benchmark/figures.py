@@ -6,8 +6,9 @@ from typing import Any
 from lockstep.benchmark import iteration_times
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime, share_of_others
-from lockstep.benchmark.roofline import Work, limit_images_per_sec, work
+from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import model_spec
+from lockstep.models.work import Work, work
 from lockstep.recipes import Recipe
 
 COMPUTING, DATA = "computing", "data"

@@ -14,8 +14,8 @@ from typing import Any
 from lockstep.benchmark import dlll
 from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run
 from lockstep.benchmark.report_file import read_benchmark
-from lockstep.runs.folder import seconds_of
 from lockstep.system.errors import DataError, UserError, nearest
+from lockstep.system.event_log import seconds_of
 from lockstep.system.strict_json import to_json
 
 Report = dict[str, Any]

@@ -15,9 +15,9 @@ from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, read_benchmark
 from lockstep.data.sources import find_sources
 from lockstep.recipes import Recipe
-from lockstep.runs.folder import write_json
 from lockstep.runs.recorder import Listener, Recorder
 from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from lockstep.system.files import write_json
 from lockstep.system.machine import cores, processor
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out

@@ -25,9 +25,9 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
 from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
-from lockstep.runs.driver import initial_state
 from lockstep.system.errors import DataError
 
 LEARNING_RATE = 0.001

@@ -32,7 +32,7 @@ def command(
     found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
     how = Execution.of({name: value for name in found if (value := found[name] or last.get(name)) is not None})
     options.go_where_installed(how.backend)
-    raise typer.Exit(backends.load(how.backend).launch(processes, arguments, how.distributed))
+    raise typer.Exit(backends.load(how.backend).launch(processes, ["-P", "-m", "lockstep", *arguments], how.distributed))
 
 
 def _last(arguments: list[str]) -> dict[str, Any]:

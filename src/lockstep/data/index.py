@@ -34,6 +34,7 @@ from lockstep.data.listing import (
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.system.errors import DataError
+from lockstep.system.files import replacing, write_text
 from lockstep.system.machine import cores
 
 VERSION = 3
@@ -318,9 +319,8 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
 def _store(index: Index, cache: Path, stamp: str) -> None:
     arrays = {name: np.ascontiguousarray(array, _ARRAYS[name]) for name, array in _arrays(index).items()}
     for name, array in arrays.items():
-        temporary = cache / f"{name}.tmp"
-        array.tofile(temporary)
-        temporary.replace(cache / name)
+        with replacing(cache / name) as partial:
+            array.tofile(partial)
     about = {
         "stamp": stamp,
         "digest": index.digest,
@@ -330,9 +330,7 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
         "states": index.states,
         "quarantined": [[bad.file, bad.reason] for bad in index.quarantined],
     }
-    temporary = cache / "index.json.tmp"
-    temporary.write_text(json.dumps(about, indent=1, allow_nan=False), encoding="utf-8")
-    temporary.replace(cache / "index.json")
+    write_text(cache / "index.json", json.dumps(about, indent=1, allow_nan=False))
 
 
 def _load(source: Source, cache: Path) -> Index | None:

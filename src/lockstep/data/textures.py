@@ -12,6 +12,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.recipes.philox import Purpose, draw, uniform
+from lockstep.system.files import write_bytes
 from lockstep.system.machine import cores
 
 Plane = np.ndarray
@@ -133,6 +134,5 @@ def _jobs(root: Path, kinds: Collection[str], train_images: int, val_images: int
 def _write(seed: int, path: Path, kind: str, number: int) -> None:
     if path.exists():
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(simplejpeg.encode_jpeg(draw_texture(kind, number, seed), quality=90, colorspace="RGB"))
-    temporary.replace(path)
+    encoded = simplejpeg.encode_jpeg(draw_texture(kind, number, seed), quality=90, colorspace="RGB")
+    write_bytes(path, encoded, is_flushed=False)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.backends import check_fit
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
 from lockstep.models.architectures import tensors as tensors_of
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine, State
+from lockstep.backends import Engine
 from lockstep.data.decoding.decode import check, decode_into
 from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divided, whole_source
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial import zero_momentum
 from lockstep.recipes.order import centre_plan, evaluation_plans

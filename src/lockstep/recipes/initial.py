@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from lockstep.models.architectures import Tensor, blocks, features, model_spec, tensors
+from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
 
@@ -26,6 +27,12 @@ def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
     """Return a velocity of zero for every trained tensor: name -> float32 array."""
     trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
     return {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
+
+
+def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
+    """Return the state before the first step, of these tensors or the recipe's initial ones."""
+    values = values or initial_tensors(recipe)
+    return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 
 def _values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:

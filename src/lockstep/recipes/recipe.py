@@ -1,21 +1,16 @@
-"""Recipe: every choice that decides the result of a run. Execution: how it is run.
+"""Recipe: every choice that decides the result of a run. How it is carried out is in `lockstep.recipes.execution`.
 
-Both are frozen pydantic models: a variant is `recipe.replace(epochs=50)`, a wrong value is a `RecipeError`. The published
-recipes are in `lockstep.recipes.published`; what each field means is said once, here.
+The published recipes are in `lockstep.recipes.published`; what each field means is said once, here.
 """
 
-import dataclasses
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from lockstep.models.architectures import ModelSpec, Role, model_spec, parameter_count, tensors
 from lockstep.recipes import limits
-from lockstep.recipes.synonyms import fields_meant, instead_of_setting
-from lockstep.system.errors import RecipeError, nearest
-from lockstep.system.plain_yaml import MOST_CHARACTERS, read_yaml
+from lockstep.recipes.settings import Settings
+from lockstep.system.errors import nearest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,72 +20,7 @@ EVAL_RATIO = 256 / 224
 """What the published recipes resize to for evaluation, over what they cut out."""
 
 
-class _Settings(BaseModel):
-    """A frozen set of fields with clear errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    def __init__(self, /, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            found = [problem for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
-            problems = [_explain(type(self), problem) for problem in found[:_MOST_PROBLEMS]]
-            more = [f"... and {len(found) - _MOST_PROBLEMS} more"] * (len(found) > _MOST_PROBLEMS)
-            raise RecipeError("\n".join(problems + more)) from None
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Self:
-        """Build from plain values; `RecipeError` names every unknown field and wrong value."""
-        strange = [name for name in fields if not isinstance(name, str)]
-        if strange:
-            raise RecipeError(f"there is no field {strange[0]!r}: names of fields are words")
-        return cls(**fields)
-
-    def replace(self, /, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again."""
-        return self.of(self.fields() | changes)
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields as plain values (numbers, strings, lists), in order."""
-        return self.model_dump(mode="json")
-
-    def to_yaml(self) -> str:
-        """Return the fields as YAML, in order."""
-        return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
-
-
-_MOST_SHOWN = 100
-"""Characters of a wrong value in a message."""
-_MOST_PROBLEMS = 10
-"""Named of one recipe; the nearest names are looked for of each."""
-# A model that is given by its fields is no name; what is wrong with the fields is the complaint that helps.
-_NOT_A_NAME = ("model", "str")
-
-
-def _explain(cls: type[BaseModel], problem: Any) -> str:
-    place = [str(part) for part in problem["loc"]]
-    if place[:2] == ["model", ModelSpec.__name__]:
-        del place[1]
-    where = ".".join(place)
-    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
-        meant = fields_meant(place[-1], known)
-        hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
-        return f"there is no field {where!r}. {hint}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}, not {_shown(problem['input'])}" if where else message
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "an integer that is too long to write"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
-
-
-class Recipe(_Settings):
+class Recipe(Settings):
     """Everything that decides the numbers of a run, apart from the images themselves."""
 
     # The model.
@@ -245,7 +175,7 @@ class Recipe(_Settings):
 
         Evaluation follows `image_size` as documented there.
         """
-        return super().replace(**changes | _eval_sizes(changes)).named(self.based_on)
+        return super().replace(**changes | eval_sizes(changes)).named(self.based_on)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
@@ -253,7 +183,7 @@ class Recipe(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _evaluation_follows(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | _eval_sizes(fields)
+        return fields | eval_sizes(fields)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
@@ -280,149 +210,12 @@ class Recipe(_Settings):
         return self
 
 
-def _eval_sizes(fields: dict[str, Any]) -> dict[str, int]:
+def eval_sizes(fields: dict[str, Any]) -> dict[str, int]:
     """Return the sizes of evaluation that follow from `image_size`; none if that is not set, or if one of them is."""
     size = fields.get("image_size")
     if not isinstance(size, int) or size < 32 or "eval_resize" in fields or "eval_crop" in fields:
         return {}  # a wrong size is complained of once
     return {"eval_resize": round(size * EVAL_RATIO), "eval_crop": size}
-
-
-def _switch(value: object) -> object:
-    """YAML reads the words on and off as true and false."""
-    return ("off", "on")[value] if isinstance(value, bool) else value
-
-
-class Execution(_Settings):
-    """How a run is carried out. Backend, device and compiler change rounding, nothing more; accumulation, and the number of
-    ranks, also change which images a local batch norm normalises together."""
-
-    backend: str = "torch"
-    """The framework; see `lockstep doctor`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """"auto": a GPU if there is one."""
-    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether the framework's compiler is used. "auto": where it pays: on GPUs, for Paddle and MXNet everywhere, and for
-    PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to repay compiling (docs/numerics.md)."""
-    layout: Literal["auto", "nhwc", "nchw"] = "auto"
-    """Whether channels are the last axis of activations in memory. "auto": as suits engine and device. PyTorch's engine has
-    both; the others have what suits them and refuse the other."""
-    reference_dtype: Literal["float64", "float32"] = "float64"
-    """What the reference engine computes in; other engines take no notice."""
-    deterministic: bool = True
-    """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
-    distributed: Literal["native", "horovod"] = "native"
-    """What adds up over ranks: the framework's own way, or Horovod, which TensorFlow's engine has too."""
-    all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
-    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet, which add up all in one, take no
-    notice."""
-    accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
-    """Parts a rank's share of a step is computed in, one after the other."""
-    loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
-    """What decodes images: Lockstep's own threads, NVIDIA's DALI on the CPU or the GPU, or nothing ("synthetic": noise)."""
-    loader_threads: Annotated[int, Field(ge=0), limits.THREADS] = 0
-    """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
-    loader_batches: Annotated[int, Field(ge=1), limits.BATCHES_AHEAD] = 2
-    """Batches decoded ahead."""
-    profile_step: Annotated[int, Field(ge=0), limits.STEPS] | None = None
-    """The first step that the framework's profiler traces; steps count from 0. None: none is."""
-    profile_steps: Annotated[int, Field(ge=1), limits.TRACED_STEPS] = 1
-    """How many are traced from there on."""
-    loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
-    """Where figures go besides the run's own log."""
-    log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
-    """Steps after which losses are read from the device and logged."""
-    save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
-    """Besides the end of every epoch; 0: only there."""
-    evaluate_every_epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 1
-    """The last epoch is always evaluated."""
-    keep_checkpoints: Annotated[int, Field(ge=1), limits.STEPS] = 2
-    """The newest so many are kept, and the best."""
-    model_prefix: str = ""
-    """Where the weights at the end of every epoch are written as MXNet's Module has them besides: PREFIX-symbol.json and
-    PREFIX-0001.params, counted from 1. Nowhere if it is empty."""
-
-    @property
-    def traced_steps(self) -> range:
-        """The steps that are traced."""
-        return range(0) if self.profile_step is None else range(self.profile_step, self.profile_step + self.profile_steps)
-
-
-def load_recipe(source: str | Path | Recipe) -> Recipe:
-    """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
-
-    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from: a published one, or a
-    file as seen from this one. The optional key `based_on` is a name and changes nothing; in a run's folder it is that of
-    the recipe it was started with. Raises `RecipeError`.
-    """
-    return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
-
-
-def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
-    """Load a published recipe or a file in `folder`; `seen` are the files whose base it is, directly or not."""
-    from lockstep.recipes.published import RECIPES
-
-    if source in RECIPES:
-        return RECIPES[source]().named(source)
-    path = folder / source
-    if (path / "recipe.yaml").is_file():
-        path = path / "recipe.yaml"
-    if not path.is_file():
-        raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
-    if path.resolve() in seen:
-        raise RecipeError(f"{path} is its own base")
-    try:
-        fields = _fields_in(path)
-        base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
-        if base is not None:
-            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | _eval_sizes(fields)
-        return Recipe.of(fields).named(name)
-    except RecipeError as error:
-        raise RecipeError(f"{path}: {error}") from None
-
-
-def _name_of(path: Path, noted: object) -> str:
-    """Return the name of the recipe in a file, where `noted` is its `based_on`; a run that noted none has none."""
-    if noted is not None and not isinstance(noted, str):
-        raise RecipeError(f"based_on: expected the name of a recipe, not {noted!r:.60}")
-    return noted if noted is not None else path.stem if path.name != "recipe.yaml" else ""
-
-
-def _fields_in(path: Path) -> dict[str, Any]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            fields = read_yaml(file.read(MOST_CHARACTERS + 1))
-    except (ValueError, OSError) as error:
-        raise RecipeError(f"cannot be read as YAML: {error}") from None
-    if not isinstance(fields, dict):
-        raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
-    return fields
-
-
-def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split `field=value` texts into changes of a recipe and changes of an execution. Values are YAML.
-
-    >>> parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1"])
-    ({'epochs': 2, 'mean': [1, 2, 3]}, {'log_every_steps': 1})
-    """
-    recipe: dict[str, Any] = {}
-    execution: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise RecipeError(f"expected field=value, found {setting!r}")
-        try:
-            value = read_yaml(text)
-        except ValueError as error:
-            raise RecipeError(f"{name}: {text!r:.60} is not a value: {error}") from None
-        if name in Recipe.model_fields:
-            recipe[name] = value
-        elif name in Execution.model_fields:
-            execution[name] = value
-        else:
-            hint = instead_of_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
-            raise RecipeError(f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}")
-    return recipe, execution
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:

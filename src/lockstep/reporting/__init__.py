@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.runs.folder import write_text
 from lockstep.system.errors import UserError
+from lockstep.system.files import write_text
 
 
 def report(

@@ -9,9 +9,10 @@ from typing import Any
 from lockstep.data.listing import printable
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.folder import read_environment, read_log, read_report
+from lockstep.runs.folder import read_environment, read_report
 from lockstep.runs.image_results import Results, read_results
 from lockstep.system.errors import CheckpointError
+from lockstep.system.event_log import read_log
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from lockstep.recipes import Recipe
 from lockstep.reporting import image_statistics
 from lockstep.reporting.collect import Run
 from lockstep.runs.driver import WARMUP_STEPS
-from lockstep.runs.folder import seconds_of
+from lockstep.system.event_log import seconds_of
 
 PERCENTILES = (50, 90, 95, 99, 100)
 

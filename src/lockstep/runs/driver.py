@@ -17,21 +17,22 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine, Handle, State, World
+from lockstep.backends import Engine, Handle, World
 from lockstep.data import Batch
 from lockstep.data.listing import printable
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.split import Sets
 from lockstep.data.split import open_sets as open_data
 from lockstep.models.metrics import Scores, Throughput
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, difference
-from lockstep.recipes.initial import initial_tensors, zero_momentum
+from lockstep.recipes.initial import initial_state
 from lockstep.recipes.my_images import given_fields
 from lockstep.recipes.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import divergence, given_weights, resuming
-from lockstep.runs.folder import RunFolder, environment, read_log, read_report, write_json
+from lockstep.runs.folder import RunFolder, environment, read_report
 from lockstep.runs.given_weights import Start, open_start
 from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.loggers import check_installed
@@ -40,6 +41,8 @@ from lockstep.runs.notes import Facts, seldom_meant
 from lockstep.runs.recorder import Listener, Recorder
 from lockstep.runs.settling import settle
 from lockstep.system.errors import CheckpointError, DataError, DivergedError, Interrupted
+from lockstep.system.event_log import read_log
+from lockstep.system.files import write_json
 from lockstep.system.machine import emulation
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
@@ -526,12 +529,6 @@ class Training:
             self.recorder.warn(f"the worst mistakes are not shown: {type(error).__name__}: {error}")
         else:
             self.recorder.show("mistakes", pictures, self.total)
-
-
-def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
-    """Return the state before the first step, of these tensors or the recipe's initial ones."""
-    values = values or initial_tensors(recipe)
-    return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
 
 def changed_fields(recipe: Recipe) -> dict[str, Any]:

@@ -21,9 +21,10 @@ import yaml
 from lockstep.backends import FRAMEWORKS
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.runs import shapes
+from lockstep.system.checks import parsed
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.files import write_text
 from lockstep.system.machine import cores, memory_bytes, processor
-from lockstep.system.strict_json import to_json
 from lockstep.system.version import version as lockstep_version
 
 
@@ -103,22 +104,10 @@ def holds_run(path: Path) -> bool:
     return (path / "recipe.yaml").is_file() and not is_fresh
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is never seen half-written."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`), never half."""
-    write_text(path, to_json(value, indent=1) + "\n")
-
-
 def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report of a finished run; None if it is not finished, or the file holds something else."""
     try:
-        report: dict[str, Any] = shapes.parsed((path / "report.json").read_bytes())
+        report: dict[str, Any] = parsed((path / "report.json").read_bytes())
     except (OSError, ValueError):
         return None
     return report if shapes.is_report(report) else None
@@ -128,7 +117,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     """Return what a run noted of its environment when it last began; empty if it never did. Raises `CheckpointError`."""
     file = path / "environment.json"
     try:
-        found: dict[str, Any] = shapes.parsed(file.read_bytes())
+        found: dict[str, Any] = parsed(file.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError:
@@ -136,37 +125,6 @@ def read_environment(path: Path) -> dict[str, Any]:
     if not shapes.is_environment(found):
         raise CheckpointError(f"{file} is not what a run notes of its environment; restore it or remove it")
     return found
-
-
-def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """Return the entries of a log; empty if there is none. A last line that a killed process cut off is left out.
-
-    With `whole`, entries have every figure that training writes; without, what it takes to go on with the log. Raises
-    `CheckpointError` that names the line of anything else.
-    """
-    if not path.is_file():
-        return []
-    entries = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            entry = shapes.parsed(line)
-        except ValueError:
-            if number == len(lines) - 1:
-                break
-            raise CheckpointError(f"{path}, line {number} is not JSON; restore the file or use another --out") from None
-        problem = shapes.problem_of_entry(entry, whole=whole)
-        if problem is not None:
-            raise CheckpointError(
-                f"{path}, line {number} is not an entry of a log: {problem}; restore the file or use another --out"
-            )
-        entries.append(entry)
-    return entries
-
-
-def seconds_of(entry: dict[str, Any]) -> float:
-    """Return the wall time of a log's interval of training, or of an evaluation, in seconds."""
-    return float(entry["images"] / entry["images_per_sec"])
 
 
 def environment(backend: str) -> dict[str, Any]:

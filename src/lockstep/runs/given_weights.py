@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as serialise
 
-from lockstep.backends import check_fit
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.initial import initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.files import appearing
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import open_weights
-from lockstep.weights.readers import appearing
 from lockstep.weights.sparsity import masks
 
 
@@ -109,7 +109,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
 
 def forget(run: Path) -> None:
     """Remove what a command left that was killed before its run was started."""
-    for path in (*run.glob("start.json*"), *run.glob("masks.safetensors*")):
+    for path in (*run.glob("*start.json*"), *run.glob("*masks.safetensors*")):
         path.unlink()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.models.metrics import Scores
 from lockstep.system.errors import CheckpointError
+from lockstep.system.files import replacing
 
 FILE = "validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
@@ -36,10 +37,8 @@ def write_results(folder: Path, results: Results) -> None:
     """Write the results into a run's folder so that they are never seen half-written."""
     arrays = {f"{weights}.{name}": getattr(scores, name) for weights, scores in results.scores.items() for name in _COLUMNS}
     labels = next(iter(results.scores.values())).labels
-    temporary = folder / f".{FILE}.tmp"
-    with temporary.open("wb") as file:
+    with replacing(folder / FILE) as partial, partial.open("wb") as file:
         np.savez_compressed(file, step=results.step, digest=results.digest, labels=labels, **arrays)
-    temporary.replace(folder / FILE)
 
 
 def read_results(folder: Path) -> Results | None:

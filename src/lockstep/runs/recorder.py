@@ -8,9 +8,10 @@ from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 
-from lockstep.runs.folder import read_log, seconds_of, write_text
 from lockstep.runs.loggers import Loggers, Opening, Picture
 from lockstep.system.errors import Interrupted
+from lockstep.system.event_log import read_log, seconds_of
+from lockstep.system.files import write_text
 from lockstep.system.strict_json import to_json
 
 T = TypeVar("T")

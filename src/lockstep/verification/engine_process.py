@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Backend, Engine, State, World
+from lockstep.backends import Backend, Engine, World
 from lockstep.data import Batch
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.workers import end_with_parent, tell
 from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded, save_arrays

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends import State
 from lockstep.data import Batch
 from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.textures import draw_data_set
 from lockstep.models import architectures
 from lockstep.models.architectures import blocks, convolutions, model_spec, narrowed
+from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.recipes.initial import initial_state
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.recipes.schedule import learning_rates
-from lockstep.runs.driver import initial_state
 
 Arrays = dict[str, np.ndarray]
 

@@ -21,9 +21,10 @@ from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import load_file, save_file
 from safetensors.numpy import save as serialise
 
-from lockstep.backends import State
+from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import appearing, flush, from_bfloat16, refuse_existing
+from lockstep.system.files import appearing, flush
+from lockstep.weights.readers import from_bfloat16, refuse_existing
 
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"

@@ -7,12 +7,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from lockstep.backends import State
 from lockstep.models.architectures import recognise
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.runs.folder import read_log
-from lockstep.runs.shapes import is_list_of, is_text
+from lockstep.system.checks import is_list_of, is_text
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from lockstep.weights.readers import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
 from lockstep.weights.readers.common import Original

@@ -11,9 +11,10 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.folder import read_log, read_report
+from lockstep.runs.folder import read_report
 from lockstep.runs.loggers import LOGGERS, Kind
 from lockstep.system.errors import Interrupted, UserError
+from lockstep.system.event_log import read_log
 from tests.backends.conftest import BACKENDS
 from tests.runs.loggers.conftest import Notebook
 from tests.runs.test_recorder import events

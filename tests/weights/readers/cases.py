@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from lockstep.backends import State
 from lockstep.models.architectures import ModelSpec, model_spec, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 
 Variables = dict[str, np.ndarray]

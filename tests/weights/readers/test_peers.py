@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.backends import State
 from lockstep.backends.reference.model import Network
 from lockstep.models.architectures import MODELS
+from lockstep.models.state import State
 from lockstep.recipes.initial import initial_tensors
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError

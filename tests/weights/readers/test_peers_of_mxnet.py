@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.backends import State
 from lockstep.backends.torch import load_module
 from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.backends import State
 from lockstep.backends.torch import load_module
 from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.weights.readers import nvidia_paddle

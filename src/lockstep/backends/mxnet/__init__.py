@@ -2,20 +2,29 @@
 
 from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all that imports MXNet
 
+import os
+
 import numpy as np
 
 from lockstep.backends.mxnet.engine import MxnetEngine
 from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
-from lockstep.backends.mxnet.world import MxnetWorld, devices, join, launch
+from lockstep.backends.mxnet.launching import launch
+from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.ranks import name_rank
 
 __all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 def world(execution: Execution) -> MxnetWorld:
     """Join the process group and choose the device."""
-    return join(execution)
+    name_rank("mxnet")
+    if execution.distributed == "horovod":
+        from lockstep.backends.mxnet.horovod_world import HorovodWorld
+
+        return HorovodWorld(execution)
+    return MxnetWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
 
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> MxnetEngine:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends import Interval, State, check_fit, check_masks
+from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
@@ -25,6 +25,7 @@ from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic

@@ -6,9 +6,9 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends import check_fit
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.shared.layout import Layout
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 
 

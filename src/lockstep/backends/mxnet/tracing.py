@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mxnet as mx
 
-from lockstep.runs.folder import write_text
+from lockstep.system.files import write_text
 
 _BEGINS = '"traceEvents": [\n'
 

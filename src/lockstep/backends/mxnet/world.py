@@ -3,11 +3,7 @@
 import atexit
 import ctypes
 import os
-import secrets
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mxnet as mx
@@ -17,12 +13,10 @@ from mxnet.base import _LIB, check_call
 from lockstep.backends import HostQuestions, refuse_layout
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
-from lockstep.backends.shared.horovod_rendezvous import rendezvous
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
-from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
+from lockstep.system.ranks import is_on_one_machine
 
 Array = Any
 """An `mx.nd.NDArray`: MXNet has no annotations."""
@@ -170,16 +164,6 @@ class Workers(Ranks):
         self._store.pull(key, out=array)
 
 
-def join(execution: Execution) -> MxnetWorld:
-    """Join the process group that the environment tells of, and choose the device."""
-    name_rank("mxnet")
-    if execution.distributed == "horovod":
-        from lockstep.backends.mxnet.horovod_world import HorovodWorld
-
-        return HorovodWorld(execution)
-    return MxnetWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
-
-
 def _context(execution: Execution, local_rank: int) -> Any:
     count = mx.context.num_gpus()
     if not count and execution.device == "cuda":
@@ -201,70 +185,3 @@ def _name(context: Any) -> str:
 def devices() -> list[str]:
     """Return the devices MXNet sees."""
     return [*(_name(mx.gpu(index)) for index in range(mx.context.num_gpus())), _name(mx.cpu())]
-
-
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
-
-
-def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code."""
-    if distributed == "horovod":
-        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - or it would be missed in every rank
-
-        threads = {"OMP_NUM_THREADS": _threads_of_a_rank(processes)}
-        with rendezvous(processes) as environment:
-            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
-    with parameter_server(processes) as (environment, held):
-        return launch_ranks(processes, arguments, lambda rank: environment, inherited=[held])
-
-
-def _threads_of_a_rank(ranks: int) -> str:
-    return loading.chosen or str(max(cores() // ranks, 1))
-
-
-@contextmanager
-def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
-    """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker, and a file
-    descriptor that every worker must inherit: scheduler and server end when nobody has it any more.
-    """
-    port, port_of_hosts = free_ports(2)
-    shared = {
-        hosts.ADDRESS: f"{LOOPBACK}:{port_of_hosts}",
-        hosts.KEY: secrets.token_hex(),
-        "DMLC_PS_ROOT_URI": LOOPBACK,
-        "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server carries out what it is sent
-        "DMLC_USE_KUBERNETES": "0",  # set to 1, the scheduler would listen on all interfaces
-        "DMLC_LOCAL": "0",
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": "1",
-        "OMP_NUM_THREADS": _threads_of_a_rank(workers),
-    }
-    heard, held = os.pipe()
-    helpers: list[subprocess.Popen[bytes]] = []
-    try:
-        for role in ("scheduler", "server"):
-            environment = os.environ | shared | {"DMLC_ROLE": role}
-            command = [sys.executable, "-P", "-c", _HELPER, str(heard)]
-            helpers.append(subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True))
-        os.close(heard)
-        yield shared | {"DMLC_ROLE": "worker"}, held
-    finally:
-        os.close(held)
-        for helper in helpers:
-            helper.terminate()
-        for helper in helpers:
-            helper.wait()
-
-
-_HELPER = """
-import os, pickle, sys, threading
-threading.Thread(target=lambda: (os.read(int(sys.argv[1]), 1), os._exit(0)), daemon=True).start()
-pickle.loads = None
-import mxnet
-"""
-"""What schedulers and servers run: MXNet is one of them when it is imported, and does not come back from it. A server would
-unpickle an optimizer that it is sent; it only sums here, so that nobody sends one.
-"""

@@ -7,7 +7,8 @@ import numpy as np
 from lockstep.backends.paddle.engine import PaddleEngine
 from lockstep.backends.paddle.model import Model
 from lockstep.backends.paddle.tracing import profile
-from lockstep.backends.paddle.world import PaddleWorld, devices, launch
+from lockstep.backends.paddle.launching import launch
+from lockstep.backends.paddle.world import PaddleWorld, devices
 from lockstep.recipes import Execution, Recipe
 
 __all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]

@@ -15,7 +15,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from lockstep.backends import Interval, State, check_fit, check_masks
+from lockstep.backends import Interval
 from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
@@ -24,6 +24,7 @@ from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 

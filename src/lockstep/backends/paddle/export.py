@@ -7,12 +7,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle import static
 
-from lockstep.backends import check_fit
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
 from lockstep.models.architectures import model_spec
 from lockstep.models.architectures import tensors as tensors_of
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 

@@ -10,9 +10,9 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from lockstep.backends import check_fit
 from lockstep.backends.paddle.world import Tensor
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 
 COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}

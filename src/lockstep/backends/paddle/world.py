@@ -1,7 +1,7 @@
 """The processes that train together, through `paddle.distributed`, or one process alone."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,7 @@ from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
+from lockstep.system.ranks import is_on_one_machine, name_rank
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -117,36 +116,3 @@ def _device_name(device: str) -> str:
     if device == "cpu":
         return f"CPU, {loading.threads} threads"
     return paddle.device.cuda.get_device_name(int(device.removeprefix("gpu:")))
-
-
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
-
-
-def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code.
-
-    Paddle's own launcher writes the ranks' output to files and passes no signal on but SIGTERM.
-    """
-    refuse_horovod(distributed)
-    return launch_ranks(processes, arguments, trainers(processes))
-
-
-def trainers(count: int) -> Callable[[int], dict[str, str]]:
-    """Return a function from a rank to the environment variables that make it one of so many trainers on this machine."""
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count + 1)]
-    # Not of the environment, where this process has its own by now.
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(cores() // count, 1)))
-
-    def environment(rank: int) -> dict[str, str]:
-        return {
-            "PADDLE_MASTER": addresses[-1],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(addresses[:-1]),
-            "PADDLE_CURRENT_ENDPOINT": addresses[rank],
-            "PADDLE_TRAINERS_NUM": str(count),
-            "PADDLE_TRAINER_ID": str(rank),
-            "OMP_NUM_THREADS": threads,
-        }
-
-    return environment

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.backends import World, check_fit, refuse_layout
+from lockstep.backends import World, refuse_layout
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import check_fit
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.backends import Interval, State, World, check_fit, check_masks
+from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 
 Arrays = dict[str, np.ndarray]

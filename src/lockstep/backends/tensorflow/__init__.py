@@ -2,20 +2,29 @@
 
 from lockstep.backends.tensorflow import loading  # noqa: F401, I001 - before all that imports TensorFlow
 
+import os
+
 import numpy as np
 
 from lockstep.backends.tensorflow.engine import TensorflowEngine
 from lockstep.backends.tensorflow.model import Model
 from lockstep.backends.tensorflow.tracing import profile
-from lockstep.backends.tensorflow.world import TensorflowWorld, devices, join, launch
+from lockstep.backends.tensorflow.launching import launch
+from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
+from lockstep.system.ranks import name_rank
 
 __all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
 
 
 def world(execution: Execution) -> TensorflowWorld:
     """Join the process group and choose the device."""
-    return join(execution)
+    name_rank("tensorflow")
+    if execution.distributed == "horovod":
+        from lockstep.backends.tensorflow.horovod_world import HorovodWorld
+
+        return HorovodWorld(execution)
+    return TensorflowWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
 
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> TensorflowEngine:

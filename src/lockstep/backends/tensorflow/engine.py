@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from lockstep.backends import Interval, State, check_masks
+from lockstep.backends import Interval
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
@@ -31,6 +31,7 @@ from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 

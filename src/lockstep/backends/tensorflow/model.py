@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lockstep.backends import check_fit
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem, tensors
+from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 
 Tensor = Any

@@ -1,6 +1,5 @@
 """The processes that train together: MultiWorkerMirroredStrategy, Horovod, or one process alone."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,13 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions, refuse_layout
-from lockstep.backends.shared.horovod_rendezvous import rendezvous
 from lockstep.backends.shared.import_side_effects import keeping_sigterm
 from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, is_on_one_machine, launch_ranks, name_rank
+from lockstep.system.ranks import is_on_one_machine
 
 _QUESTIONS = 1 << 20
 """Group key of the questions that hosts ask each other, far from those that the strategy counts up from 0."""
@@ -106,16 +104,6 @@ class Workers(TensorflowWorld):
             return largest.numpy().tolist()
 
 
-def join(execution: Execution) -> TensorflowWorld:
-    """Join the process group that the environment tells of, and choose the device."""
-    name_rank("tensorflow")
-    if execution.distributed == "horovod":
-        from lockstep.backends.tensorflow.horovod_world import HorovodWorld
-
-        return HorovodWorld(execution)
-    return TensorflowWorld(execution) if os.environ.get("WORLD_SIZE", "1") == "1" else Workers(execution)
-
-
 def _choose_device(execution: Execution, local_rank: int) -> bool:
     """Have TensorFlow see one GPU or none; return whether it is one."""
     gpus = tf.config.list_physical_devices("GPU")
@@ -144,40 +132,3 @@ def devices() -> list[str]:
     found = [details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")]
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())
     return [*found, f"CPU, {threads} threads"]
-
-
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
-
-
-def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code.
-
-    TensorFlow has no launcher of its own: a worker finds the others in TF_CONFIG.
-    """
-    if distributed == "horovod":
-        from lockstep.backends.tensorflow import horovod_world  # noqa: F401 - or it would be missed in every rank
-
-        threads = threads_of_a_rank(processes)
-        with rendezvous(processes) as environment:
-            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
-    return launch_ranks(processes, arguments, workers(processes))
-
-
-def workers(count: int) -> Callable[[int], dict[str, str]]:
-    """Return a function from a rank to the environment variables that make it one of so many workers on this machine."""
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count)]
-    threads = threads_of_a_rank(count)
-
-    def environment(rank: int) -> dict[str, str]:
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        return {"TF_CONFIG": json.dumps(config, allow_nan=False)} | threads
-
-    return environment
-
-
-def threads_of_a_rank(ranks: int) -> dict[str, str]:
-    """Return the environment variable that gives a rank its share of this machine's cores, unless the user has set it."""
-    name = "TF_NUM_INTRAOP_THREADS"
-    return {} if name in os.environ else {name: str(max(cores() // ranks, 1))}

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 
 from lockstep.backends.torch.engine import TorchEngine, canonical_tensors, copy_into
+from lockstep.backends.torch.launching import launch
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
-from lockstep.backends.torch.world import TorchWorld, device_name, launch
+from lockstep.backends.torch.world import TorchWorld, device_name
 from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 

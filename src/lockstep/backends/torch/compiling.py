@@ -7,8 +7,8 @@ assumption on the safe side. `benchmarks/cpu_layouts.py` measures both; it has n
 import shutil
 from collections.abc import Mapping
 
-from lockstep.benchmark.roofline import work
 from lockstep.models.architectures import model_spec
+from lockstep.models.work import work
 from lockstep.recipes import Recipe
 from lockstep.system.machine import Arithmetic
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
-from lockstep.backends import Interval, State, check_fit, check_masks
+from lockstep.backends import Interval
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
@@ -30,6 +30,7 @@ from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic, share_of_cores

@@ -1,8 +1,6 @@
 """The process group: of `lockstep launch`, of torchrun, or of one process alone."""
 
 import os
-import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,8 +9,7 @@ from lockstep.backends import HostQuestions, refuse_horovod
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.machine import cores
-from lockstep.system.ranks import is_on_one_machine, launch_ranks
+from lockstep.system.ranks import is_on_one_machine
 
 
 class TorchWorld(HostQuestions):
@@ -84,22 +81,3 @@ def device_name(device: torch.device) -> str:
 
 STORE = "LOCKSTEP_TORCH_STORE"
 """Environment variable: the file through which ranks of one machine meet. A `TCPStore` listens on all interfaces."""
-
-
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run `lockstep <arguments>` in so many processes on this machine; return the exit code."""
-    return launch_python(processes, ["-P", "-m", "lockstep", *arguments], distributed)
-
-
-def launch_python(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code.
-
-    torchrun's rendezvous listens on all interfaces and unpickles what it is sent.
-    """
-    refuse_horovod(distributed)
-    with tempfile.TemporaryDirectory() as folder:  # which only this user can open
-        shared = {
-            STORE: str(Path(folder) / "store"),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // processes, 1))),
-        }
-        return launch_ranks(processes, arguments, lambda rank: shared)

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
+from lockstep.system.files import replacing
+
 NO_LABEL = -1
 Bytes = bytes | memoryview
 _PIECES = os.sysconf("SC_IOV_MAX")
@@ -216,8 +218,6 @@ def _partial(path: Path) -> Path:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[TextIO]:
-    """Give a text file that appears under its name when it is complete."""
-    partial = _partial(path)
-    with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+    """Yield a text file that appears under its name when it is complete."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         yield file
-    partial.replace(path)

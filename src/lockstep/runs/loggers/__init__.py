@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lockstep.runs.folder import write_json
-from lockstep.runs.shapes import is_count, parsed
+from lockstep.system.checks import is_count, parsed
 from lockstep.system.errors import CheckpointError, UserError
+from lockstep.system.files import write_json
 
 Outcome = Literal["finished", "stopped", "failed"]
 """How a process of a run ended; one that was stopped can go on."""

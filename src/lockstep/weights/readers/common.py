@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.backends import State, check_fit
 from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, stem, tensors
+from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import appearing, refuse_existing
+from lockstep.system.files import appearing
+from lockstep.weights.readers import refuse_existing
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
 

@@ -31,12 +31,13 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.backends import State
 from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, convolutions, model_spec, stem, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import from_bfloat16, mxnet_params, mxnet_symbol, replacing
+from lockstep.system.files import replacing
+from lockstep.weights.readers import from_bfloat16, mxnet_params, mxnet_symbol
 from lockstep.weights.readers.common import (
     FOURTH_CHANNEL,
     Matching,

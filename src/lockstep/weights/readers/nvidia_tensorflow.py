@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.backends import State
 from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, model_spec, stem, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError

@@ -29,7 +29,8 @@ from google.protobuf.message import DecodeError
 from lockstep.data.containers import Places
 from lockstep.data.containers.tfrecord import masked_crc
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import appearing, from_bfloat16, refuse_existing
+from lockstep.system.files import appearing
+from lockstep.weights.readers import from_bfloat16, refuse_existing
 
 _MESSAGES = """
 name: "lockstep/tensor_bundle.proto" package: "lockstep" syntax: "proto3"

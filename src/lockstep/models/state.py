@@ -1,0 +1,44 @@
+"""The state of a training in canonical form: torchvision's names, OIHW kernels, (out, in) classifier, float32."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lockstep.system.errors import CheckpointError, nearest
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that training changes, at the end of a step."""
+
+    step: int
+    """Optimizer steps done."""
+    tensors: dict[str, np.ndarray]
+    """Parameters and batch norm statistics."""
+    momentum: dict[str, np.ndarray]
+    """Velocity of every parameter, the learning rate outside (w -= lr * v)."""
+    ema: dict[str, np.ndarray] = field(default_factory=dict)
+    """Moving averages of `tensors`; empty if the recipe has none."""
+    scaler: dict[str, float] = field(default_factory=dict)
+    """Loss scaling: `scale`, `good_steps` and `bad_steps` in a row; empty without dynamic scaling."""
+
+
+def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:
+    """Raise `CheckpointError` unless arrays have exactly these names and shapes."""
+    missing, unknown = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
+    if missing or unknown:
+        hint = nearest(unknown[0], expected) if unknown else ""
+        raise CheckpointError(f"{what}: missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}. {hint}")
+    for name, shape in expected.items():
+        if values[name].shape != shape:
+            raise CheckpointError(f"{what}: {name} is {values[name].shape}, expected {shape}")
+
+
+def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, np.ndarray]) -> None:
+    """Raise `CheckpointError` unless every mask is of a parameter and has its shape."""
+    for name, mask in masks.items():
+        if name not in parameters:
+            raise CheckpointError(f"masks: there is no parameter {name!r}. {nearest(name, parameters)}")
+        if mask.shape != parameters[name]:
+            raise CheckpointError(f"masks: that of {name} is {mask.shape}, expected {parameters[name]}")

@@ -1,0 +1,86 @@
+"""Recipes from names, YAML files, runs and `field=value` texts."""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.recipes.execution import Execution
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.recipe import Recipe, eval_sizes
+from lockstep.recipes.synonyms import instead_of_setting
+from lockstep.system.errors import RecipeError, nearest
+from lockstep.system.plain_yaml import MOST_CHARACTERS, read_yaml
+
+
+def load_recipe(source: str | Path | Recipe) -> Recipe:
+    """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
+
+    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from: a published one, or a
+    file as seen from this one. The optional key `based_on` is a name and changes nothing; in a run's folder it is that of
+    the recipe it was started with. Raises `RecipeError`.
+    """
+    return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
+
+
+def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
+    """Load a published recipe or a file in `folder`; `seen` are the files whose base it is, directly or not."""
+    if source in RECIPES:
+        return RECIPES[source]().named(source)
+    path = folder / source
+    if (path / "recipe.yaml").is_file():
+        path = path / "recipe.yaml"
+    if not path.is_file():
+        raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
+    if path.resolve() in seen:
+        raise RecipeError(f"{path} is its own base")
+    try:
+        fields = _fields_in(path)
+        base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
+        if base is not None:
+            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | eval_sizes(fields)
+        return Recipe.of(fields).named(name)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _name_of(path: Path, noted: object) -> str:
+    """Return the name of the recipe in a file, where `noted` is its `based_on`; a run that noted none has none."""
+    if noted is not None and not isinstance(noted, str):
+        raise RecipeError(f"based_on: expected the name of a recipe, not {noted!r:.60}")
+    return noted if noted is not None else path.stem if path.name != "recipe.yaml" else ""
+
+
+def _fields_in(path: Path) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            fields = read_yaml(file.read(MOST_CHARACTERS + 1))
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"cannot be read as YAML: {error}") from None
+    if not isinstance(fields, dict):
+        raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")
+    return fields
+
+
+def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split `field=value` texts into changes of a recipe and changes of an execution. Values are YAML.
+
+    >>> parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1"])
+    ({'epochs': 2, 'mean': [1, 2, 3]}, {'log_every_steps': 1})
+    """
+    recipe: dict[str, Any] = {}
+    execution: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"expected field=value, found {setting!r}")
+        try:
+            value = read_yaml(text)
+        except ValueError as error:
+            raise RecipeError(f"{name}: {text!r:.60} is not a value: {error}") from None
+        if name in Recipe.model_fields:
+            recipe[name] = value
+        elif name in Execution.model_fields:
+            execution[name] = value
+        else:
+            hint = instead_of_setting(name, text, [*Recipe.model_fields, *Execution.model_fields])
+            raise RecipeError(f"there is no field {name!r}. {hint or '`lockstep recipes fields` describes all.'}")
+    return recipe, execution

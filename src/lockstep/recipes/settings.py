@@ -1,0 +1,79 @@
+"""Sets of fields with clear errors: what recipes and executions are made of.
+
+Both are frozen pydantic models: a variant is `recipe.replace(epochs=50)`, a wrong value is a `RecipeError`.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lockstep.models.architectures import ModelSpec
+from lockstep.recipes.synonyms import fields_meant
+from lockstep.system.errors import RecipeError, nearest
+
+
+class Settings(BaseModel):
+    """A frozen set of fields with clear errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def __init__(self, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            found = [problem for problem in error.errors() if problem["loc"] != _NOT_A_NAME]
+            problems = [_explain(type(self), problem) for problem in found[:_MOST_PROBLEMS]]
+            more = [f"... and {len(found) - _MOST_PROBLEMS} more"] * (len(found) > _MOST_PROBLEMS)
+            raise RecipeError("\n".join(problems + more)) from None
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Build from plain values; `RecipeError` names every unknown field and wrong value."""
+        strange = [name for name in fields if not isinstance(name, str)]
+        if strange:
+            raise RecipeError(f"there is no field {strange[0]!r}: names of fields are words")
+        return cls(**fields)
+
+    def replace(self, /, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated again."""
+        return self.of(self.fields() | changes)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as plain values (numbers, strings, lists), in order."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """Return the fields as YAML, in order."""
+        return yaml.safe_dump(self.fields(), sort_keys=False, default_flow_style=None, allow_unicode=True)
+
+
+_MOST_SHOWN = 100
+"""Characters of a wrong value in a message."""
+_MOST_PROBLEMS = 10
+"""Named of one recipe; the nearest names are looked for of each."""
+# A model that is given by its fields is no name; what is wrong with the fields is the complaint that helps.
+_NOT_A_NAME = ("model", "str")
+
+
+def _explain(cls: type[BaseModel], problem: Any) -> str:
+    place = [str(part) for part in problem["loc"]]
+    if place[:2] == ["model", ModelSpec.__name__]:
+        del place[1]
+    where = ".".join(place)
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = [field.name for field in dataclasses.fields(ModelSpec)] if len(place) > 1 else list(cls.model_fields)
+        meant = fields_meant(place[-1], known)
+        hint = f"Did you mean {' or '.join(meant)}?" if meant else nearest(place[-1], known)
+        return f"there is no field {where!r}. {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}, not {_shown(problem['input'])}" if where else message
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "an integer that is too long to write"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
