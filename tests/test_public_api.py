@@ -130,7 +130,7 @@ def documented() -> list[str]:
 
 
 def test_there_are_examples_to_run() -> None:
-    assert {"lockstep.system.errors", "lockstep.inference.use", "lockstep.recipes.order", "lockstep.runs.driver"} <= set(
+    assert {"lockstep.system.errors", "lockstep.inference.use", "lockstep.recipes.order", "lockstep.runs.train"} <= set(
         documented()
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lockstep.inference.use import Prediction, evaluate, load, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
-    from lockstep.runs.driver import train
+    from lockstep.runs.train import train
     from lockstep.system.errors import LockstepError, UserError
     from lockstep.verification import verify
     from lockstep.weights.conversion import convert
@@ -47,7 +47,7 @@ _HOME = {
     "load_recipe": "recipes",
     "predict": "inference.use",
     "report": "reporting",
-    "train": "runs.driver",
+    "train": "runs.train",
     "verify": "verification",
 }
 

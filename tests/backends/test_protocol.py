@@ -34,7 +34,7 @@ for file in root.rglob("*.py"):
     parts = file.relative_to(root.parent).with_suffix("").parts
     if parts[-1] != "__main__" and parts[1:3] not in {[("backends", name) for name in FRAMEWORKS]}:
         importlib.import_module(".".join(part for part in parts if part != "__init__"))
-assert "lockstep.runs.driver" in sys.modules and "lockstep.backends.shared.host_memory" in sys.modules
+assert "lockstep.runs.train" in sys.modules and "lockstep.backends.shared.host_memory" in sys.modules
 """
     + REPORT
 )
@@ -110,7 +110,7 @@ def test_one_distribution_of_several_is_enough(distributions: tuple[str, ...], f
     "code",
     [
         "import sys, lockstep" + REPORT,
-        "import sys, lockstep.runs.driver" + REPORT,
+        "import sys, lockstep.runs.train" + REPORT,
         "import sys; from lockstep.backends import FRAMEWORKS; FRAMEWORKS['torch'].version()" + REPORT,
         IMPORT_THE_CORE,
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs import driver
+from lockstep.runs import train as training
 
 Run = Callable[..., tuple[int, str, str]]
 Trained = list[dict[str, Any]]
@@ -24,7 +24,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     def train(recipe: Recipe, data: Path, out: Path, **options: Any) -> None:
         found.append({"recipe": recipe, "data": data, "out": out} | options)
 
-    monkeypatch.setattr(driver, "train", train)
+    monkeypatch.setattr(training, "train", train)
     return found
 
 

@@ -16,7 +16,7 @@ import lockstep
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial import initial_tensors
-from lockstep.runs.driver import spans
+from lockstep.runs.spans import spans
 from lockstep.system.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.machine import Arithmetic

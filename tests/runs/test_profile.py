@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.driver import spans
+from lockstep.runs.spans import spans
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS

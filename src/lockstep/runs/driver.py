@@ -8,9 +8,8 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,180 +21,30 @@ from lockstep.data import Batch
 from lockstep.data.listing import printable
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.split import Sets
-from lockstep.data.split import open_sets as open_data
 from lockstep.models.metrics import Scores, Throughput
 from lockstep.models.state import State
-from lockstep.recipes import Execution, Recipe, difference
+from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial import initial_state
-from lockstep.recipes.my_images import given_fields
-from lockstep.recipes.order import check_shares, evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
-from lockstep.recipes.published import RECIPES
-from lockstep.recipes.schedule import learning_rates
-from lockstep.runs import divergence, given_weights, resuming
-from lockstep.runs.folder import RunFolder, environment, read_report
-from lockstep.runs.given_weights import Start, open_start
+from lockstep.recipes.order import evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
+from lockstep.runs import divergence, given_weights, hooks
+from lockstep.runs.folder import environment, read_report
+from lockstep.runs.given_weights import Start
 from lockstep.runs.image_results import Results, write_results
-from lockstep.runs.loggers import check_installed
 from lockstep.runs.mistakes import pictures_of_mistakes
 from lockstep.runs.notes import Facts, seldom_meant
-from lockstep.runs.recorder import Listener, Recorder
-from lockstep.runs.settling import settle
-from lockstep.system.errors import CheckpointError, DataError, DivergedError, Interrupted
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.report import changed_fields, report_of
+from lockstep.runs.spans import Span, spans
+from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json
 from lockstep.system.machine import emulation
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import best_step
-from lockstep.weights.readers import nvidia_mxnet
 
 WARMUP_STEPS = 10
 """Steps at the start of a process that throughput leaves out."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive steps first to stop - 1, and what follows them."""
-
-    first: int
-    stop: int
-    saves: bool
-    evaluates: bool
-    traced: bool = False
-
-
-def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
-    """Yield the intervals of a run from step `first` on; their borders do not depend on `first`.
-
-    >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
-    [5, 8, 10, 15, 16, 20]
-    """
-    while first < total:
-        epoch = first // per_epoch + 1
-        traced = execution.traced_steps
-        borders = [epoch * per_epoch, total, *(border for border in (traced.start, traced.stop) if border > first)]
-        if first not in traced:
-            borders.append(_next_multiple(first, execution.log_every_steps))
-        if execution.save_every_steps:
-            borders.append(_next_multiple(first, execution.save_every_steps))
-        stop = min(borders)
-        epoch_ends = stop == epoch * per_epoch
-        asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
-        evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
-        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates, traced=first in traced)
-        first = stop
-
-
-def _next_multiple(step: int, every: int) -> int:
-    return (step // every + 1) * every
-
-
-def train(
-    recipe: str | Path | Recipe | None = None,
-    data: str | Path | None = None,
-    out: str | Path | None = None,
-    *,
-    changes: Mapping[str, Any] | None = None,
-    split: float | None = None,
-    weights: str | Path | None = None,
-    execution: Execution | None = None,
-    listener: Listener | None = None,
-) -> dict[str, Any]:
-    """Train a recipe on the training images of `data`, evaluate it on its validation images, and return the report.
-
-    `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
-    also in `out/report.json`.
-
-    Without a recipe it is `my-images`, whose values are settled from the images and the device before the run and written
-    into `out/recipe.yaml` (docs/my-images.md). `changes` are other values for fields of any recipe. `split` sets a share of
-    the images apart where `data` has no validation images: the recipe's `validation_share`.
-
-    Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
-    never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
-
-    A run that is there needs nothing but `out`: without `recipe` it goes on with its own, and with its execution if none is
-    given; without `data` it goes on with its images. Of its recipe, the schedule may be another, such as more epochs, if the
-    learning rates of all steps already done stay the same (`lockstep.runs.resuming`).
-
-    With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
-    and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
-    A run that goes on has what it needs in `out`, and refuses others than it started from.
-
-    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
-    asked to stop and everything was saved.
-
-    On ranks other than 0 the report of a run that was not finished before is empty.
-
-    >>> import lockstep
-    >>> report = lockstep.train("tiny.yaml", "data", "new-run")
-    >>> report["final"]["trained"]["images"]
-    20
-    """
-    if out is None:
-        raise TypeError("train() needs out, the run's folder")
-    changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
-    out = Path(out)
-    asked = resuming.complete(out, recipe, data, execution, changes=changes)
-    execution = asked.execution
-    given = None if weights is None else Path(weights)
-    with StopRequests() as stop:
-        backend = backends.load(execution.backend)
-        world = backend.world(execution)
-        leads = world.rank == 0
-        try:
-            with Recorder(listener if leads else None, execution.loggers) as recorder:
-                if leads:
-                    check_installed(execution.loggers)
-                if asked.taken:
-                    recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
-
-                def start_of(recipe: Recipe) -> Start | None:
-                    check_shares(recipe, world.ranks * execution.accumulation_steps)
-                    return open_start(given, recipe, out) if leads else None
-
-                start = start_of(asked.recipe) if asked.recipe else None  # said before many images are indexed
-                share = (asked.recipe or given_fields(changes)).validation_share
-                sets = open_sets(asked.data, share, recorder, stop)
-                recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
-                start = start if asked.recipe else start_of(recipe)
-                check_logits(recipe, sets)
-                images = len(sets.training)
-                rates = learning_rates(recipe, steps_per_epoch(recipe, images))
-                folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
-                with folder if leads else nullcontext():
-                    world.any(False)  # if rank 0 was refused the folder, the others learn it here
-                    with backend.engine(recipe, rates, world, execution) as engine:
-                        training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
-                        training.start_notes += _changes(folder.changed)
-                        return training.carry_out(rates, start)
-        finally:
-            world.close()
-
-
-def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
-    """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
-
-    Raises `Interrupted` if a stop is requested while they are indexed.
-    """
-
-    def progress(what: str) -> Callable[[int, int], None]:
-        show = recorder.progress(what)
-
-        def advance(done: int, total: int) -> None:
-            show(done, total)
-            if stop.requested:
-                raise Interrupted(f"stopped by {stop.name} while {what}; nothing was trained yet", stop.exit_code)
-
-        return advance
-
-    return open_data(data, share, progress)
-
-
-def check_logits(recipe: Recipe, sets: Sets) -> None:
-    """Raise `DataError` if the recipe has too few logits for the classes."""
-    count = len(sets.training.classes)
-    if count > recipe.logits:
-        raise DataError(f"{sets.data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
 
 
 class Training:
@@ -225,12 +74,12 @@ class Training:
         self.throughput = Throughput(WARMUP_STEPS)
         self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
         self.scores: dict[str, Scores] = {}
+        self.after_saving: list[hooks.AfterSaving] = []
 
     def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
         """Train to the end and return the report. `start` is what was given to rank 0."""
         if self.world.rank == 0:
-            if self.execution.model_prefix:
-                nvidia_mxnet.check_prefix(Path(self.execution.model_prefix), self.recipe)
+            self.after_saving = hooks.after_saving(self.recipe, self.execution, self.per_epoch)
             self.prepare(start)
         self.world.any(False)  # the others read what rank 0 has written
         state, damaged = self.start_state()
@@ -241,7 +90,7 @@ class Training:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
         if self.world.rank == 0:  # again, in case the run ended between a checkpoint and this
-            self.write_for_mxnet(state)
+            self.call_hooks(state)
         self.engine.write(state)
         if self.recipe.sparsity != "none":
             self.engine.mask(given_weights.read_masks(self.out))
@@ -447,13 +296,12 @@ class Training:
         path = self.write_checkpoint(state)
         checkpoint.prune(folder, self.execution.keep_checkpoints, best_step(self.recorder.evaluations))
         self.recorder.tell({"kind": "save", "step": state.step, "path": str(path)})
-        self.write_for_mxnet(state)
+        self.call_hooks(state)
 
-    def write_for_mxnet(self, state: State) -> None:
-        """Write the weights as MXNet's Module has them, if that is asked for and an epoch ends here."""
-        epoch, step = divmod(state.step, self.per_epoch)
-        if self.execution.model_prefix and epoch and step == 0:
-            nvidia_mxnet.write_epoch(Path(self.execution.model_prefix), epoch, self.recipe, state)
+    def call_hooks(self, state: State) -> None:
+        """Call what was asked for after each checkpoint."""
+        for hook in self.after_saving:
+            hook(state)
 
     def write_checkpoint(self, state: State) -> Path:
         """Write a checkpoint and return its path."""
@@ -494,24 +342,18 @@ class Training:
         """Write and return the report (on rank 0; other ranks return an empty one)."""
         if self.world.rank > 0:
             return {}
-        evaluations = self.recorder.evaluations
-        last = evaluations[-1]["step"]
-        report = {
-            "recipe": self.recipe.based_on,
-            "model": self.recipe.fields()["model"],
-            "epochs": self.recipe.epochs,
-            "steps": self.total,
-            "final": {e["weights"]: _without(e, "kind", "weights") for e in evaluations if e["step"] == last},
-            "best": _without(_entry_of(evaluations, best_step(evaluations)), "kind", "weights"),
-            "images_per_sec": self.throughput.images_per_sec,
-            "data_wait_share": self.throughput.data_wait_share,
-            "train_sec": self.recorder.train_sec,
-            "quarantined": len(self.training.quarantined) + len(self.validation.quarantined),
-            "classes": self.training.classes,
-            "per_class": {weights: scores.per_class(len(self.training.classes)) for weights, scores in self.scores.items()},
-            "device": self.world.device,
-            "ranks": self.world.ranks,
-        }
+        report = report_of(
+            self.recipe,
+            self.recorder.evaluations,
+            steps=self.total,
+            throughput=self.throughput,
+            train_sec=self.recorder.train_sec,
+            quarantined=len(self.training.quarantined) + len(self.validation.quarantined),
+            classes=self.training.classes,
+            scores=self.scores,
+            device=self.world.device,
+            ranks=self.world.ranks,
+        )
         samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
         scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
         write_results(self.out, Results(self.total, self.validation.digest, scores))
@@ -529,23 +371,3 @@ class Training:
             self.recorder.warn(f"the worst mistakes are not shown: {type(error).__name__}: {error}")
         else:
             self.recorder.show("mistakes", pictures, self.total)
-
-
-def changed_fields(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields in which a recipe is not the published one that it is based on; empty if that is none of these."""
-    if recipe.based_on not in RECIPES:
-        return {}
-    return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
-
-
-def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Return what to tell of a run that goes on under another schedule."""
-    return [f"{name} is {new} from here on; so far this run had {old}" for name, (old, new) in changed.items()]
-
-
-def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:
-    return next(entry for entry in evaluations if entry["step"] == step and entry["weights"] == "trained")
-
-
-def _without(entry: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in names}

@@ -1,0 +1,43 @@
+"""The intervals that a run is divided into: steps without anything in between that the host must see."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.recipes import Execution
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive steps first to stop - 1, and what follows them."""
+
+    first: int
+    stop: int
+    saves: bool
+    evaluates: bool
+    traced: bool = False
+
+
+def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
+    """Yield the intervals of a run from step `first` on; their borders do not depend on `first`.
+
+    >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
+    [5, 8, 10, 15, 16, 20]
+    """
+    while first < total:
+        epoch = first // per_epoch + 1
+        traced = execution.traced_steps
+        borders = [epoch * per_epoch, total, *(border for border in (traced.start, traced.stop) if border > first)]
+        if first not in traced:
+            borders.append(_next_multiple(first, execution.log_every_steps))
+        if execution.save_every_steps:
+            borders.append(_next_multiple(first, execution.save_every_steps))
+        stop = min(borders)
+        epoch_ends = stop == epoch * per_epoch
+        asked = execution.save_every_steps > 0 and stop % execution.save_every_steps == 0
+        evaluates = epoch_ends and (epoch % execution.evaluate_every_epochs == 0 or stop == total)
+        yield Span(first, stop, saves=epoch_ends or asked, evaluates=evaluates, traced=first in traced)
+        first = stop
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every

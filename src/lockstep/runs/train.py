@@ -1,0 +1,146 @@
+"""`lockstep.train`: open what a run needs, and carry it out."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.data.split import Sets
+from lockstep.data.split import open_sets as open_data
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.my_images import given_fields
+from lockstep.recipes.order import check_shares, steps_per_epoch
+from lockstep.recipes.schedule import learning_rates
+from lockstep.runs import resuming
+from lockstep.runs.driver import Training
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.given_weights import Start, open_start
+from lockstep.runs.loggers import check_installed
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.settling import settle
+from lockstep.system.errors import DataError, Interrupted
+from lockstep.system.signals import StopRequests
+
+
+def train(
+    recipe: str | Path | Recipe | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    split: float | None = None,
+    weights: str | Path | None = None,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Train a recipe on the training images of `data`, evaluate it on its validation images, and return the report.
+
+    `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
+    also in `out/report.json`.
+
+    Without a recipe it is `my-images`, whose values are settled from the images and the device before the run and written
+    into `out/recipe.yaml` (docs/my-images.md). `changes` are other values for fields of any recipe. `split` sets a share of
+    the images apart where `data` has no validation images: the recipe's `validation_share`.
+
+    Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
+    never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
+
+    A run that is there needs nothing but `out`: without `recipe` it goes on with its own, and with its execution if none is
+    given; without `data` it goes on with its images. Of its recipe, the schedule may be another, such as more epochs, if the
+    learning rates of all steps already done stay the same (`lockstep.runs.resuming`).
+
+    With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
+    and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
+    A run that goes on has what it needs in `out`, and refuses others than it started from.
+
+    Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
+    asked to stop and everything was saved.
+
+    On ranks other than 0 the report of a run that was not finished before is empty.
+
+    >>> import lockstep
+    >>> report = lockstep.train("tiny.yaml", "data", "new-run")
+    >>> report["final"]["trained"]["images"]
+    20
+    """
+    if out is None:
+        raise TypeError("train() needs out, the run's folder")
+    changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
+    out = Path(out)
+    asked = resuming.complete(out, recipe, data, execution, changes=changes)
+    given = None if weights is None else Path(weights)
+    with StopRequests() as stop:
+        world = backends.load(asked.execution.backend).world(asked.execution)
+        try:
+            with Recorder(listener if world.rank == 0 else None, asked.execution.loggers) as recorder:
+                return _carry_out(asked, out, changes, given, world, recorder, stop)
+        finally:
+            world.close()
+
+
+def _carry_out(
+    asked: Asked,
+    out: Path,
+    changes: Mapping[str, Any],
+    weights: Path | None,
+    world: World,
+    recorder: Recorder,
+    stop: StopRequests,
+) -> dict[str, Any]:
+    execution, leads = asked.execution, world.rank == 0
+    if leads:
+        check_installed(execution.loggers)
+    if asked.taken:
+        recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
+
+    def start_of(recipe: Recipe) -> Start | None:
+        check_shares(recipe, world.ranks * execution.accumulation_steps)
+        return open_start(weights, recipe, out) if leads else None
+
+    start = start_of(asked.recipe) if asked.recipe else None  # said before many images are indexed
+    share = (asked.recipe or given_fields(changes)).validation_share
+    sets = open_sets(asked.data, share, recorder, stop)
+    recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
+    start = start if asked.recipe else start_of(recipe)
+    check_logits(recipe, sets)
+    images = len(sets.training)
+    rates = learning_rates(recipe, steps_per_epoch(recipe, images))
+    folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
+    with folder if leads else nullcontext():
+        world.any(False)  # if rank 0 was refused the folder, the others learn it here
+        with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:
+            training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
+            training.start_notes += _changes(folder.changed)
+            return training.carry_out(rates, start)
+
+
+def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
+    """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
+
+    Raises `Interrupted` if a stop is requested while they are indexed.
+    """
+
+    def progress(what: str) -> Callable[[int, int], None]:
+        show = recorder.progress(what)
+
+        def advance(done: int, total: int) -> None:
+            show(done, total)
+            if stop.requested:
+                raise Interrupted(f"stopped by {stop.name} while {what}; nothing was trained yet", stop.exit_code)
+
+        return advance
+
+    return open_data(data, share, progress)
+
+
+def check_logits(recipe: Recipe, sets: Sets) -> None:
+    """Raise `DataError` if the recipe has too few logits for the classes."""
+    count = len(sets.training.classes)
+    if count > recipe.logits:
+        raise DataError(f"{sets.data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
+
+
+def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Return what to tell of a run that goes on under another schedule."""
+    return [f"{name} is {new} from here on; so far this run had {old}" for name, (old, new) in changed.items()]
