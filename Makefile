@@ -59,7 +59,7 @@ format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decoding/_jpeg.c src/lockstep/data/containers/_scan.c
+$(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decoding/_jpeg.c
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@

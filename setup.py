@@ -34,7 +34,7 @@ setup(
             py_limited_api=STABLE,
             optional=True,  # libraries stand in for it
         )
-        for module in ("lockstep.data.decoding._jpeg", "lockstep.data.containers._scan")
+        for module in ("lockstep.data.decoding._jpeg",)
         if COMPILED
     ],
     cmdclass={"bdist_wheel": Wheel},

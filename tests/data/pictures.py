@@ -7,7 +7,7 @@ import numpy as np
 import simplejpeg
 
 from lockstep.data.decoding.decode import decode
-from lockstep.data.decoding.turbojpeg import Window
+from lockstep.data.decoding.jpeg import Window
 
 
 def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

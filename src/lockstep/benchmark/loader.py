@@ -17,19 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import cv2
 import numpy as np
 
-from lockstep.data.decoding import turbojpeg
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
-from lockstep.data.decoding.turbojpeg import decode_window
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.dali import DaliLoader, import_dali
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.sources import FOLDER, find_source, find_split, holds_split
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import training_plans
-from lockstep.system.errors import BackendError, DataError, nearest
+from lockstep.system.errors import DataError, nearest
 from lockstep.system.machine import cores
 
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -158,25 +155,6 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
         yield len(images)
 
 
-def libjpeg_windows(work: Work, index: Index) -> Iterator[int]:
-    """The limit of who leaves decoding to libjpeg-turbo: its windows and nothing else, from memory."""
-    if turbojpeg.library() is None:
-        raise BackendError(f"TurboJPEG is {turbojpeg.INSTALL}")
-    return _decoding(work, index, lambda data, size, window: decode_window(data, size, window))
-
-
-def libjpeg_resized(work: Work, index: Index) -> Iterator[int]:
-    """The same with OpenCV's resize: the windows decoded and resized, nothing else, from memory."""
-    if turbojpeg.library() is None:
-        raise BackendError(f"TurboJPEG is {turbojpeg.INSTALL}")
-
-    def decode_and_resize(data: bytes, size: Any, window: Any) -> object:
-        part = decode_window(data, size, window)
-        return None if part is None else cv2.resize(part, (work.size, work.size), interpolation=cv2.INTER_LINEAR)
-
-    return _decoding(work, index, decode_and_resize)
-
-
 def libjpeg_whole(work: Work, index: Index) -> Iterator[int]:
     """libjpeg-turbo decoding whole images and nothing else, from memory."""
     return _decoding(work, index, lambda data, size, window: decode(data))
@@ -210,8 +188,6 @@ CONTENDERS: dict[str, Callable[[Work, Index], Iterator[int]]] = {
     "dali-fused": dali_fused,
     "torch-pillow": torch_pillow,
     "tf-data": tf_data,
-    "libjpeg-windows": libjpeg_windows,
-    "libjpeg-resized": libjpeg_resized,
     "libjpeg-whole": libjpeg_whole,
 }
 

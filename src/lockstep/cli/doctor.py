@@ -13,8 +13,7 @@ from lockstep.cli.terminal import print
 def command() -> None:
     """Show what is installed here, and how to install the rest."""
     from lockstep import backends
-    from lockstep.data.containers import scan
-    from lockstep.data.decoding import jpeg, turbojpeg
+    from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
     from lockstep.runs.folder import environment
     from lockstep.system.errors import BackendError
@@ -39,9 +38,6 @@ def command() -> None:
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
-    print(f"{'lists':<10} {'compiled: TFRecord files and tars' if scan.scan is not None else f'missing; {scan.MISSING}'}")
-    found = "a window of a JPEG is decoded alone" if turbojpeg.library() else f"missing; {turbojpeg.INSTALL}"
-    print(f"{'turbojpeg':<10} {found}")
 
 
 def multiplies(found: "Arithmetic") -> str:

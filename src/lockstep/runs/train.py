@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
+from lockstep.backends import World
 from lockstep.data.split import Sets
 from lockstep.data.split import open_sets as open_data
 from lockstep.recipes import Execution, Recipe
@@ -18,6 +19,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.given_weights import Start, open_start
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.resuming import Asked
 from lockstep.runs.settling import settle
 from lockstep.system.errors import DataError, Interrupted
 from lockstep.system.signals import StopRequests

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 
 from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
-from lockstep.data.containers.scan import scan
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _FRONT = _LENGTH.size + _CRC.size
-_AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
-"""Records that are listed at a time, where they are as usual and where they are not."""
-_LISTED_BYTES = 2**27
-"""Of records listed at a time: an interruption waits for them."""
 _SEARCHED_BYTES = 2**20
 _HEAD_BYTES = 2**6
 """Of an image, by which it is found in a message."""
@@ -78,10 +72,6 @@ KNOWN_KEYS = (
     Keys("image", "label", 0, "file_name", ""),
 )
 """Of NVIDIA's and TensorFlow's scripts, where 0 is the background; of TensorFlow Datasets."""
-_ENCODED_KEYS = tuple(
-    (*(key.encode() for key in (keys.image, keys.label, keys.name, keys.class_name)), keys.first_label)
-    for keys in KNOWN_KEYS
-)
 
 
 @cache
@@ -171,34 +161,15 @@ def _next_record(file: Places, start: int) -> int:
 
 def stored(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a file in its order."""
-    file, offset = Places(path), 0
-    while offset < file.size:
-        images, offset = _usual(file, offset)
-        yield from images
-        for record in () if images else islice(_payloads(file, offset), _ONE_BY_ONE):
-            if isinstance(record, Damage):
-                offset = record.end
-                yield record
-                continue
-            begin, payload = record
-            offset = begin + _FRONT + len(payload) + _CRC.size
-            try:
-                yield _stored(payload, begin + _FRONT)
-            except ValueError as error:
-                yield Damage(begin, offset, f"the record at byte {begin}: {error}")
-
-
-def _usual(file: Places, offset: int) -> tuple[list[Stored], int]:
-    """Return images of records from an offset on, and where they end, up to the first that is not as most writers write it.
-
-    This is what `_stored` makes of them, in a fifth of its time.
-    """
-    if scan is None:
-        return [], offset
-    images, offset = scan.records(file.descriptor, file.size, offset, offset + _LISTED_BYTES, _AT_ONCE, _ENCODED_KEYS)
-    return [
-        Stored(begin, length, label, _decoded(name), _decoded(of)) for begin, length, label, name, of, _ in images
-    ], offset
+    for record in _payloads(Places(path)):
+        if isinstance(record, Damage):
+            yield record
+            continue
+        begin, payload = record
+        try:
+            yield _stored(payload, begin + _FRONT)
+        except ValueError as error:
+            yield Damage(begin, begin + _FRONT + len(payload) + _CRC.size, f"the record at byte {begin}: {error}")
 
 
 def _stored(payload: bytes, offset: int) -> Stored:
@@ -299,14 +270,6 @@ class Writer(Appended):
     def record(sample: Sample) -> list[Bytes]:
         """Return a sample as it stands in the file, in pieces."""
         return framed(*example(sample))
-
-    def records(self, samples: Iterable[Sample]) -> list[list[Bytes]]:
-        """Return samples as they stand in the file, in pieces."""
-        if scan is None:
-            return super().records(samples)
-        payloads = list(map(example, samples))
-        frames: list[tuple[bytes, bytes]] = scan.frames(payloads)
-        return [[front, *payload, back] for (front, back), payload in zip(frames, payloads, strict=True)]
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write DALI's index, and return its path."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, begun
-from lockstep.data.containers.scan import scan
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -26,8 +25,6 @@ _BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_CHECKSUM = _EMPTY[100:124], _EMPTY[136:148],
 """What is the same in the header of every file, around its name, its size and the sum of all bytes, spaces for the sum."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
 _SEARCHED_BYTES = 2**20
-_AT_ONCE = 2**10
-"""Samples that are listed at a time, where they are as usual."""
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
 """What tarfile raises besides its own errors if a header has a right checksum and makes no sense."""
 
@@ -131,22 +128,11 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
     An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
     the first image without such a neighbour; if there is none, all kinds in the file.
     """
-    file, begin = Places(path), 0
+    file = Places(path)
     waiting: list[_Group] = []
     seen: set[str] = set()
     expected: set[str] | None = None
-    while scan is not None:
-        samples, begin = scan.samples(file.descriptor, file.size, begin, _AT_ONCE)
-        if not samples:
-            break
-        for offset, length, said, name, *texts in samples:
-            image = name.decode()
-            key = image[: image.index(".", image.rfind("/") + 1)]
-            about = {kind: (f"{key}.{kind}", texts[i]) for i, kind in enumerate(_ABOUT) if said >> i & 1}
-            if expected is None:
-                expected = set(about)
-            yield _sample(image, offset - _BLOCK, offset, length, about)
-    for item in _groups(file, begin):
+    for item in _groups(file, 0):
         if isinstance(item, Damage):
             yield item
             continue

@@ -13,9 +13,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from lockstep.data.decoding import jpeg, turbojpeg
+from lockstep.data.decoding import jpeg
+from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
-from lockstep.data.decoding.turbojpeg import Window
 
 # One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
 cv2.setNumThreads(1)
@@ -154,7 +154,7 @@ def decode_into(
     no image or one of another size.
     """
     reduction = _reduction(window, resized) if dct_scaling else 1
-    part = _window(data, size, window, reduction) if data.startswith(_JPEG) else None
+    part = _window(data, size, window) if reduction == 1 and data.startswith(_JPEG) else None
     if part is None:
         reduction = reduction if is_plain_jpeg(data) else 1
         image = decode(data, reduction)
@@ -177,10 +177,9 @@ def decode_into(
         out[:] = pixels
 
 
-def _window(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray | None:
+def _window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
     with decoding(window[2] * window[3]):
-        part = jpeg.decode_window(data, size, window) if reduction == 1 else None
-        return part if part is not None else turbojpeg.decode_window(data, size, _reduced(window, reduction), reduction)
+        return jpeg.decode_window(data, size, window)
 
 
 def _reduced(window: Window, reduction: int) -> Window:

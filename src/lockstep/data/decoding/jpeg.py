@@ -4,6 +4,7 @@ It gives the pixels of libjpeg-turbo to the last bit, faster, and leaves to it w
 """
 
 import importlib
+import os
 import threading
 from contextlib import suppress
 from typing import Any
@@ -11,11 +12,16 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.decoding.size_limits import USUAL
-from lockstep.data.decoding.turbojpeg import Window
+
+Window = tuple[int, int, int, int]
+"""Top, left, height, width in pixels."""
+SWITCH = "LOCKSTEP_JPEG"
+"""Environment variable: "libjpeg" leaves all JPEGs to libjpeg-turbo."""
 
 _jpeg: Any = None
-with suppress(ImportError):
-    _jpeg = importlib.import_module("lockstep.data.decoding._jpeg")
+if os.environ.get(SWITCH) != "libjpeg":
+    with suppress(ImportError):
+        _jpeg = importlib.import_module("lockstep.data.decoding._jpeg")
 
 MISSING = (
     "it takes GCC 12 when the package is built (or the wheel for Linux on x86-64), and AVX2; libjpeg-turbo does its work, "
