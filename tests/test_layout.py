@@ -1,0 +1,102 @@
+"""The rooms of the package: how many there are, what stands above what, and that no imports go in circles."""
+
+import ast
+import re
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+SOURCE = Path(lockstep.__file__).parent
+ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
+FLOORS = (
+    ("system",),
+    ("models",),
+    ("recipes",),
+    ("data",),
+    ("backends",),
+    ("weights",),
+    ("runs",),
+    ("inference",),
+    ("verification", "benchmark", "reporting"),
+    ("cli",),
+)
+"""From the ground up. A room imports from rooms below it, never from one on its own floor."""
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+NO_ROOMS = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+"""What Python and type checkers ask for."""
+
+
+def name_of(path: Path) -> str:
+    parts = ("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the modules of the package that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in whole}
+    return {name for name in found if name in MODULES and name != "lockstep"}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    return {name: imported(ast.parse(path.read_text(encoding="utf-8"))) for name, path in MODULES.items()}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_there_are_at_most_twelve_rooms() -> None:
+    entries = {path.name for path in SOURCE.iterdir()} - NO_ROOMS
+    assert entries == set(FLOOR)
+    assert len(entries) <= 12
+
+
+def test_every_room_is_described() -> None:
+    described = re.findall(r"^\| `(\w+)/` \| \S", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(described) >= set(FLOOR)
+
+
+def test_imports_point_down() -> None:
+    upward = [
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        for other in others
+        if name not in ("lockstep", "lockstep.__main__")
+        and room(name) != room(other)
+        and FLOOR[room(other)] >= FLOOR[room(name)]
+    ]
+    assert upward == []
+
+
+def test_no_imports_go_in_circles() -> None:
+    try:
+        TopologicalSorter(imports()).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from lockstep.runs import folder", {"lockstep.runs.folder"}),
+        ("from lockstep.recipes import Recipe", {"lockstep.recipes"}),
+        ("def later():\n    import lockstep.cli.train", {"lockstep.cli.train"}),
+        ("import os\nfrom lockstep import train", set()),
+    ],
+)
+def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> None:
+    assert imported(ast.parse(text)) == expected
