@@ -73,8 +73,10 @@ def test_importing_lockstep_loads_no_framework_and_nothing_heavy() -> None:
 
 
 def test_the_core_loads_no_framework() -> None:
-    names = [f"lockstep.{path.stem}" for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "__main__")]
-    loaded = modules_after(f"import {', '.join(names)}, lockstep.backends, lockstep.data.loading.host, lockstep.cli")
+    engines = {SOURCE / "backends" / name for name in FRAMEWORKS}
+    paths = [path for path in SOURCE.rglob("*.py") if engines.isdisjoint(path.parents) and path.stem != "__main__"]
+    names = [".".join(("lockstep", *path.relative_to(SOURCE).with_suffix("").parts)) for path in paths]
+    loaded = modules_after(f"import {', '.join(name.removesuffix('.__init__') for name in names)}")
     assert "numpy" in loaded
     assert not loaded & FRAMEWORKS
 

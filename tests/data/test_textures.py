@@ -124,7 +124,7 @@ def test_a_drawing_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     complete = draw(tmp_path)
     for path in list(tmp_path.rglob("*.jpg"))[::3]:
         path.unlink()
-    (tmp_path / "train" / "dots" / ".00000.jpg.tmp").write_bytes(b"half an image")
+    (tmp_path / "train" / "dots" / ".00000.jpg.partial").write_bytes(b"half an image")
     (tmp_path / "train" / "dots" / "00000.jpg").unlink(missing_ok=True)
     assert draw(tmp_path) == complete
 

@@ -22,7 +22,7 @@ def loader(
     data: Annotated[Path, typer.Argument(help="A folder of JPEGs by class, or a data set of such.")],
     loaders: Annotated[
         str, typer.Option(help="Which to compare, parted by commas; the first is what others are held to.")
-    ] = ("host,dali,dali-fused,torch-pillow,tf-data,libjpeg-windows"),
+    ] = ("host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole"),
     threads: Annotated[int, typer.Option(min=1, help="Threads, or worker processes, and the cores they may use.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
     size: Annotated[int, typer.Option(min=1, help="Pixels of a side of the output.")] = 224,

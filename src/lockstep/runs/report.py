@@ -1,6 +1,6 @@
 """The report of a finished run, `report.json`, and how its recipe differs from the published one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.models.metrics import Scores, Throughput
@@ -17,7 +17,7 @@ def report_of(
     throughput: Throughput,
     train_sec: float,
     quarantined: int,
-    classes: list[str],
+    classes: Sequence[str],
     scores: Mapping[str, Scores],
     device: str,
     ranks: int,

@@ -13,8 +13,8 @@ from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.system import files
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import readers
 from lockstep.weights.readers import mxnet_params
 from lockstep.weights.readers.common import Original
 from lockstep.weights.readers.nvidia_mxnet import find, names, read, write, write_epoch
@@ -506,7 +506,7 @@ def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: py
         if path.is_dir():
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(readers, "flush", flush)
+    monkeypatch.setattr(files, "flush", flush)
     with pytest.raises(CheckpointError, match=r"model cannot be written: .*Input/output error"):
         write(tmp_path / "model", recipe_of(), state_of(recipe_of()))
     assert list(tmp_path.iterdir()) == []

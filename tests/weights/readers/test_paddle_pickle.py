@@ -151,7 +151,7 @@ ASKED: dict[str, tuple[Any, str]] = {
     "a file": (Ask(open, "{}", "w"), r"_?io\.open"),
     "values of a file": (Ask(np.fromfile, "/etc/passwd"), r"numpy.*\.fromfile"),
     "a string's encoding": (Ask(codecs.lookup, "latin1"), r"_codecs\.lookup"),
-    "a class": (CheckpointError("text"), r"lockstep\.errors\.CheckpointError"),
+    "a class": (CheckpointError("text"), r"lockstep\.system\.errors\.CheckpointError"),
     "a set": ({1, 2}, "an object by EMPTY_SET|builtins.set"),
     "objects in an array": (np.array([None, "text"], object), "an array of type 'O8?'"),
     "text in an array": (np.array(["text"]), "an array of type 'U4'"),
