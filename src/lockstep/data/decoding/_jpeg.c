@@ -696,6 +696,31 @@ static int read_scan(Image *image, Area area, uint8_t *room)
     return 1;
 }
 
+/* In a build with the address sanitizer the regions of the scratch memory are separated by poisoned gaps, so that an access
+ * beyond one of them is reported. SLACK: bytes behind a plane that a vector may read. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+enum { SLACK = 64, GAP = 256 };
+static uint8_t *behind_gap(uint8_t *end)
+{
+    ASAN_POISON_MEMORY_REGION(end, GAP);
+    return end + GAP;
+}
+static void remove_gaps(uint8_t *room, size_t size)
+{
+    ASAN_UNPOISON_MEMORY_REGION(room, size);
+}
+#else
+enum { SLACK = 0, GAP = 0 };
+static uint8_t *behind_gap(uint8_t *end)
+{
+    return end;
+}
+static void remove_gaps(uint8_t *room, size_t size)
+{
+}
+#endif
+
 /* Bytes for a row of a component's samples and some beside it. LINES are needed: two of chroma, and one of sums, which are
  * of half as many samples with two bytes each. */
 enum { LINES = 3 };
@@ -818,7 +843,7 @@ static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_
         for (int i = 0; i < image->count - 1; i++)
             chroma[i] = samples(
                 c + 1 + i, c->horizontal, c->vertical, row, window.left, window.right, (uint16_t *)lines,
-                lines + (1 + i) * line);
+                lines + (1 + i) * (line + GAP));
         write_row(y, chroma[0], chroma[1], width, out);
     }
 }
@@ -840,7 +865,8 @@ static size_t room_size(size_t length, size_t height, size_t width)
 {
     if (length > LARGEST_LENGTH)
         length = LARGEST_LENGTH;
-    return sizeof(Tables) + LINES * line_size(width) + planes_size(height, width) + length + BEHIND_SCAN;
+    return sizeof(Tables) + GAP + LINES * (line_size(width) + GAP) + planes_size(height, width) + COMPONENTS * (SLACK + GAP) +
+           length + BEHIND_SCAN;
 }
 
 static Py_ssize_t pixels_size(Py_ssize_t height, Py_ssize_t width)
@@ -868,7 +894,10 @@ static int decode(const uint8_t *data, Py_ssize_t length, int height, int width,
     };
     area.bottom /= mcu_height;
     area.right /= mcu_width;
-    uint8_t *lines = room + sizeof(Tables), *plane = lines + LINES * line_size(window.right - window.left);
+    size_t line = line_size(window.right - window.left);
+    uint8_t *lines = behind_gap(room + sizeof(Tables)), *plane = lines;
+    for (int i = 0; i < LINES; i++)
+        plane = behind_gap(plane + line);
     for (int i = 0; i < image.count; i++) {
         c[i].height = (height * c[i].vertical + vertical - 1) / vertical;
         c[i].width = (width * c[i].horizontal + horizontal - 1) / horizontal;
@@ -876,7 +905,7 @@ static int decode(const uint8_t *data, Py_ssize_t length, int height, int width,
         c[i].first_row = area.top * c[i].vertical * 8;
         c[i].first_column = area.left * c[i].horizontal * 8;
         c[i].plane = plane;
-        plane += (size_t)c[i].stride * (area.bottom - area.top) * c[i].vertical * 8;
+        plane = behind_gap(plane + (size_t)c[i].stride * (area.bottom - area.top) * c[i].vertical * 8 + SLACK);
     }
     if (!read_scan(&image, area, plane))
         return 0;
@@ -919,6 +948,7 @@ static PyObject *py_decode_window(PyObject *self, PyObject *args)
         Area window = {top, left, top + rows, left + columns};
         Py_BEGIN_ALLOW_THREADS;
         is_decoded = decode(data.buf, data.len, height, width, window, room.buf, out.buf);
+        remove_gaps(room.buf, room.len);
         Py_END_ALLOW_THREADS;
     }
     PyBuffer_Release(&data);
@@ -940,7 +970,7 @@ static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_jpeg", NULL, 0, MET
 PyMODINIT_FUNC PyInit__jpeg(void)
 {
     if (!__builtin_cpu_supports("x86-64-v3")) {
-        PyErr_SetString(PyExc_ImportError, "lockstep.data._jpeg is for processors with AVX2 (x86-64-v3)");
+        PyErr_SetString(PyExc_ImportError, "lockstep.data.decoding._jpeg is for processors with AVX2 (x86-64-v3)");
         return NULL;
     }
     return PyModule_Create(&MODULE);

@@ -1,0 +1,142 @@
+"""A fuzzer of the JPEG decoder: `python -m tests.data.decoding.fuzz_jpeg --minutes 5` (see `make fuzz`).
+
+It draws JPEGs, damages most of them, decodes windows of them, and compares every answer with libjpeg-turbo's pixels. To give
+no answer is always right; the decoder must answer for a damaged file only with the pixels that libjpeg-turbo gives.
+"""
+
+import argparse
+import io
+import json
+import sys
+import time
+from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from lockstep.data.decoding import jpeg
+from lockstep.data.decoding.jpeg import Window
+from tests.data.pictures import any_window, encoded, picture
+
+SAMPLINGS = ("444", "422", "420", "Gray")
+
+
+def module_of(path: Path | None) -> Any:
+    """Return the compiled decoder, or the one in a file, such as a build with sanitizers."""
+    if path is None:
+        return jpeg._jpeg
+    spec = spec_from_file_location("_jpeg", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def drawn(rng: np.random.Generator) -> bytes:
+    """Return a whole JPEG of a kind that the decoder answers for."""
+    height, width = int(rng.integers(1, 150)), int(rng.integers(16, 150))
+    pixels, quality = picture(rng, height, width), int(rng.integers(1, 101))
+    if rng.random() < 0.5:
+        return encoded(pixels, SAMPLINGS[rng.integers(4)], quality)
+    options: list[dict[str, Any]] = [
+        {"optimize": True},
+        {"restart_marker_blocks": 3},
+        {"restart_marker_rows": 1},
+        {"progressive": True},
+    ]
+    file = io.BytesIO()
+    kind = options[rng.integers(len(options))]
+    Image.fromarray(pixels).save(file, "JPEG", quality=quality, subsampling=int(rng.integers(3)), **kind)
+    return file.getvalue()
+
+
+def damaged(rng: np.random.Generator, data: bytes) -> bytes:
+    """Return a JPEG with bytes changed, removed, inserted or doubled; headers are hit as often as the codes."""
+    found = bytearray(data)
+    scan = max(data.find(b"\xff\xda"), 4)
+    for _ in range(int(rng.integers(1, 5))):
+        at = int(rng.integers(2, scan if rng.random() < 0.5 else len(found)))
+        length = int(rng.integers(1, 9))
+        match rng.integers(6):
+            case 0:
+                found[at] = int(rng.integers(256))
+            case 1:
+                found[at] ^= 1 << int(rng.integers(8))
+            case 2:
+                del found[at : at + length]
+            case 3:
+                found[at:at] = rng.bytes(length)
+            case 4:
+                found[at:at] = found[at : at + 10 * length]
+            case _:
+                del found[max(at, scan) :]
+        if len(found) < scan + 2:
+            break
+    return bytes(found)
+
+
+def answered(module: Any, data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
+    """Return the decoder's answer, from buffers of exactly the size it asks for."""
+    _, _, height, width = window
+    room, pixels = module.sizes(len(data), height, width)
+    scratch, out = np.zeros(room, np.uint8), np.zeros(pixels, np.uint8)
+    if not module.decode_window(data, size, window, scratch, out):
+        return None
+    return out[: height * width * 3].reshape(height, width, 3)
+
+
+def judged(module: Any, rng: np.random.Generator, data: bytes) -> str:
+    """Decode a window of a file; return what came of it: "no answer", "right", "wrong", or "libjpeg-turbo refuses it".
+
+    The last is damage behind the window's last row, which the decoder does not look at.
+    """
+    try:
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+    except (ValueError, KeyError):
+        height, width = 64, 64
+    if height * width > 2**20:
+        height, width = 64, 64
+    window = any_window(rng, height, width)
+    found = answered(module, data, (height, width), window)
+    if found is None:
+        return "no answer"
+    try:
+        whole = simplejpeg.decode_jpeg(data, strict=False)
+    except ValueError:
+        return "libjpeg-turbo refuses it"
+    top, left, rows, columns = window
+    return "right" if np.array_equal(found, whole[top : top + rows, left : left + columns]) else "wrong"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--module", type=Path, help="A compiled _jpeg to test instead of the installed one.")
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="Where files with a wrong answer are written.")
+    asked = parser.parse_args()
+    module, counts = module_of(asked.module), Counter[str]()
+    if module is None:
+        sys.exit("the decoder is not compiled here; see `lockstep doctor`")
+    end, number = time.monotonic() + 60 * asked.minutes, 0
+    while time.monotonic() < end:
+        rng = np.random.default_rng([asked.seed, number])
+        data = drawn(rng)
+        data = data if rng.random() < 0.2 else damaged(rng, data)
+        verdict = judged(module, rng, data)
+        counts[verdict] += 1
+        if verdict == "wrong":
+            asked.keep.mkdir(parents=True, exist_ok=True)
+            (asked.keep / f"wrong-{asked.seed}-{number}.jpg").write_bytes(data)
+        number += 1
+    print(json.dumps({"files": number, **counts}))
+    sys.exit(1 if counts["wrong"] else 0)
+
+
+if __name__ == "__main__":
+    main()
