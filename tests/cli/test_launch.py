@@ -9,6 +9,7 @@ import pytest
 
 from lockstep import backends
 from lockstep.system.errors import BackendError
+from lockstep.system.ranks import LOCKSTEP
 from tests.backends.conftest import BACKENDS
 from tests.processes import call
 
@@ -23,7 +24,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
     def load(name: str) -> SimpleNamespace:
         def launch(processes: int, arguments: list[str], distributed: str) -> int:
-            assert arguments[:3] == ["-P", "-m", "lockstep"]
+            assert tuple(arguments[:3]) == LOCKSTEP
             found.append((name, processes, arguments[3:], distributed))
             return 0
 

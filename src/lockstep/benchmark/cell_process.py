@@ -15,7 +15,7 @@ from lockstep.benchmark.fingerprint import fingerprint
 from lockstep.benchmark.measuring import measure
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.files import write_json
-from lockstep.system.ranks import is_leading
+from lockstep.system.ranks import LOCKSTEP, is_leading
 from lockstep.system.workers import end_with_parent, tell
 
 
@@ -35,7 +35,7 @@ def work(folder: Path) -> int:
     if cell.ranks > 1 and "RANK" not in os.environ:
         end_with_parent()
         launch = backends.load(cell.backend).launch
-        return launch(cell.ranks, ["benchmark", "cell", str(folder)], execution.distributed)
+        return launch(cell.ranks, [*LOCKSTEP, "benchmark", "cell", str(folder)], execution.distributed)
     if cell.ranks == 1:
         end_with_parent()  # ranks end with their launcher
     rank = os.environ.get("RANK", "0")

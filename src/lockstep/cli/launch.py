@@ -24,6 +24,7 @@ def command(
     from lockstep import backends
     from lockstep.recipes import Execution
     from lockstep.system.errors import UserError
+    from lockstep.system.ranks import LOCKSTEP
 
     if not context.args:
         raise UserError("nothing to launch; expected a command behind --, such as: lockstep launch -n 2 -- train ...")
@@ -32,7 +33,7 @@ def command(
     found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
     how = Execution.of({name: value for name in found if (value := found[name] or last.get(name)) is not None})
     options.go_where_installed(how.backend)
-    raise typer.Exit(backends.load(how.backend).launch(processes, ["-P", "-m", "lockstep", *arguments], how.distributed))
+    raise typer.Exit(backends.load(how.backend).launch(processes, [*LOCKSTEP, *arguments], how.distributed))
 
 
 def _last(arguments: list[str]) -> dict[str, Any]:

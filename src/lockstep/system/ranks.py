@@ -143,6 +143,10 @@ def code_of_ranks(folder: Path) -> int:
     return next((code for code in _TOLD if code in codes), 1)
 
 
+LOCKSTEP = ("-P", "-m", "lockstep")
+"""What Python is called with to run the command line. -P: no module of the current folder is imported."""
+
+
 def launch_ranks(
     processes: int,
     arguments: list[str],

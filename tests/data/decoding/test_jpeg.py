@@ -5,11 +5,14 @@ import io
 import numpy as np
 import pytest
 import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.decoding import _jpeg, jpeg
 from lockstep.data.decoding.decode import decode, decode_into
 from lockstep.data.decoding.jpeg import Window, decode_window
+from tests.data.decoding.fuzz_jpeg import damaged, drawn, judged
 from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
 
 SAMPLINGS = ("444", "422", "420", "Gray")
@@ -212,6 +215,13 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(jpeg, "_jpeg", None)
     assert ours.any()
     assert np.array_equal(crop(), ours)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_damaged_has_the_pixels_of_libjpeg_turbo_or_no_answer(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    assert judged(_jpeg, rng, damaged(rng, drawn(rng))) != "wrong"
 
 
 def test_threads_do_not_share_buffers() -> None:
