@@ -1,7 +1,9 @@
 """The machine's rates, by every framework that is here."""
 
+import importlib
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,16 +11,12 @@ import pytest
 from lockstep import backends
 from lockstep.benchmark import ceilings
 
-HERE = [name for name in ceilings.ARITHMETIC if backends.FRAMEWORKS[name].version() is not None]
-
-
-def test_there_is_an_arithmetic_for_every_backend() -> None:
-    assert set(ceilings.ARITHMETIC) == set(backends.FRAMEWORKS)
+HERE = [name for name, framework in backends.FRAMEWORKS.items() if framework.version() is not None]
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_what_is_timed_is_a_matrix_product(name: str) -> None:
-    arithmetic = ceilings.ARITHMETIC[name](False)
+    arithmetic = backends.load(name).products(False)
     a, b = (np.random.default_rng(seed).normal(size=(16, 16)).astype(np.float32) for seed in (0, 1))
     found = arithmetic.product(arithmetic.tensor(a, "fp32"), arithmetic.tensor(b, "fp32"))
     arithmetic.wait(found)
@@ -71,8 +69,14 @@ def test_mxnets_products_are_of_the_ranks_own_gpu(monkeypatch: pytest.MonkeyPatc
         gpu=lambda index: f"GPU {index}",
         nd=SimpleNamespace(array=lambda values, context: (placed.append(context), array)[1]),
     )
-    monkeypatch.setitem(sys.modules, "lockstep.backends.mxnet", SimpleNamespace(__path__=[]))
-    monkeypatch.setitem(sys.modules, "lockstep.backends.mxnet.loading", SimpleNamespace(mx=mx))
+    loading, package = SimpleNamespace(threads="1"), ModuleType("lockstep.backends.mxnet")
+    package.__path__ = [str(Path(backends.__file__).parent / "mxnet")]
+    package.loading = loading  # type: ignore[attr-defined]
+    found = {"mxnet": mx, "lockstep.backends.mxnet": package, "lockstep.backends.mxnet.loading": loading}
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    ceilings.ARITHMETIC["mxnet"](True).tensor(np.zeros((2, 2)), "fp32")
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring", raising=False)
+    importlib.import_module("lockstep.backends.mxnet.measuring").products(True).tensor(np.zeros((2, 2)), "fp32")
+    monkeypatch.delitem(sys.modules, "lockstep.backends.mxnet.measuring")
     assert placed == ["GPU 3"]

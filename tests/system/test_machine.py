@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.backends.emulation import emulation
 from lockstep.system import machine
 from lockstep.system.machine import (
     Arithmetic,
     arithmetic_of,
     arithmetic_of_gpu,
     cores,
-    emulation,
     fast_precision,
     memory_bytes,
     processor,
@@ -180,15 +180,15 @@ def test_the_reference_rounds_and_emulates_nothing(precision: str) -> None:
 
 
 def test_a_gpu_leaves_the_processor_out_of_it() -> None:
-    assert emulation("bf16", on_gpu=True, found=arithmetic_of(HASWELL, {})) is None
+    assert emulation("bf16", on_gpu=True, backend="torch", found=arithmetic_of(HASWELL, {})) is None
 
 
 def test_an_emulation_says_how_slow_it_is_and_what_to_take() -> None:
-    found = emulation("bf16", on_gpu=False, found=arithmetic_of(MILAN, {}))
+    found = emulation("bf16", on_gpu=False, backend="torch", found=arithmetic_of(MILAN, {}))
     assert found is not None
     assert str(found) == "bf16 is emulated on this processor, 7 to 16 times slower than fp32"
     assert found.instead == "fp32"
-    in_fp16 = emulation("fp16", on_gpu=False, found=arithmetic_of(GENOA, {}))
+    in_fp16 = emulation("fp16", on_gpu=False, backend="torch", found=arithmetic_of(GENOA, {}))
     assert in_fp16 is not None
     assert in_fp16.instead == "bf16"
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.backends.frameworks import name_rank
 from lockstep.system import ranks
 from lockstep.system.errors import UserError
-from lockstep.system.ranks import EXIT_CODE_FOLDER, code_of_ranks, is_leading, launch_ranks, leave_exit_code, name_rank
+from lockstep.system.ranks import EXIT_CODE_FOLDER, code_of_ranks, is_leading, launch_ranks, leave_exit_code
 from tests.processes import wait_until
 
 # A rank by itself

@@ -6,10 +6,10 @@ classifier, float32. It owns its compiled step and its queue; it owns no policy.
 """
 
 import importlib
-import importlib.metadata
+import operator
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,29 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from lockstep.backends.frameworks import FRAMEWORKS, Framework
 from lockstep.data import Batch
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, nearest
+
+__all__ = [
+    "FRAMEWORKS",
+    "Backend",
+    "Engine",
+    "Framework",
+    "Handle",
+    "HostQuestions",
+    "Interval",
+    "Products",
+    "World",
+    "check_installed",
+    "interpreter",
+    "load",
+    "refuse_horovod",
+    "refuse_layout",
+]
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,17 @@ class Engine(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Products:
+    """How a framework multiplies matrices."""
+
+    tensor: Callable[[np.ndarray, str], Any]
+    """Put an array onto the device, in a precision such as "bf16"."""
+    wait: Callable[[Any], object]
+    """Return when a result has been computed."""
+    product: Callable[[Any, Any], Any] = operator.matmul
+
+
 class Backend(Protocol):
     """The functions of a backend's module."""
 
@@ -147,49 +176,17 @@ class Backend(Protocol):
     def devices(self) -> list[str]:
         """Return the devices the framework sees, as a person would name them."""
 
+    def libraries(self) -> dict[str, Any]:
+        """Return `threads`, the number used on a CPU, and the versions of `cuda`, `cudnn` and `onednn` that are known."""
+
+    def products(self, on_gpu: bool) -> Products:
+        """Return how the framework multiplies matrices, to measure the ceiling of a machine."""
+
     def launch(self, processes: int, arguments: list[str], distributed: str) -> int:
         """Run this Python with these arguments in this many processes on this machine; return the exit code.
 
         `distributed` is that of the `Execution` they will have.
         """
-
-
-@dataclass(frozen=True)
-class Framework:
-    """What a backend needs installed."""
-
-    distributions: tuple[str, ...]
-    """Distributions of which one must be installed."""
-    install: str
-    """What to type to install it."""
-
-    def version(self) -> str | None:
-        """Return the installed version, without importing it; None if it is missing."""
-        for name in self.distributions:
-            try:
-                return importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return None
-
-
-FRAMEWORKS: dict[str, Framework] = {
-    "mxnet": Framework(
-        ("mxnet",),
-        "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet && "
-        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is an environment of its own, found beside this one or by "
-        "LOCKSTEP_MXNET_PYTHON",
-    ),
-    "paddle": Framework(("paddlepaddle", "paddlepaddle-gpu"), "pip install paddlepaddle==3.3.1"),
-    "reference": Framework(("numpy",), "pip install numpy"),
-    "tensorflow": Framework(("tensorflow", "tensorflow-cpu"), "pip install tensorflow==2.21.0"),
-    "torch": Framework(("torch",), "pip install torch==2.13.0"),
-}
-"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
-
-What to type names the versions that are tested together (`constraints.txt`), without Lockstep's own name: so it is right
-wherever Lockstep was installed from.
-"""
 
 
 def refuse_horovod(distributed: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.backends import FRAMEWORKS
 from lockstep.models.architectures import MODELS, model_spec
 from lockstep.recipes import Execution, Recipe, load_recipe
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 
 SYNTHETIC = "synthetic"
@@ -122,7 +123,7 @@ def grid(
     ranks: Sequence[int] = (1,),
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
     dtypes: Sequence[str] = ("fp32",),
-    engines: Sequence[str] = ("torch",),
+    engines: Sequence[str] = (DEFAULT_BACKEND,),
     models: Sequence[str] = ("resnet50",),
     compiles: Sequence[str] = ("auto",),
     layouts: Sequence[str] = ("auto",),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from lockstep.backends import FRAMEWORKS
 from lockstep.benchmark.epochs import Entry, LoggedRun
 from lockstep.system.event_log import seconds_of
 from lockstep.system.strict_json import to_json
@@ -131,15 +132,15 @@ _TENSORFLOW = Keys(
     ),
 )
 _OF_SPEED = {"images_per_sec", "compute_images_per_sec", "batch_sec", "data_sec", "compute_sec"}
-KEYS = {"paddle": _PADDLE, "torch": _PYTORCH, "mxnet": _MXNET, "tensorflow": _TENSORFLOW, "reference": _PYTORCH}
-"""By backend. The reference engine has no original; it takes PyTorch's."""
+KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
+"""By NVIDIA's example: `Framework.nvidia_example`."""
 
 
 def of_run(run: LoggedRun) -> str:
     """Return a run's log: a line of the parameters, one of every interval ([epoch, step]) and evaluation ([epoch]), and the
     last evaluation again ([]). Intervals of steps under a profiler are without figures of speed.
     """
-    keys = KEYS[run.environment["execution"]["backend"]]
+    keys = KEYS[FRAMEWORKS[run.environment["execution"]["backend"]].nvidia_example]
     began = run.ended_at - run.seconds
     lines = [_metadata(key, began, 0.0) for key in keys.all() if key.unit]
     lines.append(_line(began, 0.0, "PARAMETER", run.recipe.fields() | {"ranks": run.environment["ranks"]}))
@@ -168,7 +169,7 @@ def of_benchmark(report: dict[str, Any]) -> str:
     began, elapsed = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured), 0.0
     lines = []
     for cell in measured:
-        keys = KEYS[cell["backend"]]
+        keys = KEYS[FRAMEWORKS[cell["backend"]].nvidia_example]
         chosen = keys.trained if cell["what"] == "train" else keys.inferred
         parameters = {name: cell[name] for name in ("what", "backend", "model", "dtype", "batch", "ranks", "data")}
         lines += [_metadata(key, began, elapsed) for key in chosen if key.unit]

@@ -1,15 +1,13 @@
 """What a speed depends on outside the program: a run's `environment`, libraries, threads, clocks, GPU and driver."""
 
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep import backends
 from lockstep.runs.folder import environment
-from lockstep.system.machine import cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _OF_GPU = {
@@ -27,7 +25,7 @@ def fingerprint(backend: str) -> dict[str, Any]:
 
     The framework must be installed, and is loaded.
     """
-    libraries = _LIBRARIES[backend]()
+    libraries = backends.load(backend).libraries()
     threads = {"used": libraries.pop("threads")}
     return (
         environment(backend)
@@ -38,60 +36,6 @@ def fingerprint(backend: str) -> dict[str, Any]:
         | {"gpus": gpus()}
     )
 
-
-def _torch() -> dict[str, Any]:
-    import torch
-
-    onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-    return {
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "onednn": onednn and onednn[1],
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _tensorflow() -> dict[str, Any]:
-    from lockstep.backends.tensorflow.loading import tf
-
-    built = tf.sysconfig.get_build_info()
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(cores()))
-    return {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "threads": _number(threads)}
-
-
-def _paddle() -> dict[str, Any]:
-    from lockstep.backends.paddle.loading import paddle, threads
-
-    on_gpu = paddle.is_compiled_with_cuda()  # else it names its versions "False"
-    cuda, cudnn = (paddle.version.cuda(), paddle.version.cudnn()) if on_gpu else (None, None)
-    return {"cuda": cuda, "cudnn": cudnn, "threads": threads}
-
-
-def _mxnet() -> dict[str, Any]:
-    from lockstep.backends.mxnet.loading import threads
-
-    return {"threads": _number(threads)}
-
-
-def _reference() -> dict[str, Any]:
-    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or str(cores())
-    return {"threads": _number(threads)}
-
-
-def _number(text: str) -> int | None:
-    """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for threads within threads."""
-    found = re.match(r"\d+", text)
-    return found and int(found[0])
-
-
-_LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "mxnet": _mxnet,
-    "paddle": _paddle,
-    "reference": _reference,
-    "tensorflow": _tensorflow,
-    "torch": _torch,
-}
-"""By backend: the threads it computes with on a CPU, and versions of CUDA, cuDNN and oneDNN as far as it tells."""
 
 _CPU_0 = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 

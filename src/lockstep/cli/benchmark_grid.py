@@ -11,6 +11,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print, print_json
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def measure(
     ranks: Ranks = "1",
     batches: Batches = "1,2,4,8,16,32,64,128,256",
     dtypes: Dtypes = "fp32",
-    engines: Engines = "torch",
+    engines: Engines = DEFAULT_BACKEND,
     models: Models = "resnet50-v1.5",
     compilers: Compilers = "auto",
     layouts: Layouts = "auto",
@@ -131,7 +132,8 @@ def _whats(command: str, only_inference: bool) -> list[str]:
 
 def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     """Return what of a grid this processor emulates, each once; nothing where a GPU computes."""
-    from lockstep.system.machine import emulation, gpu
+    from lockstep.backends.emulation import emulation
+    from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
     asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)

@@ -7,6 +7,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import print
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 KINDS = ("checks", "dots", "rays", "rings", "stripes")
 """The textures that are drawn: those that a network tells apart soonest."""
@@ -18,7 +19,7 @@ def command(
     images: Annotated[
         int, typer.Option(help="Training images to draw; a fifth as many are for validation.", min=5 * len(KINDS))
     ] = IMAGES,
-    backend: options.Backend = "torch",
+    backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
     """Draw images, train ResNet-50 v1.5 on them, and predict some."""
@@ -54,7 +55,8 @@ def command(
 def _precision(run: Path, execution: Any) -> tuple[str, str]:
     """Return what to train in and why: what a run that is there was begun in, else what this machine is fast in."""
     from lockstep import backends, load_recipe
-    from lockstep.system.machine import emulation, fast_precision
+    from lockstep.backends.emulation import emulation
+    from lockstep.system.machine import fast_precision
 
     if (run / "recipe.yaml").is_file():
         return load_recipe(run).precision, "the run that is there was begun in it"

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lockstep.system.machine import Arithmetic
 
 from lockstep.cli.terminal import print
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def command() -> None:
@@ -19,7 +20,7 @@ def command() -> None:
     from lockstep.system.errors import BackendError
     from lockstep.system.machine import arithmetic, gpu
 
-    about = environment("torch")
+    about = environment(DEFAULT_BACKEND)
     print(f"lockstep   {about['lockstep']}, Python {about['python']}, NumPy {about['numpy']}")
     print(f"machine    {about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.1f} GiB")
     print(f"{'multiplies':<10} {multiplies(arithmetic())}")

@@ -7,6 +7,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def command(
@@ -23,7 +24,7 @@ def command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Images computed at once on each rank.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-    backend: options.Backend = "torch",
+    backend: options.Backend = DEFAULT_BACKEND,
     loader: options.Loader = None,
     distributed: options.Distributed = None,
     assignments: options.Set = None,

@@ -40,7 +40,7 @@ def fields(assignments: list[str] | None, **options: Any) -> tuple[dict[str, Any
 
 def prepare(backend: str) -> None:
     """Have the command carried out where a backend is installed, by a process that knows its rank."""
-    from lockstep.system.ranks import name_rank
+    from lockstep.backends.frameworks import name_rank
 
     go_where_installed(backend)
     name_rank(backend)  # before anybody speaks: only rank 0 does

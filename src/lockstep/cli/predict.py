@@ -7,6 +7,7 @@ import typer
 
 from lockstep.cli import options
 from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def command(
@@ -21,7 +22,7 @@ def command(
     which: options.Which = "newest",
     ema: options.Ema = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object an image.")] = False,
-    backend: options.Backend = "torch",
+    backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
     """Show the likeliest classes of images, with their probabilities."""

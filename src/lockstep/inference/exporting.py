@@ -9,7 +9,9 @@ from lockstep import backends
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.opening import open_weights
 
-FORMATS = {"savedmodel": "tensorflow", "paddle-inference": "paddle", "onnx": None}
+FORMATS: dict[str, str | None] = {
+    form: name for name, framework in backends.FRAMEWORKS.items() for form in framework.exports
+} | {"onnx": None}
 """What can be written, and the backend whose module `export` writes it; None: it needs none."""
 
 

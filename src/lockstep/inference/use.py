@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine
+from lockstep.backends.emulation import emulation
 from lockstep.data.decoding.decode import check, decode_into
 from lockstep.data.index import open_index
 from lockstep.data.loading.loaders import loader_of
@@ -21,8 +22,8 @@ from lockstep.recipes.initial import zero_momentum
 from lockstep.recipes.order import centre_plan, evaluation_plans
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.recorder import Listener, Recorder
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import DataError, DivergedError
-from lockstep.system.machine import emulation
 from lockstep.weights.opening import Weights, open_weights
 
 
@@ -36,7 +37,7 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-def load(source: str | Path, *, backend: str = "torch", which: str = "newest", ema: bool = False) -> Any:
+def load(source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False) -> Any:
     """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
 
     For PyTorch an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode, from normalised float32 images

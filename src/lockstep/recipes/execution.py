@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from lockstep.recipes import limits
 from lockstep.recipes.settings import Settings
+from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def _switch(value: object) -> object:
@@ -17,7 +18,7 @@ class Execution(Settings):
     """How a run is carried out. Backend, device and compiler change rounding, nothing more; accumulation, and the number of
     ranks, also change which images a local batch norm normalises together."""
 
-    backend: str = "torch"
+    backend: str = DEFAULT_BACKEND
     """The framework; see `lockstep doctor`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": a GPU if there is one."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, Handle, World
+from lockstep.backends.emulation import emulation
 from lockstep.data import Batch
 from lockstep.data.listing import printable
 from lockstep.data.loading.loaders import loader_of
@@ -38,7 +39,6 @@ from lockstep.runs.spans import Span, spans
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json
-from lockstep.system.machine import emulation
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import best_step

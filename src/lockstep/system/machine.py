@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -180,48 +181,10 @@ def fast_precision(on_gpu: bool) -> str:
     return found[1].pays if found is not None else "fp32"
 
 
-@dataclass(frozen=True)
-class Emulation:
-    """A precision that an engine computes by way of others on this processor."""
-
-    precision: str
-    slower: str
-    """Than fp32, as measured, such as "7 to 16 times"."""
-    instead: str
-    """The precision to take."""
-
-    def __str__(self) -> str:
-        return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
-
-
-def emulation(precision: str, *, on_gpu: bool, backend: str = "torch", found: Arithmetic | None = None) -> Emulation | None:
-    """Return what an engine emulates when it computes in a precision; None where hardware multiplies it.
-
-    `found` is the arithmetic of another processor than this one.
-    """
-    if on_gpu or precision not in ("bf16", "fp16"):
-        return None
-    found = found or arithmetic()
-    if precision in found.precisions and (backend, precision) not in _NEVER_IN_HARDWARE:
-        return None
-    by_512 = _SLOWER_WITH_AVX_512.get((backend, precision)) if "AVX-512" in found.extensions else None
-    slower = by_512 or _SLOWER.get((backend, precision))
-    return None if slower is None else Emulation(precision, slower, found.pays)
-
-
-_NEVER_IN_HARDWARE = {("paddle", "fp16"), ("mxnet", "fp16"), ("tensorflow", "fp16")}
-"""These round to fp16 and multiply in float32, whatever the processor has."""
-_SLOWER = {
-    ("torch", "bf16"): "7 to 16 times",
-    ("torch", "fp16"): "8 to 40 times",
-    ("paddle", "bf16"): "6 to 12 times",
-    ("paddle", "fp16"): "2 to 3 times",
-    ("mxnet", "fp16"): "10 times",
-    ("tensorflow", "bf16"): "several times",
-}
-"""By backend and precision, as docs/numerics.md has them measured. TensorFlow's fp16 and the reference lose nothing."""
-_SLOWER_WITH_AVX_512 = {("torch", "bf16"): "1 to 2 times"}
-"""The same where oneDNN has AVX-512 to emulate with."""
+def first_number(text: str) -> int | None:
+    """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for threads within threads."""
+    found = re.match(r"\d+", text)
+    return found and int(found[0])
 
 
 @cache

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
@@ -36,41 +36,21 @@ _OF_NETWORKS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TF_CONFIG")
 _PR_SET_PDEATHSIG = 1
 
 
-def name_rank(backend: str) -> None:
-    """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher of this framework has said the same in its own words.
+def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) -> None:
+    """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher has set the same in `variables`, or in TF_CONFIG.
 
-    TensorFlow's TF_CONFIG does not tell which workers share a machine: each has local rank 0, unless LOCAL_RANK is set.
+    TF_CONFIG does not tell which workers share a machine: each has local rank 0, unless LOCAL_RANK is set.
     """
     if "RANK" in os.environ:
         return
-    words = _WORDS.get(backend, {})
-    if words.get("RANK", "") in os.environ:
-        found = {name: os.environ[own] for name, own in words.items() if own in os.environ}
-    elif backend == "tensorflow" and (workers := _workers_of_tf_config()):
+    if variables.get("RANK", "") in os.environ:
+        found = {name: os.environ[own] for name, own in variables.items() if own in os.environ}
+    elif reads_tf_config and (workers := _workers_of_tf_config()):
         rank, ranks = workers
         found = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     else:
         return
     os.environ.update({name: value for name, value in found.items() if name not in os.environ})
-
-
-_HOROVODS_WORDS = {
-    "RANK": "HOROVOD_RANK",
-    "WORLD_SIZE": "HOROVOD_SIZE",
-    "LOCAL_RANK": "HOROVOD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE": "HOROVOD_LOCAL_SIZE",
-}
-_WORDS = {
-    "mxnet": _HOROVODS_WORDS,
-    "paddle": {
-        "RANK": "PADDLE_TRAINER_ID",
-        "WORLD_SIZE": "PADDLE_TRAINERS_NUM",
-        "LOCAL_RANK": "PADDLE_LOCAL_RANK",
-        "LOCAL_WORLD_SIZE": "PADDLE_LOCAL_SIZE",
-    },
-    "tensorflow": _HOROVODS_WORDS,
-}
-"""How launchers that have their own words say it, by the backend they are for."""
 
 
 def _workers_of_tf_config() -> tuple[int, int] | None:

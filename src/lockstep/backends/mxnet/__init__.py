@@ -7,14 +7,15 @@ import os
 import numpy as np
 
 from lockstep.backends.mxnet.engine import MxnetEngine
+from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
 from lockstep.backends.mxnet.launching import launch
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.ranks import name_rank
+from lockstep.backends.frameworks import name_rank
 
-__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
+__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
 
 
 def world(execution: Execution) -> MxnetWorld:

@@ -5,13 +5,14 @@ from lockstep.backends.paddle import loading  # noqa: F401, I001 - before all th
 import numpy as np
 
 from lockstep.backends.paddle.engine import PaddleEngine
+from lockstep.backends.paddle.measuring import libraries, products
 from lockstep.backends.paddle.model import Model
 from lockstep.backends.paddle.tracing import profile
 from lockstep.backends.paddle.launching import launch
 from lockstep.backends.paddle.world import PaddleWorld, devices
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
+__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
 
 
 def world(execution: Execution) -> PaddleWorld:

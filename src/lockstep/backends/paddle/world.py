@@ -9,12 +9,13 @@ import paddle
 import paddle.distributed as dist
 
 from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
+from lockstep.backends.frameworks import name_rank
 from lockstep.backends.paddle import loading
 from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.ranks import is_on_one_machine, name_rank
+from lockstep.system.ranks import is_on_one_machine
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""

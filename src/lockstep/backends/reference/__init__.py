@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.backends import World, refuse_layout
 from lockstep.backends.reference.engine import ReferenceEngine
+from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
 from lockstep.backends.reference.tracing import profile
 from lockstep.models.architectures import model_spec, tensors
@@ -18,7 +19,7 @@ from lockstep.models.state import check_fit
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 
-__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
+__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
 
 
 class ReferenceWorld:

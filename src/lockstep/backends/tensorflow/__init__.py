@@ -7,14 +7,15 @@ import os
 import numpy as np
 
 from lockstep.backends.tensorflow.engine import TensorflowEngine
+from lockstep.backends.tensorflow.measuring import libraries, products
 from lockstep.backends.tensorflow.model import Model
 from lockstep.backends.tensorflow.tracing import profile
 from lockstep.backends.tensorflow.launching import launch
 from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.ranks import name_rank
+from lockstep.backends.frameworks import name_rank
 
-__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
+__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
 
 
 def world(execution: Execution) -> TensorflowWorld:

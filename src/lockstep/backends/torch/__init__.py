@@ -5,13 +5,14 @@ import torch
 
 from lockstep.backends.torch.engine import TorchEngine, canonical_tensors, copy_into
 from lockstep.backends.torch.launching import launch
+from lockstep.backends.torch.measuring import libraries, products
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
 from lockstep.backends.torch.world import TorchWorld, device_name
 from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "load_module", "profile", "world"]
+__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
 
 
 def world(execution: Execution) -> TorchWorld:

@@ -1,0 +1,36 @@
+"""Which precisions an engine emulates on a processor, and what that costs."""
+
+from dataclasses import dataclass
+
+from lockstep.backends.frameworks import FRAMEWORKS
+from lockstep.system import machine
+from lockstep.system.machine import Arithmetic
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A precision that an engine computes by means of others on this processor."""
+
+    precision: str
+    slower: str
+    """How much slower than fp32 it was measured to be, such as "7 to 16 times"."""
+    instead: str
+    """The precision to take."""
+
+    def __str__(self) -> str:
+        return f"{self.precision} is emulated on this processor, {self.slower} slower than fp32"
+
+
+def emulation(precision: str, *, on_gpu: bool, backend: str, found: Arithmetic | None = None) -> Emulation | None:
+    """Return what an engine emulates when it computes in a precision; None where hardware multiplies it.
+
+    `found` is the arithmetic of another processor than this one.
+    """
+    if on_gpu or precision not in ("bf16", "fp16"):
+        return None
+    found, framework = found or machine.arithmetic(), FRAMEWORKS[backend]
+    if precision in found.precisions and precision not in framework.always_emulates:
+        return None
+    by_512 = framework.slower_with_avx_512.get(precision) if "AVX-512" in found.extensions else None
+    slower = by_512 or framework.slower.get(precision)
+    return None if slower is None else Emulation(precision, slower, found.pays)

@@ -1,0 +1,104 @@
+"""What the core knows of a framework without importing it: one row for each backend."""
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lockstep.system import ranks
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One backend, as far as it can be told without its framework."""
+
+    distributions: tuple[str, ...]
+    """Distributions of which one must be installed."""
+    install: str
+    """What to type to install it."""
+    exports: tuple[str, ...] = ()
+    """Formats that `lockstep export` writes with the backend's module `export`."""
+    rank_variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables of the framework's own launchers, by the usual names: RANK, WORLD_SIZE, LOCAL_RANK."""
+    reads_tf_config: bool = False
+    """Whether TF_CONFIG names a rank as well."""
+    slower: Mapping[str, str] = field(default_factory=dict)
+    """By precision: how much slower than fp32 it is where the processor emulates it, as docs/numerics.md has it measured."""
+    slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
+    """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
+    always_emulates: tuple[str, ...] = ()
+    """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
+    nvidia_example: str = "PyTorch"
+    """NVIDIA's example whose keys the lines of `--form dlll` have."""
+
+    def version(self) -> str | None:
+        """Return the installed version, without importing it; None if it is missing."""
+        for name in self.distributions:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+
+_HOROVOD = {
+    "RANK": "HOROVOD_RANK",
+    "WORLD_SIZE": "HOROVOD_SIZE",
+    "LOCAL_RANK": "HOROVOD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "HOROVOD_LOCAL_SIZE",
+}
+
+FRAMEWORKS: dict[str, Framework] = {
+    "mxnet": Framework(
+        ("mxnet",),
+        "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet && "
+        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is an environment of its own, found beside this one or by "
+        "LOCKSTEP_MXNET_PYTHON",
+        rank_variables=_HOROVOD,
+        slower={"fp16": "10 times"},
+        always_emulates=("fp16",),
+        nvidia_example="MXNet",
+    ),
+    "paddle": Framework(
+        ("paddlepaddle", "paddlepaddle-gpu"),
+        "pip install paddlepaddle==3.3.1",
+        exports=("paddle-inference",),
+        rank_variables={
+            "RANK": "PADDLE_TRAINER_ID",
+            "WORLD_SIZE": "PADDLE_TRAINERS_NUM",
+            "LOCAL_RANK": "PADDLE_LOCAL_RANK",
+            "LOCAL_WORLD_SIZE": "PADDLE_LOCAL_SIZE",
+        },
+        slower={"bf16": "6 to 12 times", "fp16": "2 to 3 times"},
+        always_emulates=("fp16",),
+        nvidia_example="PaddlePaddle",
+    ),
+    "reference": Framework(("numpy",), "pip install numpy"),
+    "tensorflow": Framework(
+        ("tensorflow", "tensorflow-cpu"),
+        "pip install tensorflow==2.21.0",
+        exports=("savedmodel",),
+        rank_variables=_HOROVOD,
+        reads_tf_config=True,
+        slower={"bf16": "several times"},
+        always_emulates=("fp16",),
+        nvidia_example="TensorFlow",
+    ),
+    "torch": Framework(
+        ("torch",),
+        "pip install torch==2.13.0",
+        slower={"bf16": "7 to 16 times", "fp16": "8 to 40 times"},
+        slower_with_avx_512={"bf16": "1 to 2 times"},
+    ),
+}
+"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
+
+`install` names the versions that are tested together (`constraints.txt`), and not Lockstep, so that it is right wherever
+Lockstep was installed from.
+"""
+
+
+def name_rank(backend: str) -> None:
+    """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher of a backend's framework names this rank in other variables."""
+    framework = FRAMEWORKS.get(backend)
+    if framework is not None:
+        ranks.name_rank(framework.rank_variables, reads_tf_config=framework.reads_tf_config)

@@ -1,0 +1,24 @@
+"""What a benchmark asks of Paddle: the versions and threads it computes with, and products of matrices."""
+
+from typing import Any
+
+import paddle
+
+from lockstep.backends import Products
+from lockstep.backends.paddle import loading
+
+
+def libraries() -> dict[str, Any]:
+    """Return the versions of CUDA and cuDNN, and the number of threads on a CPU."""
+    on_gpu = paddle.is_compiled_with_cuda()  # else it names its versions "False"
+    cuda, cudnn = (paddle.version.cuda(), paddle.version.cudnn()) if on_gpu else (None, None)
+    return {"cuda": cuda, "cudnn": cudnn, "threads": loading.threads}
+
+
+def products(on_gpu: bool) -> Products:
+    """Return how matrices are multiplied."""
+    names = {"bf16": "bfloat16", "fp16": "float16"}
+    return Products(
+        lambda array, dtype: paddle.to_tensor(array).astype(names.get(dtype, "float32")),
+        lambda result: paddle.device.synchronize() if on_gpu else None,
+    )

@@ -1,0 +1,20 @@
+"""What a benchmark asks of the reference: the versions and threads it computes with, and products of matrices."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends import Products
+from lockstep.system.machine import cores, first_number
+
+
+def libraries() -> dict[str, Any]:
+    """Return the number of threads of NumPy's products."""
+    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or str(cores())
+    return {"threads": first_number(threads)}
+
+
+def products(on_gpu: bool) -> Products:
+    """Return how matrices are multiplied: in float64, whatever is rounded in between."""
+    return Products(lambda array, dtype: array.astype(np.float64), lambda result: None)

@@ -1,0 +1,80 @@
+"""A backend is a folder and a row of `FRAMEWORKS`: a copy of the reference works with every command."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.backends import FRAMEWORKS
+
+SOURCE = Path(lockstep.__file__).parent
+MAY_NAME_THEM = {
+    "backends/frameworks.py",
+    "system/defaults.py",
+    "runs/loggers/tensorboard.py",
+    "benchmark/iteration_times.py",
+}
+"""The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean."""
+
+
+def test_no_frameworks_name_stands_outside_its_folder() -> None:
+    names = "|".join(name for name in FRAMEWORKS if name != "reference")
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        place = path.relative_to(SOURCE)
+        code = re.sub(r"^ *(>>>|\.\.\.) .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if str(place) not in MAY_NAME_THEM and place.parts[:2] not in {("backends", name) for name in FRAMEWORKS}:
+            found[str(place)] = re.findall(rf"""["']({names})["']""", code)
+    assert {place: named for place, named in found.items() if named} == {}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package with a sixth backend, `sixth`."""
+    root = tmp_path_factory.mktemp("tree")
+    shutil.copytree(SOURCE, root / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = root / "lockstep" / "backends"
+    shutil.copytree(folder / "reference", folder / "sixth")
+    for path in (folder / "sixth").glob("*.py"):
+        path.write_text(path.read_text().replace("lockstep.backends.reference", "lockstep.backends.sixth"))
+    table = folder / "frameworks.py"
+    row = '    "sixth": Framework(("numpy",), "pip install numpy"),\n'
+    text = table.read_text()
+    table.write_text(text.replace('    "tensorflow": Framework(', row + '    "tensorflow": Framework(', 1))
+    assert row in table.read_text()
+    return root
+
+
+def run(tree: Path, *arguments: object) -> str:
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "lockstep", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_copied_backend_does_all_that_commands_do(tree: Path, recipe_file: Path, textures: Path) -> None:
+    assert re.search(r"^sixth +\S+: CPU", run(tree, "doctor"), re.MULTILINE)
+    with_it, quick = ("--backend", "sixth"), ("--set", "epochs=1", "--set", "reference_dtype=float32")
+    trained = tree / "run"
+    run(tree, "train", "--recipe", recipe_file, "--data", textures, "--out", trained, *with_it, *quick)
+    assert json.loads(run(tree, "evaluate", trained, "--data", textures, "--json", *with_it))["images"] == 20
+    assert "sixth" in run(tree, "verify", "--backends", "sixth", "--steps", 3)
+    small = ("--set", "image_size=32", "-b", 2, "-i", 2, "-e", 1, "-w", 1, "--dtype", "fp32", "--model", "resnet18")
+    report = tree / "report.json"
+    run(tree, "benchmark", "train", *with_it, *small, "-o", report)
+    assert json.loads(report.read_text())["cells"][0]["backend"] == "sixth"
+    for measured in (report, trained):
+        run(tree, "benchmark", "convert", measured, "--form", "dlll", "-o", tree / "dlll.txt")
+        lines = (tree / "dlll.txt").read_text().splitlines()
+        assert all(line.startswith("DLLL {") for line in lines)
+        assert lines
+    run(tree, "report", trained, "-o", tree / "page.html")
+    assert "sixth" in (tree / "page.html").read_text()
