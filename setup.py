@@ -1,4 +1,4 @@
-"""The parts that are compiled; all else about the package is in pyproject.toml."""
+"""Build the compiled parts. Everything else about the package is in pyproject.toml."""
 
 import os
 import sysconfig
@@ -6,15 +6,16 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-# One build for all Python from 3.11 on, but for those without the global lock.
+# One build works for every Python from 3.11 on, except for Pythons without the global interpreter lock.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-# They use instructions of x86-64, by names of GCC's and Clang's on Linux. Without them libraries give the same results.
+# The compiled parts use x86-64 instructions, by the names that GCC and Clang give them on Linux. Without them, libraries
+# give the same results.
 COMPILED = sysconfig.get_platform() == "linux-x86_64" and not os.environ.get("LOCKSTEP_WITHOUT_C")
 
 
 class Wheel(bdist_wheel):
-    """A wheel for all machines (py3-none-any) where no compiled part could be built."""
+    """Make a wheel for all machines (py3-none-any) if no compiled part could be built."""
 
     def run(self) -> None:
         """Compile before the wheel gets its name."""
@@ -32,7 +33,7 @@ setup(
             [f"src/{module.replace('.', '/')}.c"],
             extra_compile_args=["-O3"],
             py_limited_api=STABLE,
-            optional=True,  # libraries stand in for it
+            optional=True,  # without it, libraries do its work
         )
         for module in ("lockstep.data.decoding._jpeg",)
         if COMPILED
