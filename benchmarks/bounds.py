@@ -1,6 +1,7 @@
-"""How near sound engines come to the bounds of `lockstep verify`: its largest differences over seeds and models.
+"""Measure how close a correct engine comes to the bounds of `lockstep verify`, over seeds, models and recipes.
 
-`python benchmarks/bounds.py [SEEDS] [BACKEND]`. A bound should be several times the largest difference of a sound engine.
+Run `python benchmarks/bounds.py [SEEDS] [BACKEND]`. A bound should be several times the largest difference of a correct
+engine.
 """
 
 import sys
@@ -19,7 +20,7 @@ def main() -> None:
     limits: dict[str, float] = {}
     for seed in range(seeds):
         for i, model in enumerate(MODELS):
-            # Recipes take turns, so that every kind of schedule, padding and MixUp comes up.
+            # The recipes alternate, so that every kind of schedule, padding and MixUp is measured.
             recipe = list(RECIPES.values())[(seed + i) % len(RECIPES)]().replace(seed=seed)
             for row in lockstep.verify([backend], recipe=recipe, model=model)["engines"][backend]["rows"]:
                 most[row["quantity"]] = max(most.get(row["quantity"], 0.0), row["relative"])

@@ -1,7 +1,8 @@
-"""The PyTorch engine as it chooses by itself on a CPU, against a hand-written loop in NCHW, in NHWC, and in NHWC compiled.
+"""Compare the PyTorch engine with `auto` settings on a CPU with a hand-written loop in NCHW, in NHWC, and in NHWC compiled.
 
-Every turn is a process of its own: PyTorch compiles and lays out once. To stand in for a processor with AVX2 alone, set
-ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2; the result's name says which kind it was.
+Every turn is a separate process, because PyTorch compiles and chooses layouts once in a process. To simulate a processor
+that has only AVX2, set ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2. The name of the result
+file contains the kind of processor, avx2 or avx512.
 """
 
 import argparse
@@ -22,12 +23,12 @@ from measuring import median, recipe, record, rounded
 
 WHO = ("engine", "NCHW", "NHWC", "NHWC compiled")
 LONG_EPOCH_STEPS = 100_000
-"""The engine trains with one epoch of this many steps, so that compiling pays wherever it saves anything."""
+"""The engine's single epoch has this many steps, long enough that it compiles wherever compiling saves time."""
 WARMUP_STEPS = 2
 
 
 def engine_step(precision: str, size: int, batch: int) -> Callable[[], object]:
-    """Return a step of the engine as `auto` has it."""
+    """Return the engine's step with `auto` settings."""
     from lockstep.data import Batch
 
     settings = recipe(precision=precision, image_size=size, global_batch_images=batch, epochs=1, warmup_epochs=0)
@@ -42,7 +43,7 @@ def engine_step(precision: str, size: int, batch: int) -> Callable[[], object]:
 
 
 def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callable[[], object]:
-    """Return a step as most people write it, on images that are normalised already."""
+    """Return a step as most people write it, on images that are already normalised."""
     import torch
     import torch.nn.functional as F
 
@@ -68,7 +69,7 @@ def hand_written_step(who: str, precision: str, size: int, batch: int) -> Callab
 
 
 def turn(who: str, precision: str, size: int, batch: int, steps: int) -> dict[str, float]:
-    """Return a turn's images per second, of wall and of processor time, and the seconds to the end of the first step."""
+    """Run one turn; return images per second of wall and of processor time, and the seconds to the end of the first step."""
     began = time.perf_counter()
     step = engine_step(precision, size, batch) if who == "engine" else hand_written_step(who, precision, size, batch)
     step()
@@ -95,14 +96,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--turn", choices=WHO, help="Carry out one turn in this process.")
+    parser.add_argument("--turn", choices=WHO, help="Run one turn in this process.")
     asked = parser.parse_args()
     if asked.turn:
         print(json.dumps(turn(asked.turn, asked.precision, asked.size, asked.batch, asked.steps)))
         return
     found: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
     for _ in range(asked.turns):
-        for who in WHO:  # one after the other, so that other work on the machine meets all of them
+        for who in WHO:  # alternately, so that other work on the machine affects all of them
             command = [sys.executable, *sys.argv, "--turn", who, "--precision", asked.precision]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[who].append(json.loads(done.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""The driver's loop, with its log, TensorBoard and stop requests, against the same compiled step in a bare loop."""
+"""Compare the driver's loop, with its log, TensorBoard and stop requests, with the same compiled step in a bare loop."""
 
 import argparse
 import itertools
@@ -44,7 +44,7 @@ def main() -> None:
         def bare() -> float:
             return seconds(lambda: (built.fetch(built.train([batch] * STEPS, 0)), built.read())) / STEPS
 
-        # Both end by reading the state: the driver leaves its last interval to be done while it does something else.
+        # Both end by reading the state, because the driver returns before the device has finished the last interval.
 
         driver, loop = in_turns(through_the_driver, bare, ROUNDS)
     record(

@@ -1,4 +1,4 @@
-"""Training from JPEGs through the loader against training on one held batch, on the same engine."""
+"""Compare training from JPEGs through the loader with training on one batch held in memory, on the same engine."""
 
 import argparse
 import itertools
@@ -15,7 +15,7 @@ ROUNDS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of <class>/<image>")
+    parser.add_argument("--data", type=Path, required=True, help="Folder with images as <class>/<image>.")
     index = open_index(parser.parse_args().data)
     settings = recipe(epochs=1000)
     built, _ = engine(settings)

@@ -1,4 +1,4 @@
-"""The host loader against DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on 1 and 2 cores."""
+"""Compare the host loader with DALI's random-crop decoder, a DataLoader with Pillow and tf.data, on 1 and 2 cores."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ TURNS, SECONDS = 3, 5.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of plain JPEGs by class")
+    parser.add_argument("--data", type=Path, required=True, help="Folder of JPEGs by class, in RGB or greyscale, not CMYK.")
     data = parser.parse_args().data
     found = {
         f"{threads} threads": compare(list(CONTENDERS), Work(str(data), threads, 64, 224, SECONDS), TURNS)["results"]

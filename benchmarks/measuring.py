@@ -1,4 +1,4 @@
-"""What every benchmark needs: a held batch, an engine at 224 px, medians, and a place for the result."""
+"""Helpers for all benchmarks: a held batch, an engine at 224 px, alternating measurements, and the result file."""
 
 import json
 import shlex
@@ -24,13 +24,13 @@ BATCH = 16
 
 
 def recipe(**changes: Any) -> Recipe:
-    """Return the Paddle recipe in bf16 with steps of 16 images at a harmless rate."""
+    """Return the Paddle recipe in bf16, with 16 images in a step and a low learning rate that keeps all values finite."""
     base = RECIPES["resnet50-paddle-90ep"]()
     return base.replace(**{"precision": "bf16", "global_batch_images": BATCH, "lr": 0.01, "lr_scaling": "none"} | changes)
 
 
 def engine(recipe: Recipe, execution: Execution | None = None) -> tuple[Engine, World]:
-    """Return an engine that stands at the recipe's initial weights."""
+    """Return an engine that holds the recipe's initial weights, and its world."""
     execution = execution or Execution()
     backend = backends.load(execution.backend)
     world = backend.world(execution)
@@ -47,14 +47,14 @@ def held_batch(size: int = 224) -> Batch:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def in_turns(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
-    """Return the values of two measurements taken one after the other, so many times."""
+    """Take two measurements alternately, `rounds` times each, and return both lists of values."""
     pairs = [(first(), second()) for _ in range(rounds)]
     return [a for a, _ in pairs], [b for _, b in pairs]
 
@@ -65,13 +65,13 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
         print(f"{key:<32} {value}")
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     if "--data" in command:
-        command[command.index("--data") + 1] = "DIR"  # where it lies says nothing to anybody else
+        command[command.index("--data") + 1] = "DIR"  # the path means nothing on other machines
     about = {"command": shlex.join(command), "environment": environment(backend)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 
 
 def rounded(values: list[float]) -> list[float]:
-    """Return values as they are worth printing."""
+    """Return the values rounded to four decimal places."""
     return [round(value, 4) for value in values]
 
 

@@ -1,7 +1,9 @@
-"""The MXNet engine's step against the same model as people write it: the model zoo's resnet50_v1, hybridised, with
-`gluon.Trainer`; bf16 by MXNet's own AMP. Each turn is a fresh process with all cores; both use the images of a held batch.
+"""Compare the MXNet engine's step with the usual Gluon code for the same model.
 
-Run with the Python of MXNet's environment: .venv-mxnet/bin/python benchmarks/mxnet_step.py
+The usual code is the model zoo's resnet50_v1, hybridised, with `gluon.Trainer`. Its bf16 comes from MXNet's own AMP. Each
+turn is a new process with all cores. Both sides use the images of a held batch.
+
+Run it with the Python of MXNet's environment: .venv-mxnet/bin/python benchmarks/mxnet_step.py
 """
 
 import os
@@ -22,16 +24,16 @@ WARMUP, STEPS, TIMES = 3, 4, 3
 
 
 def lockstep(precision: str) -> float:
-    """Return images per second of the engine."""
-    # The model zoo's resnet50_v1 strides in the first 1x1, as this one; v1.5 is 6 % more work.
+    """Return the engine's images per second."""
+    # The model zoo's resnet50_v1 strides in the first 1x1, and so does this model. v1.5 is 6 % more work.
     built, _ = engine(recipe(precision=precision, model="resnet50-v1"), Execution(backend="mxnet"))
-    batch = replace(held_batch(), is_held=True)  # in MXNet's arrays, as Gluon's are
+    batch = replace(held_batch(), is_held=True)  # in MXNet's arrays, as for Gluon
     built.fetch(built.train([batch] * WARMUP, 0))
     return STEPS * BATCH / median(seconds(lambda: built.fetch(built.train([batch] * STEPS, 0))) for _ in range(TIMES))
 
 
 def gluon(precision: str) -> float:
-    """Return images per second of a Gluon loop, as its guide writes it, on images that are normalised already."""
+    """Return the images per second of a Gluon loop written as in its guide, on images that are already normalised."""
     import mxnet as mx
     from mxnet.contrib import amp
 
@@ -62,7 +64,7 @@ def gluon(precision: str) -> float:
 
 
 def in_a_process(*what: str) -> float:
-    """Run one of the above in a process of its own."""
+    """Run `lockstep` or `gluon` in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
     return float(done.stdout.splitlines()[-1])
@@ -74,8 +76,8 @@ def main() -> None:
         print({"lockstep": lockstep, "gluon": gluon}[name](precision))
         return
     result: dict[str, Any] = {
-        "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, a process each: the median of {TIMES} "
-        f"times {STEPS} steps"
+        "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process each: the median "
+        f"of {TIMES} times {STEPS} steps"
     }
     for precision in ("fp32", "bf16"):
         ours, usual = in_turns(

@@ -1,4 +1,4 @@
-"""Writing a data set in another storage format, byte for byte, against copying the same bytes with cp."""
+"""Compare writing a data set in another storage format, byte for byte, with copying the same bytes with cp."""
 
 import argparse
 import os
@@ -16,18 +16,19 @@ from measuring import median, record, rounded, seconds
 
 ROUNDS, COPIES = 7, 10
 SETTLED_SEC = 1
-"""Until the system has told the disk which space is free again, which takes a core, and the disk can be read fast again."""
+"""Pause before each measurement, in seconds. During it the system reports freed space to the disk, which uses a core and
+makes reading from the disk slow."""
 CASES = [
     *((FOLDER, format, FOLDER) for format in FORMATS),
     *((source, format, source) for source in FORMATS if source != FOLDER for format in FORMATS if format != FOLDER),
-    ("recordio", FOLDER, FOLDER),  # as many files as there are images cannot be made as fast as one
+    ("recordio", FOLDER, FOLDER),  # one file for each image, which is slower than one file
 ]
-"""Formats of source and target, and of what is copied."""
+"""For each case: the format of the source, the format of the target, and the format of the data that cp copies."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of images by class, copied 10 times")
+    parser.add_argument("--data", type=Path, required=True, help="Folder of images by class. Each image is copied 10 times.")
     data = parser.parse_args().data
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -38,7 +39,7 @@ def main() -> None:
 
             def measured(work: Callable[[Path, Path], object], source: Path) -> tuple[float, float]:
                 os.sync()
-                bring(source, cached)  # noqa: B023 - called at once
+                bring(source, cached)  # noqa: B023 - called immediately
                 time.sleep(SETTLED_SEC)
                 target = root / f"target{next(numbers)}"
                 took = seconds(lambda: work(source, target))
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def write_sources(data: Path, root: Path) -> None:
-    """Write every image so many times to the folder of its class, and from there to files of the other formats."""
+    """Write every image `COPIES` times to the folder of its class, and pack the result into files of the other formats."""
     for images in sorted(path for path in data.iterdir() if path.is_dir() and path.name[0] != "."):
         (root / FOLDER / images.name).mkdir(parents=True)
         for image, copy in product(sorted(images.iterdir()), range(COPIES)):
@@ -77,7 +78,7 @@ def write_sources(data: Path, root: Path) -> None:
 
 
 def bring(source: Path, cached: bool) -> None:
-    """Have the source in the system's memory, or on the disk alone."""
+    """Load the source into the system's page cache if `cached`, otherwise remove it from there."""
     for file in source.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -88,7 +89,10 @@ def bring(source: Path, cached: bool) -> None:
 
 
 def empty_files(folder: Path) -> None:
-    """Free their space. Where files were deleted, ext4 looks for room for others one by one, for minutes."""
+    """Free the space of the files in a folder without deleting them.
+
+    After files were deleted, ext4 searches for free inodes one by one, for minutes.
+    """
     for file in folder.rglob("*"):
         if file.is_file():
             os.truncate(file, 0)

@@ -1,5 +1,6 @@
-"""ResNet-50 in Paddle Inference: with oneDNN against Paddle's own kernels, and against the Paddle engine's `predict` in a
-program. Each turn is a fresh process with all cores; all predict the images of a held batch.
+"""Compare ResNet-50 in Paddle Inference: with oneDNN, with Paddle's own kernels, and the Paddle engine's compiled `predict`.
+
+Each turn is a new process with all cores. All predict the images of a held batch.
 """
 
 import os
@@ -22,14 +23,14 @@ FP32 = recipe(precision="fp32")
 
 
 def predictor(folder: str, kernels: str, precision: str) -> float:
-    """Return images per second of Paddle Inference with the kernels of "onednn" or "paddle"."""
+    """Return the images per second of Paddle Inference with the kernels of "onednn" or "paddle"."""
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     return rate(open_predictor(folder, Options(onednn=kernels == "onednn", precision=precision)))
 
 
 def engines(_: str) -> float:
-    """Return images per second of the engine's `predict`."""
+    """Return the images per second of the engine's `predict`."""
     return rate(engine(FP32, Execution.of({"backend": "paddle", "compile": "on"}))[0])
 
 
@@ -49,7 +50,7 @@ def write_program(folder: Path) -> None:
 
 
 def in_a_process(folder: Path, name: str, *how: str) -> float:
-    """Run one of the above in a process of its own."""
+    """Run `predictor` or `engines` in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     command = [sys.executable, __file__, name, str(folder), *how]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -57,7 +58,7 @@ def in_a_process(folder: Path, name: str, *how: str) -> float:
 
 
 def compared(folder: Path, ours: tuple[str, ...], other: tuple[str, ...]) -> dict[str, Any]:
-    """Return the rates of two of the above in turns, and their ratio."""
+    """Measure two of these functions alternately, and return their rates and the median ratio."""
     first, second = in_turns(partial(in_a_process, folder, *ours), partial(in_a_process, folder, *other), ROUNDS)
     ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
     return {" ".join(ours): rounded(first), " ".join(other): rounded(second), "ratio": ratio}
@@ -73,7 +74,7 @@ def main() -> None:
         folder = Path(scratch) / "model"
         write_program(folder)
         result = {
-            "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "what": f"images a second, ResNet-50, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
             "against Paddle's kernels": compared(folder, onednn, ("predictor", "paddle", "fp32")),
             "against the engine": compared(folder, onednn, ("engine",)),
             "bf16 against fp32": compared(folder, ("predictor", "onednn", "bf16"), onednn),

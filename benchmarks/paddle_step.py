@@ -1,5 +1,8 @@
-"""The Paddle engine's step against the same model as people write it: paddle.vision's resnet50 under `paddle.Model.fit`, and
-inference with and without oneDNN. Each turn is a fresh process with all cores; both use the images of a held batch.
+"""Compare the Paddle engine's step with the usual code for the same model.
+
+The usual code is paddle.vision's resnet50 under `paddle.Model.fit`. The script also compares the engine's inference
+compiled, which uses oneDNN, and not compiled, which does not. Each turn is a new process with all cores. All use the images
+of a held batch.
 """
 
 import os
@@ -22,15 +25,16 @@ WARMUP, TIMED = 1, 4
 
 
 def lockstep_step(compile: str = "auto") -> float:
-    """Return images per second of the engine."""
+    """Return the engine's images per second."""
     built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
     batch = held_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
 def fit() -> float:
-    """Return images per second of `paddle.Model.fit`, as its guide writes it, but for two things: it gets all cores, which
-    Paddle does not take by itself, and images that are normalised already.
+    """Return the images per second of `paddle.Model.fit` written as in its guide, with two exceptions.
+
+    It uses all cores, which Paddle does not do by default. Its images are already normalised.
     """
     warnings.simplefilter("ignore")
     import paddle
@@ -59,7 +63,7 @@ def fit() -> float:
 
 
 def inference(compile: str) -> float:
-    """Return images per second of the engine's `predict`."""
+    """Return the images per second of the engine's `predict`."""
     built, _ = engine(recipe(precision="fp32"), Execution.of({"backend": "paddle", "compile": compile}))
     images = held_batch().images
     return rate(lambda: built.predict(images))
@@ -72,14 +76,14 @@ def rate(step: Callable[[], object]) -> float:
 
 
 def in_a_process(*what: str) -> float:
-    """Run one of the above in a process of its own."""
+    """Run one of the measuring functions in a separate process and return its result."""
     environment = os.environ | {"OMP_NUM_THREADS": str(cores())}
     done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True, env=environment)
     return float(done.stdout.splitlines()[-1])
 
 
 def compared(ours: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Any]:
-    """Return the rates of two of the above in turns, and their ratio."""
+    """Measure two of these functions alternately, and return their rates and the median ratio."""
     first, second = in_turns(partial(in_a_process, *ours), partial(in_a_process, *usual), ROUNDS)
     ratio = round(median(a / b for a, b in zip(first, second, strict=True)), 3)
     return {" ".join(ours): rounded(first), " ".join(usual): rounded(second), "ratio": ratio}
@@ -93,7 +97,7 @@ def main() -> None:
     record(
         "paddle_step",
         {
-            "what": f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "what": f"images a second, ResNet-50, fp32, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
             "training": compared(("lockstep", "auto"), ("fit",)),
             "training uncompiled": compared(("lockstep", "off"), ("fit",)),
             "inference": compared(("inference", "on"), ("inference", "off")),

@@ -1,4 +1,4 @@
-"""Some epochs of a published recipe on real images at 64 px; loss and accuracy of every epoch."""
+"""Train a published recipe for some epochs on real images at 64 px; record the loss and accuracy of every epoch."""
 
 import argparse
 import tempfile
@@ -12,7 +12,7 @@ from measuring import record
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="training and validation images of ten classes")
+    parser.add_argument("--data", type=Path, required=True, help="Training and validation images of ten classes.")
     parser.add_argument("--recipe", default="resnet50-paddle-90ep")
     parser.add_argument("--backend", default="torch")
     parser.add_argument("--epochs", type=int, default=12)

@@ -1,7 +1,9 @@
-"""How rounding grows: the reference engine in float64 against itself, its first weights changed by half a unit of float32.
+"""Measure how rounding grows during training.
 
-For every peak rate: 1 - cosine between the velocities of the two runs, after some steps of twenty, and the largest
-difference of their losses. No framework is involved: this is the mathematics of the network, not an engine's fault.
+The reference engine trains twice in float64. In the second run the initial weights are changed by half a unit of float32.
+For every peak rate, the script records 1 - cosine between the velocities of the two runs after some of the twenty steps, and
+the largest difference of their losses. No framework is involved: the growth comes from the mathematics of the network, not
+from an engine.
 """
 
 import numpy as np
@@ -21,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def run(recipe: Recipe, state: State, batches: list[Batch]) -> tuple[list[Arrays], np.ndarray]:
-    """Return the velocities after every step, and the losses."""
+    """Train, and return the velocities after every step and the losses."""
     backend, execution = backends.load("reference"), Execution(backend="reference")
     world = backend.world(execution)
     velocities, losses = [], []

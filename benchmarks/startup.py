@@ -1,4 +1,4 @@
-"""Time until `lockstep --help` has answered and `import lockstep` is done, against an interpreter that does nothing."""
+"""Measure the seconds that `lockstep --help` and `import lockstep` take, next to an interpreter that does nothing."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ ROUNDS = 15
 
 
 def run(*arguments: str) -> float:
-    """Return the seconds a Python process takes."""
+    """Run a Python process and return the seconds it takes."""
     return seconds(lambda: subprocess.run([sys.executable, *arguments], capture_output=True, check=True))
 
 

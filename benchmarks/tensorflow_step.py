@@ -1,7 +1,9 @@
-"""The TensorFlow engine's step against the same model as people write it: keras.applications.ResNet50 in a compiled custom
-step, in fp32 and in mixed_bfloat16. Each turn is a fresh process; both use the images of a held batch.
+"""Compare the TensorFlow engine's step with the usual Keras code for the same model.
 
-TensorFlow is imported where it is used, so that a turn of one does not carry what the other set up.
+The usual code is keras.applications.ResNet50 in a custom step under `tf.function`, in fp32 and in mixed_bfloat16. Each turn
+is a new process. Both sides use the images of a held batch.
+
+TensorFlow is imported inside the functions that use it, so that the settings of one side do not affect the other.
 """
 
 import os
@@ -19,14 +21,14 @@ KERAS = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 
 
 def lockstep_step(precision: str, compile: str = "off") -> float:
-    """Return images per second of the engine."""
+    """Return the engine's images per second."""
     built, _ = engine(recipe(precision=precision), Execution.of({"backend": "tensorflow", "compile": compile}))
     batch = held_batch()
     return rate(lambda: built.fetch(built.train([batch], 0)))
 
 
 def keras_step(precision: str, compile: str = "off") -> float:
-    """Return images per second of a custom training step with Keras' model, loss and optimizer, as its guide writes it."""
+    """Return the images per second of a custom step with Keras' model, loss and optimizer, written as in its guide."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -57,7 +59,7 @@ def rate(step: Callable[[], object]) -> float:
 
 
 def in_a_process(*what: str) -> float:
-    """Run one of the above in a process of its own."""
+    """Run one of the two steps in a separate process and return its result."""
     done = subprocess.run([sys.executable, __file__, *what], capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
@@ -81,7 +83,7 @@ def main() -> None:
     found["xla"] = {f"{name} {p}": round(in_a_process(name, p, "on"), 2) for name in steps for p in KERAS}
     record(
         "tensorflow_step",
-        {"what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, a process each", **found},
+        {"what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one process each", **found},
         backend="tensorflow",
     )
 

@@ -1,7 +1,4 @@
-"""The engine's bf16 step against the loop most people write: eager, float32, NCHW. Each turn is a fresh process.
-
-PyTorch is imported where it is used: the engine sets up its threads before, the usual loop does not.
-"""
+"""Compare the engine's bf16 step with the loop most people write: eager, float32, NCHW. Each turn is a new process."""
 
 import subprocess
 import sys
@@ -19,7 +16,7 @@ WARMUP, TIMED = 2, 6
 
 
 def lockstep_step() -> float:
-    """Return images per second of the engine."""
+    """Return the engine's images per second."""
     built, _ = engine(recipe())
     batch = held_batch()
     built.fetch(built.train([batch] * WARMUP, 0))
@@ -28,7 +25,7 @@ def lockstep_step() -> float:
 
 
 def usual_step() -> float:
-    """Return images per second of the usual loop, on the same architecture and a batch that is already normalised."""
+    """Return the usual loop's images per second, on the same architecture and a batch that is already normalised."""
 
     model = Model(MODELS["resnet50"], recipe())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
@@ -47,7 +44,7 @@ def usual_step() -> float:
 
 
 def product_gflops(dtype: str) -> float:
-    """Return the rate of a large matrix product, the ceiling of a step."""
+    """Return the rate of a large matrix product in GFLOP/s, which is the upper limit for a step."""
 
     a = torch.randn(2048, 2048).to(getattr(torch, dtype))
     times = []
@@ -59,7 +56,7 @@ def product_gflops(dtype: str) -> float:
 
 
 def in_a_process(what: str) -> float:
-    """Run one of the above in a process of its own."""
+    """Run one of the measurements in a separate process and return its result."""
     done = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -74,7 +71,7 @@ def main() -> None:
     record(
         "train_step",
         {
-            "what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, a process each",
+            "what": f"images a second, ResNet-50 training, 224 px, batch {BATCH}; {ROUNDS} turns, one process each",
             "lockstep_bf16": rounded(ours),
             "eager_fp32_nchw": rounded(usual),
             "ratio": round(median(a / b for a, b in zip(ours, usual, strict=True)), 3),
