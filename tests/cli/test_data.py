@@ -77,7 +77,7 @@ def test_progress_with_many_images_is_told_in_lines_but_not_among_json(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("pack", "source", "target", "--format", "zip"), "zip is no storage format; choose one of folder, recordio"),
+        (("pack", "source", "target", "--format", "zip"), "zip is not a storage format; choose one of folder, recordio"),
         (("pack", "nowhere", "target", "--format", "recordio"), "there is no folder nowhere"),
         (("pack", "source", "source", "--format", "recordio"), "source holds other things"),
         (("index", "nowhere"), "there is no folder nowhere"),
@@ -243,5 +243,5 @@ def test_labels_that_do_not_fit_are_exit_code_2_and_move_nothing(tmp_path: Path,
     (tmp_path / "labels").write_text("a.jpg cat\n")
     code, output, errors = answer("data", "sort-val", folder, "--labels", tmp_path / "labels")
     assert (code, output) == (2, "")
-    assert "names no class for 1 of 2 images, the first b.jpg" in errors
+    assert "has no class for 1 of 2 images; the first one is b.jpg" in errors
     assert sorted(path.name for path in folder.iterdir()) == ["a.jpg", "b.jpg"]

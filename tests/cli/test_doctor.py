@@ -43,7 +43,7 @@ def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPat
     ]
     monkeypatch.setattr(jpeg, "_jpeg", None)
     _, output, _ = answer("doctor")
-    assert output.splitlines()[-1].startswith("jpeg       missing; it takes GCC 12")
+    assert output.splitlines()[-1].startswith("jpeg       missing; it needs GCC 12")
 
 
 def test_a_missing_framework_is_shown_with_how_to_install_it(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ WRONG = [
     ("train --recipe demo --data MISSING --out OUT", "there is no folder .*missing; expected .*/train/<class>/<image>, "),
     ("train --recipe demo --data FLAT --out OUT", "flat/val holds 2 files and no folders; .* lockstep data sort-val"),
     ("train --data DATA/train/dots --out OUT", "dots has no train images; expected .*/train/dots/train/<class>"),
-    ("train --data DATA --split 0.1 --out OUT", "has validation images, .* leave out --split, or give --data .*/train"),
+    ("train --data DATA --split 0.1 --out OUT", "has validation images, .* leave out --split, or use --data .*/train"),
     ("train --data DATA/train --split 1 --out OUT", "validation_share: .* less than 1, not 1"),
     ("train --data DATA --set epochs=0 --out OUT", "epochs: .* greater than or equal to 1, not 0"),
     ("train --recipe demo --data DATA --out FILE", "cannot write to .*file.txt: File exists; use another --out"),

@@ -90,7 +90,7 @@ def test_classes_without_names_are_numbers(format: str, tmp_path: Path) -> None:
 def test_a_list_that_names_a_class_twice_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 0)])
     (tmp_path / "classes.txt").write_text("crane\nowl\ncrane\n")
-    with pytest.raises(DataError, match=r"classes.txt lists crane twice; expected another name for each class"):
+    with pytest.raises(DataError, match=r"classes.txt lists crane twice; expected a different name for each class"):
         open_index(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: 
 
 def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) -> None:
     tar(tmp_path / "x.tar", {"0.jpg": jpeg(), "0.cls": b"3", "cat/1.jpg": jpeg()})
-    with pytest.raises(DataError, match="some images have a number as their class, some a folder; expected one of both"):
+    with pytest.raises(DataError, match="some images have a number as their class, others a folder; expected one of them"):
         open_index(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_validation_labels_follow_the_names_of_trainings_classes(format: str, tm
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
 def test_a_class_that_training_has_not_is_named(format: str, tmp_path: Path) -> None:
     train = [sample(0, 0, name="0.jpg", class_name="cat")]
-    with pytest.raises(DataError, match=r"val.* has classes that training has not: dog"):
+    with pytest.raises(DataError, match=r"val.* has classes that the training images do not have: dog"):
         both(format, tmp_path, train, [sample(0, 0, name="0.jpg", class_name="dog")])
 
 
@@ -160,7 +160,7 @@ def test_a_number_beyond_trainings_classes_is_refused(format: str, tmp_path: Pat
 def test_an_image_of_a_class_beyond_the_list_is_refused(tmp_path: Path) -> None:
     write("recordio", tmp_path / "train.rec", [sample(0, 3)])
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(DataError, match=r"image of class 3, but classes.txt beside it lists 3 classes.*Complete the list"):
+    with pytest.raises(DataError, match=r"image of class 3, but classes.txt next to it lists 3 classes.*Complete the list"):
         open_index(tmp_path)
 
 
@@ -340,7 +340,9 @@ def test_a_file_cut_short_after_it_was_indexed_is_named_when_it_is_read(format: 
     index = open_index(tmp_path)
     assert index.read(0) == jpeg(8, 8)
     os.truncate(path, int(index.rows["offset"][2]) + 5)
-    with pytest.raises(DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: its file was written since"):
+    with pytest.raises(
+        DataError, match=rf"{path.name}@\d+ .*is not the image that was indexed: its file was written after indexing"
+    ):
         index.read(0)
 
 
@@ -353,7 +355,7 @@ def test_a_file_of_the_same_layout_in_its_place_is_noticed_by_the_next_read(form
     index = open_index(tmp_path / "a")
     assert index.read(1).startswith(jpeg(8, 8, 10))
     (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-    with pytest.raises(DataError, match="its file was written since"):
+    with pytest.raises(DataError, match="its file was written after indexing"):
         index.read(1)
 
 

@@ -396,7 +396,7 @@ def test_a_target_that_holds_another_pack_is_refused_and_left_alone(
     target = packed(folder, tmp_path / "target", "tfrecord")
     before = files_of(target)
     how = change(folder)
-    with pytest.raises(DataError, match=r"target holds other images, or the same written otherwise"):
+    with pytest.raises(DataError, match=r"target holds other images, or was begun with other options"):
         packed(folder, target, "tfrecord", **how)
     assert files_of(target) == before
     assert find_split(target, "train")
@@ -410,11 +410,11 @@ def test_a_target_that_holds_other_things_is_refused_and_left_alone(folder: Path
 
 
 def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"packed is in .*train, where its files would pass for images"):
+    with pytest.raises(DataError, match=r"packed is inside .*train, where its files would be taken for images"):
         packed(folder / "train", folder / "train" / "packed", "recordio")
     assert not (folder / "train" / "packed").exists()
     images = packed(folder / "train", tmp_path / "images", "recordio")
-    with pytest.raises(DataError, match=r"packed is in .*images, where its files would pass for images"):
+    with pytest.raises(DataError, match=r"packed is inside .*images, where its files would be taken for images"):
         packed(images, images / "packed", "folder")
     assert held(listings(packed(folder, folder / "packed", "recordio"))["val"]) == in_order(SPLITS["val"])
 
@@ -425,13 +425,16 @@ def test_a_data_set_is_not_packed_into_its_own_images(folder: Path, tmp_path: Pa
         (lambda root: root, "there is no folder .*source"),
         (lambda root: image_folder(root, {"a.jpg": jpeg(), "b.jpg": jpeg()}), "holds 2 files and no folders.*sort-val"),
         (lambda root: image_folder(root, {"train/a/b/c.jpg": jpeg()}), "a holds a folder, b"),
-        (lambda root: image_folder(root, {"train.rec": b"no records in here"}), "1 stretches hold no usable image"),
+        (
+            lambda root: image_folder(root, {"train.rec": b"no records in here"}),
+            "1 damaged parts of files hold no usable image",
+        ),
         (lambda root: image_folder(root, {"train.rec": b""}), "source has no images"),
         (
             lambda root: image_folder(root, {"two\nlines/c.jpg": jpeg()}),
-            r"called 'two\\nlines', which is no line of classes",
+            r"named 'two\\nlines', which cannot be a line of classes",
         ),
-        (lambda root: image_folder(root, {"space /c.jpg": jpeg()}), "called 'space ', which is no line of classes"),
+        (lambda root: image_folder(root, {"space /c.jpg": jpeg()}), "named 'space ', which cannot be a line of classes"),
     ],
     ids=["none", "flat", "too deep", "damaged", "empty", "lines", "space"],
 )
@@ -443,7 +446,7 @@ def test_a_source_that_cannot_be_packed_is_refused(arrange: Callable[[Path], Pat
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="zip is no storage format; choose one of folder, recordio, tfrecord, webdataset"):
+    with pytest.raises(DataError, match="zip is not a storage format; choose one of folder, recordio, tfrecord, webdataset"):
         packed(folder, tmp_path / "target", "zip")
 
 
@@ -462,7 +465,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_pack_goes_on_once_it_can(
     target = tmp_path / "target"
     with pytest.raises(DataError, match=r"val/a/gone.jpg cannot be read: No such file"):
         packed(folder, target, format)
-    with pytest.raises(DataError, match=r"target is not complete: .* Give the same command again"):
+    with pytest.raises(DataError, match=r"target is not complete: .* Run the same command again"):
         find_split(target, "train")
     (folder / "val" / "a" / "nowhere.jpg").write_bytes(jpeg())
     (folder / "val" / "a" / "gone.jpg").unlink()
@@ -503,7 +506,7 @@ def test_a_class_that_would_lead_out_of_the_target_is_refused(format: str, name:
     source = tmp_path / "source"
     source.mkdir()
     write_samples(format, source, [Sample(0, "x.jpg", 0, name, jpeg(), 8, 8)])
-    with pytest.raises(DataError, match=r"class 0 is called .* which is no (name of a folder|line of classes.txt)"):
+    with pytest.raises(DataError, match=r"class 0 is named .* which cannot be (the name of a folder|a line of classes.txt)"):
         packed(source, tmp_path / "target", "folder")
     assert not (tmp_path / "target").exists()
 
@@ -600,7 +603,7 @@ def test_an_image_that_is_too_long_for_its_record_is_named(tmp_path: Path, monke
     files = {"a/1.jpg": jpeg(), "a/2.jpg": jpeg() + bytes(4000), "a/3.jpg": jpeg()}
     source = image_folder(tmp_path / "source", files)
     monkeypatch.setattr(recordio, "MOST_BYTES", len(jpeg()) + 3000)
-    with pytest.raises(DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a record with a part of \d+ bytes"):
+    with pytest.raises(DataError, match=rf"{re.escape(str(source))}/a/2\.jpg: a part of the record has \d+ bytes"):
         packed(source, tmp_path / "target", "recordio")
 
 

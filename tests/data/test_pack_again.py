@@ -30,7 +30,7 @@ def test_images_written_over_since_are_not_taken_for_those_that_were_packed(
 ) -> None:
     pack(source, tmp_path / "target", Packing(format))
     (source / "a" / "1.jpg").write_bytes(jpeg(60, 60))
-    with pytest.raises(DataError, match="before some were written over"):
+    with pytest.raises(DataError, match="before some were overwritten"):
         pack(source, tmp_path / "target", Packing(format))
 
 
@@ -42,7 +42,7 @@ def test_a_file_written_over_since_is_not_taken_for_the_one_that_was_packed(
     pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
     [path] = [tmp_path / "files" / name for name in find_source(tmp_path / "files").files]
     os.utime(path, (1, 1))
-    with pytest.raises(DataError, match="before some were written over"):
+    with pytest.raises(DataError, match="before some were overwritten"):
         pack(tmp_path / "files", tmp_path / "target", Packing("folder"))
 
 
@@ -70,7 +70,7 @@ def test_until_a_shortened_file_is_whole_again_no_command_takes_the_rest_for_the
     pack(source, tmp_path / "target", Packing(format, shards=2))
     [_, path] = [tmp_path / "target" / name for name in find_source(tmp_path / "target").files]
     os.truncate(path, 100)
-    with pytest.raises(DataError, match=rf"{path.name} has 100 bytes of the \d+ that were written"):
+    with pytest.raises(DataError, match=rf"{path.name} has only 100 of the \d+ bytes that were written"):
         find_source(tmp_path / "target")
 
     def interrupted(done: int, total: int) -> None:
@@ -100,7 +100,7 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
     pack(source, tmp_path / "target", Packing("tfrecord"))
     assert path.read_bytes() == 2 * data
     (tmp_path / "target" / ".lockstep" / "pack.finished").unlink()
-    with pytest.raises(DataError, match="holds 12 images, where 6 are to be; choose an empty folder"):
+    with pytest.raises(DataError, match="holds 12 images, expected 6; choose an empty folder"):
         pack(source, tmp_path / "target", Packing("tfrecord"))
 
 
@@ -108,7 +108,7 @@ def test_files_that_became_longer_since_are_left_alone(source: Path, tmp_path: P
 def test_a_target_that_lost_what_it_was_begun_with_is_refused(name: str, left: bytes, source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "target", Packing("recordio"))
     (tmp_path / "target" / ".lockstep" / name).write_bytes(left)
-    with pytest.raises(DataError, match="does not tell any more what is written to it; remove it, or choose"):
+    with pytest.raises(DataError, match="has lost its record of what is written to it; remove it, or choose"):
         pack(source, tmp_path / "target", Packing("recordio"))
 
 
@@ -132,7 +132,7 @@ def test_what_a_check_put_into_quarantine_does_not_stop_a_pack(source: Path, tmp
     data = bytearray(path.read_bytes())
     data[data.index(jpeg(21, 30)) + 40] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="lockstep data check lists them all"):
+    with pytest.raises(DataError, match="lockstep data check lists all of them"):
         pack(tmp_path / "files", tmp_path / "target", Packing("recordio"))
     examine(tmp_path / "files").write_quarantine()
     assert pack(tmp_path / "files", tmp_path / "target", Packing("recordio")) == {"images": 5}

@@ -80,7 +80,7 @@ def test_a_label_in_quarantine_need_not_be_in_the_list_of_classes(tmp_path: Path
 @pytest.mark.parametrize("text", ["", "[]", '{"images": ["cat/b.jpg"]}', '{"files": {}}', "{"])
 def test_another_kind_of_file_of_that_name_is_refused(text: str, folder: Path) -> None:
     (folder / "quarantine.json").write_text(text)
-    with pytest.raises(DataError, match=r"quarantine.json is no quarantine; expected"):
+    with pytest.raises(DataError, match=r"quarantine.json is not a quarantine; expected"):
         open_index(folder)
 
 
@@ -88,7 +88,7 @@ def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "cat" / "pipe.jpg")
     index = open_index(folder)
     assert len(index) == 3
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is no regular file")]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is not a regular file")]
 
 
 def test_warnings_of_odd_images_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,14 +106,14 @@ def test_interrupted_anywhere_it_moves_the_rest_when_run_again(
     ("text", "message"),
     [
         ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000003.JPEG n01\n", "no class for 2 of 4 .* first .*2.JPEG"),
-        ("n01\nn02\nn03\n", "has 3 classes, and there are 4 images; expected one for each"),
-        ("n01\n" * 5, "has 5 classes, and there are 4 images"),
+        ("n01\nn02\nn03\n", "has 3 classes for 4 images; expected one for each"),
+        ("n01\n" * 5, "has 5 classes for 4 images"),
         ("", "is empty; expected a line for each image"),
         ("ImageId,PredictionString\n", "is empty"),
         ("ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG\n", "'ILSVRC2012_val_00000002.JPEG' has no class"),
-        ("n01\n../n02\nn01\nn01\n", "'../n02' is no name of a class"),
-        ("n01\n..\nn01\nn01\n", "'..' is no name of a class"),
-        ("n01\n/tmp\nn01\nn01\n", "'/tmp' is no name of a class"),
+        ("n01\n../n02\nn01\nn01\n", "'../n02' is not a class name"),
+        ("n01\n..\nn01\nn01\n", "'..' is not a class name"),
+        ("n01\n/tmp\nn01\nn01\n", "'/tmp' is not a class name"),
     ],
 )  # fmt: skip
 def test_labels_that_do_not_fit_move_nothing(text: str, message: str, flat: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_image_that_was_sorted_before_is_not_overwritten(tmp_path: Path) -> N
     (folder / "cat" / "a.jpg").write_bytes(b"sorted before")
     (folder / "a.jpg").write_bytes(b"flat")
     labels.write_text("a.jpg cat\n")
-    with pytest.raises(DataError, match=r"cat/a.jpg is there already"):
+    with pytest.raises(DataError, match=r"cat/a.jpg exists already"):
         sort_into_classes(folder, labels)
     assert (folder / "cat" / "a.jpg").read_bytes() == b"sorted before"
     assert (folder / "a.jpg").exists()

@@ -86,7 +86,7 @@ def test_files_beside_class_folders_do_not_make_a_format(tmp_path: Path) -> None
 @pytest.mark.parametrize("names", [("train.rec", "train-000000.tar"), ("train.tfrecord", "train.rec")])
 def test_two_formats_for_one_split_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     touched(tmp_path, *names)
-    with pytest.raises(DataError, match=r"more than one format: .*Give each format a folder of its own") as error:
+    with pytest.raises(DataError, match=r"more than one format: .*Put each format in a separate folder") as error:
         find_split(tmp_path, "train")
     assert all(name in str(error.value) for name in names)
 
@@ -126,5 +126,5 @@ def test_a_flat_folder_of_images_is_named_with_the_command_that_sorts_it(tmp_pat
 def test_a_folder_that_is_being_written_is_no_data_set_yet(tmp_path: Path) -> None:
     touched(tmp_path, "train-000000.tar", "val/a/1.jpg", ".lockstep/pack.unfinished")
     for split in ("train", "val"):
-        with pytest.raises(DataError, match=r"is not complete: lockstep data pack .* Give the same command again"):
+        with pytest.raises(DataError, match=r"is not complete: lockstep data pack .* Run the same command again"):
             find_split(tmp_path, split)

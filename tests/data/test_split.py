@@ -93,7 +93,7 @@ def test_a_share_is_taken_of_a_folder_of_classes_and_of_training_images_alike(fo
 def test_a_share_of_a_set_that_has_validation_images_is_refused_with_what_to_type(tmp_path: Path) -> None:
     image_folder(tmp_path / "train", images(20, 20))
     image_folder(tmp_path / "val", images(2, 2))
-    with pytest.raises(DataError, match=f"leave out --split, or give --data {tmp_path}/train to"):
+    with pytest.raises(DataError, match=f"leave out --split, or use --data {tmp_path}/train to"):
         open_sets(tmp_path, SHARE, silent)
     of_train = open_sets(tmp_path / "train", SHARE, silent)
     assert names(of_train.validation) == set(filter(within_the_share, images(20, 20)))
@@ -105,7 +105,7 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(part: str, tmp_path: Path,
     image_folder(tmp_path / "val", images(2, 2))
     sets = open_sets(tmp_path / part, 0.0, silent)
     assert (len(sets.training), len(sets.validation), sets.data) == (8, 4, tmp_path)
-    assert sets.notes == [f"{tmp_path / part} is a part of {tmp_path}, which is trained on: --data {tmp_path}"]
+    assert sets.notes == [f"{tmp_path / part} is a part of {tmp_path}; the run uses all of it: --data {tmp_path}"]
     monkeypatch.chdir(tmp_path / part)
     assert open_sets(Path(), 0.0, silent).data == tmp_path
 
@@ -115,7 +115,7 @@ def test_a_part_of_a_data_set_stands_for_the_data_set(part: str, tmp_path: Path,
 )
 def test_without_validation_images_the_option_that_makes_them_is_named(folder: str, given: str, tmp_path: Path) -> None:
     image_folder(tmp_path / folder, images(4, 4))
-    with pytest.raises(DataError, match=r"apart for validation: --split 0\.1$"):
+    with pytest.raises(DataError, match=r"apart for validation, use --split 0\.1$"):
         open_sets(tmp_path / given, 0.0, silent)
 
 
@@ -131,5 +131,5 @@ def test_images_without_names_are_not_split(tmp_path: Path, monkeypatch: pytest.
     index = open_index(image_folder(tmp_path, images(4, 4)))
     nameless: Callable[..., object] = lambda names: iter([b""] * 8)  # noqa: E731
     monkeypatch.setattr(type(index.names), "__iter__", nameless)
-    with pytest.raises(DataError, match="keeps no names of images"):
+    with pytest.raises(DataError, match="has no image names"):
         divided(index, SHARE)

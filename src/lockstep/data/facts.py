@@ -1,4 +1,4 @@
-"""What is known about a data set from its index."""
+"""Facts about a data set, from its index."""
 
 import os
 from typing import Any
@@ -11,11 +11,11 @@ from lockstep.data.index import Index
 def facts(index: Index) -> dict[str, Any]:
     """Return counts, bytes, sizes in pixels and images by class, as plain values.
 
-    What is not UTF-8 in the name of a class is written as in `\\xff`.
+    In names of classes, bytes that are not UTF-8 are written as in `\\xff`.
     """
     shorter = index.sizes.min(axis=1)
     counts = np.bincount(index.rows["label"], minlength=len(index.classes)).tolist()
-    # Such names can be neither printed nor written as JSON. Replacing could make two of them one.
+    # Such names cannot be printed or written as JSON. Replacing the bytes could make two names equal.
     names = [os.fsencode(name).decode(errors="backslashreplace") for name in index.classes]
     return {
         "format": index.source.format,

@@ -1,7 +1,7 @@
-"""The index of a split: for every good image its place, label, size and name; and the list of the bad ones.
+"""The index of a split: place, label, size and name of every good image, and the list of bad images.
 
-Built once by decoding every image, kept beside the data (or in the user's cache, where the data is read-only) and mapped
-into memory. It takes 32 bytes an image and its name, whatever the storage format.
+It is built once by decoding every image. It is kept next to the data, or in the user's cache if the data is read-only, and
+is mapped into memory. It takes 32 bytes for each image plus its name, for every storage format.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ from lockstep.system.machine import cores
 VERSION = 3
 CACHE = ".lockstep"
 QUARANTINE = "quarantine.json"
-"""Beside class folders or files: images to leave out, {"images": {"class/image" or "file@first byte": reason}}."""
+"""The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first byte": reason}}."""
 _ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<u4"), "times": np.dtype("<u4")}
 """The files of an index, one array each."""
 
@@ -50,12 +50,12 @@ class Index(Images):
     """Every usable image of a source."""
 
     times: np.ndarray
-    """uint32: in an image folder, when each file was last written, in microseconds modulo 2**32; otherwise empty."""
+    """uint32: in an image folder, the time of each file's last change, in microseconds modulo 2**32; otherwise empty."""
     states: tuple[tuple[int, int], ...]
-    """Size and time of every file that holds many images, as they were when it was listed."""
+    """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
     digest: str
-    """SHA-256 of labels, lengths, sizes and classes: one for the same images in the same order, whatever holds them."""
+    """SHA-256 of labels, lengths, sizes and classes: equal for the same images in the same order in any format."""
 
     @property
     def root(self) -> Path:
@@ -68,23 +68,23 @@ class Index(Images):
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
 
     def labels(self, samples: np.ndarray) -> np.ndarray:
-        """Return the labels of samples: int64 [N]; -1 of padding, whose sample is -1."""
+        """Return the labels of samples: int64 [N]; -1 for padding, whose sample is -1."""
         return np.where(samples < 0, -1, self.rows["label"][samples]).astype(np.int64)
 
     def listed_quarantine(self) -> list[dict[str, str]]:
-        """Return the bad files and the reasons as plain values; what is not UTF-8 in a name is replaced."""
+        """Return the bad files and the reasons as plain values; bytes of names that are not UTF-8 are replaced."""
         return [{"file": printable(bad.file), "reason": bad.reason} for bad in self.quarantined]
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image.
 
-        Raises `DataError` if its file is gone, or is no longer the one that was indexed.
+        Raises `DataError` if its file is missing, or is not the file that was indexed.
         """
         try:
             if self.source.format != FOLDER:
                 file = int(self.rows["file"][sample])
                 if self._places(file).state() != self.states[file]:
-                    raise self.changed(sample, "its file was written since")
+                    raise self.changed(sample, "its file was written after indexing")
                 return self.encoded(sample)
             data, time = read_file(self.path(sample))
         except OSError as error:
@@ -94,11 +94,11 @@ class Index(Images):
         if len(data) != self.rows["length"][sample]:
             raise self.changed(sample, f"it has {len(data)} bytes instead of {self.rows['length'][sample]}")
         if time != self.times[sample]:
-            raise self.changed(sample, "it was written since")
+            raise self.changed(sample, "it was written after indexing")
         return data
 
     def changed(self, sample: int, how: str) -> DataError:
-        """Return the error that says how a file differs from what was indexed, and what to do."""
+        """Return the error that says how a file differs from the indexed one, and what to do."""
         name = "" if self.source.format == FOLDER else f" ({self.name(sample)})"
         return DataError(
             f"{self.root}/{self.place(sample)}{name} is not the image that was indexed: {how}. "
@@ -113,12 +113,13 @@ def open_index(
     progress: Progress | None = None,
     anew: bool = False,
 ) -> Index:
-    """Return the index of a source or of all images in a folder, building it if there is none or the images changed.
+    """Return the index of a source or of all images in a folder. Build it if there is none or the images changed.
 
-    Noticed are files that came or went and, of files that hold many images, sizes and times; an image file written over in
-    place is refused when it is read. `anew` builds it in any case. Labels are the positions of the classes in `classes`, or
-    in the source's own list. Several processes may call this at once; one builds, the others wait. `progress` is called with
-    the images done and the images in all. Raises `DataError` if the images are not laid out as one of the formats asks.
+    These changes are noticed: added and removed files, and size and time of files that hold many images. An image file that
+    was overwritten in place is refused when it is read. `anew` builds the index in any case. Labels are the positions of the
+    classes in `classes`, or in the source's own list. Several processes may call this at the same time; one builds the
+    index, the others wait. `progress` is called with the number of images done and of all images. Raises `DataError` if the
+    layout of the images does not fit any format.
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
@@ -126,7 +127,7 @@ def open_index(
     if index is None:
         cache = _writable_folder(source)
         with _locked(cache / "lock"):
-            # Another process may have built it meanwhile.
+            # Another process may have built it in the meantime.
             index = None if anew else _load(source, cache)
             if index is None:
                 stamp = _stamp(source)
@@ -136,9 +137,9 @@ def open_index(
 
 
 def stored_index(source: Source, *, classes: tuple[str, ...]) -> Index | None:
-    """Return the index of a source as `open_index` does, if there is one and the images are still those; None otherwise.
+    """Return the index of a source as `open_index` does if there is one and the images have not changed; otherwise None.
 
-    Decodes and writes nothing. Raises `DataError` if the images have classes that are not among `classes`.
+    Nothing is decoded or written. Raises `DataError` if the images have classes that are not in `classes`.
     """
     _check_folders(source, classes)
     index = next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
@@ -153,15 +154,15 @@ def _of_classes(index: Index, classes: tuple[str, ...]) -> Index:
 
 
 def _check_folders(source: Source, classes: tuple[str, ...] | None) -> None:
-    """Raise `DataError` if a folder of a class is not among the classes, before all images are decoded."""
+    """Raise `DataError` if a class folder is not in `classes`. This is checked before all images are decoded."""
     if source.format == FOLDER and classes is not None:
         unknown = sorted(set(class_folders(source.root)) - set(classes))
         if unknown:
-            raise DataError(f"{source.named} has classes that training has not: {', '.join(unknown[:5])}")
+            raise DataError(f"{source.named} has classes that the training images do not have: {', '.join(unknown[:5])}")
 
 
 def subset(index: Index, samples: np.ndarray) -> Index:
-    """Return the index of some images of another, in the order of their numbers: int64 [images]."""
+    """Return the index of some images of another index. `samples` are their numbers in order: int64 [images]."""
     rows = np.array(index.rows[samples])
     return replace(
         index,
@@ -173,7 +174,7 @@ def subset(index: Index, samples: np.ndarray) -> Index:
 
 
 def _stamp(source: Source) -> str:
-    """Return a text that changes when an image is added, removed or renamed (a folder's own time changes with it)."""
+    """Return a text that changes when an image is added, removed or renamed. For a folder, its own time shows this."""
     names = class_folders(source.root) if source.format == FOLDER else source.files
     states = [(name, _state(source.root / name)) for name in names]
     lists = [(source.root / name).with_suffix(".lst") for name in source.files]
@@ -193,7 +194,7 @@ def _contents(path: Path) -> str:
 
 
 def _cache_folders(source: Source) -> tuple[Path, Path]:
-    """Return where an index may be: beside the images, and in the user's cache."""
+    """Return the folders where an index may be: next to the images, and in the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16]
     return source.root / CACHE / source.split, home / "lockstep" / name / source.split
@@ -211,8 +212,8 @@ def _writable_folder(source: Source) -> Path:
         of_user.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"the index of {source.root} can be written neither to {beside} nor to {of_user}: {error.strerror}. "
-            "Set XDG_CACHE_HOME to a folder for it."
+            f"the index of {source.root} cannot be written to {beside} or {of_user}: {error.strerror}. "
+            "Set XDG_CACHE_HOME to a writable folder"
         ) from None
     return of_user
 
@@ -225,7 +226,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def quarantine_of(source: Source) -> dict[str, str]:
-    """Return the images that the quarantine beside a source leaves out, and why. Raises `DataError` if it is no list."""
+    """Return the images that a source's quarantine leaves out, and why. Raises `DataError` if the file is invalid."""
     path = source.root / QUARANTINE
     if not path.is_file():
         return {}
@@ -233,14 +234,14 @@ def quarantine_of(source: Source) -> dict[str, str]:
         images = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))["images"]
         return {str(place): str(reason) for place, reason in images.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f'{path} is no quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
+        raise DataError(f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
 
 
 def _build(source: Source, progress: Progress | None) -> Index:
-    # Before they are listed: what is written meanwhile is noticed when it is read.
+    # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
     listing = list_images(source, quarantine=quarantine_of(source), progress=progress)
-    # Pillow warns of large and odd images. The filters belong to the process: threads cannot have their own.
+    # Pillow warns about large and odd images. The filters are set here because they are per process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times, bad = _inspected(listing, progress)
@@ -265,7 +266,7 @@ def _build(source: Source, progress: Progress | None) -> Index:
 
 
 def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray, dict[int, str]]:
-    """Decode all images and fill in height, width and length; return times, and why bad images are bad."""
+    """Decode all images and fill in height, width and length; return times, and the reasons of bad images."""
     rows, is_folder = listing.rows, listing.source.format == FOLDER
     times = np.zeros(len(rows) if is_folder else 0, np.uint32)
     bad: dict[int, str] = {}
@@ -288,9 +289,9 @@ def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray,
                 rows[["length", "height", "width"]][i] = (len(data), height, width)
         return some.stop
 
-    # A task for each image would take 2 GB for ImageNet.
+    # One task for each image would take 2 GB for ImageNet.
     tasks = [range(first, min(first + 64, len(rows))) for first in range(0, len(rows), 64)]
-    # Closed before the pool: an interruption does not wait for the tasks that have not begun.
+    # `inspected` is closed before the pool, so that an interruption does not wait for waiting tasks.
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
             if progress is not None:
@@ -339,7 +340,7 @@ def _load(source: Source, cache: Path) -> Index | None:
         if about["stamp"] != _stamp(source):
             return None
         arrays = {name: _mapped(cache / name, dtype) for name, dtype in _ARRAYS.items()}
-        # Files that a killed process or a full disk left behind do not fit together.
+        # Files left by a killed process or a full disk do not match.
         if _checksum(arrays) != about["checksum"]:
             return None
         quarantined = tuple(Quarantined(file, reason) for file, reason in about["quarantined"])
@@ -361,5 +362,5 @@ def _load(source: Source, cache: Path) -> Index | None:
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    # Nothing cannot be mapped.
+    # An empty file cannot be mapped.
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""What a source holds, before any image is decoded: place, label and name of every image, in one order for all formats."""
+"""What a source holds, without decoding: place, label and name of every image, in the same order for all formats."""
 
 import errno
 import os
@@ -23,13 +23,13 @@ from lockstep.system.machine import cores
 ROW = np.dtype(
     [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
 )
-"""Of an image: first byte in its file (of one that stands in several parts, the bitwise inverse of its record's), number of
-the file, bytes, class, and size in pixels."""
+"""The row of an image: offset of its first byte in its file, number of the file, length in bytes, class, and size in pixels.
+For an image in several parts, the offset is the bitwise inverse of its record's offset."""
 CLASSES = "classes.txt"
-"""Beside files that keep numbers alone: the names of the classes, one a line, the first is class 0."""
+"""A file next to files that store only numbers as labels: the names of the classes, one on each line, class 0 first."""
 MOST_CLASSES = 2**20
 MOST_BYTES = int(np.iinfo(ROW["length"]).max)
-"""Of an image."""
+"""The maximum size of an image in bytes."""
 STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "recordio": recordio.stored,
     "tfrecord": tfrecord.stored,
@@ -38,15 +38,15 @@ STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
 _AT_ONCE = 2**10
 _PROGRESS_SEC = 0.2
 _IS_NUMBER = re.compile(rb"\d+(?:\.\w+)?")
-"""A name that says nothing but where the image stands."""
+"""A name that is only the position of the image."""
 _OPEN_FILES = 64
 Progress = Callable[[int, int], None]
-"""Called with what is done and how much there is in all."""
+"""Called with the amount done and the total."""
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """An image or a stretch of a file that cannot be used, and why."""
+    """An image or a part of a file that cannot be used, and the reason."""
 
     file: str
     """`class/image`, or `file@first byte`."""
@@ -54,18 +54,18 @@ class Quarantined:
 
 
 def printable(name: str) -> str:
-    """Return a name as any file and terminal can take it; what is not UTF-8 in it is replaced."""
+    """Return a name that any file and terminal accepts: bytes that are not UTF-8 are replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class Names:
-    """Many texts in two arrays: 4 bytes each and their own length; 4 GiB in all at most."""
+    """Many texts in two arrays. Each takes its length plus 4 bytes; the maximum is 4 GiB in all."""
 
     text: np.ndarray
-    """uint8: all of them, one after the other, as the file system spells them."""
+    """uint8: the bytes of all names as in the file system, one after the other."""
     ends: np.ndarray
-    """uint32 [names]: where each ends in `text`."""
+    """uint32 [names]: the end of each name in `text`."""
 
     @classmethod
     def of(cls, names: Iterable[bytes]) -> "Names":
@@ -73,7 +73,7 @@ class Names:
         names = list(names)
         ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         if len(ends) and ends[-1] >= 2**32:
-            raise DataError(f"the names of {len(names)} images take {ends[-1]} bytes; there is room for 4 GiB")
+            raise DataError(f"the names of {len(names)} images take {ends[-1]} bytes; the limit is 4 GiB")
         return cls(np.frombuffer(b"".join(names), np.uint8), ends.astype(np.uint32))
 
     def __getitem__(self, i: int) -> bytes:
@@ -91,16 +91,16 @@ class Names:
 
 
 def read_file(path: str) -> tuple[bytes, int]:
-    """Return an image's file and when it was last written, in microseconds modulo 2**32.
+    """Return the bytes of an image's file and the time of its last change, in microseconds modulo 2**32.
 
-    Raises `OSError`, also if it is a pipe or a device, or `ValueError` if it is too long for an image.
+    Raises `OSError` if it cannot be read or is a pipe or a device, `ValueError` if it is too long for an image.
     """
-    # Without O_NONBLOCK a pipe would be waited for.
+    # Without O_NONBLOCK, the call would wait for a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if status.st_size > MOST_BYTES:
             raise ValueError(f"{status.st_size} bytes are too many")
         data = os.read(descriptor, status.st_size)
@@ -119,32 +119,32 @@ class Images:
     rows: np.ndarray
     """[images] of `ROW`."""
     names: Names
-    """Of every image: `class/file` in an image folder, otherwise what the files keep; perhaps empty."""
+    """The name of every image: `class/file` in an image folder, otherwise the name in the file, which may be empty."""
     classes: tuple[str, ...]
     numbered: bool
-    """The classes have no names but their numbers."""
+    """Whether the names of the classes are only their numbers."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def name(self, sample: int) -> str:
-        """Return the name of a sample; empty if its format keeps none."""
+        """Return the name of a sample; empty if its format stores none."""
         return os.fsdecode(self.names[sample])
 
     def path(self, sample: int) -> str:
-        """Return the name of the file that holds a sample."""
+        """Return the path of the file that holds a sample."""
         is_folder = self.source.format == FOLDER
         return f"{self.source.root}/{self.name(sample) if is_folder else self.source.files[int(self.rows['file'][sample])]}"
 
     def place(self, sample: int) -> str:
-        """Return how a quarantine names a sample: `class/image`, or `file@first byte`."""
+        """Return a sample's place as in a quarantine: `class/image`, or `file@first byte`."""
         if self.source.format == FOLDER:
             return self.name(sample)
         offset = int(self.rows["offset"][sample])
         return f"{self.source.files[int(self.rows['file'][sample])]}@{offset if offset >= 0 else ~offset}"
 
     def encoded(self, sample: int) -> bytes:
-        """Return the bytes of an image as they are now. Raises `OSError`, or `ValueError` if its file has changed."""
+        """Return the current bytes of an image. Raises `OSError`, or `ValueError` if its file has changed."""
         if self.source.format == FOLDER:
             return read_file(self.path(sample))[0]
         row = self.rows[sample]
@@ -152,9 +152,9 @@ class Images:
         return places.read(offset, int(row["length"])) if offset >= 0 else recordio.image_in_parts(places, ~offset)
 
     def read_together(self, samples: Sequence[int], memory: memoryview) -> list[memoryview] | None:
-        """Return the bytes of images, read at once to the memory given; None if they are not close together in a file.
+        """Return the bytes of images, read into `memory` in one call; None if they are not close together in one file.
 
-        Raises what `encoded` does.
+        Raises the same errors as `encoded`.
         """
         if self.source.format == FOLDER:
             return None
@@ -167,9 +167,9 @@ class Images:
 
     @cached_property
     def _places(self) -> Callable[[int], Places]:
-        # A data set may be in more files than a process may keep open.
+        # A data set may have more files than a process may keep open.
         root, files = self.source.root, self.source.files
-        # Without `self` in it: images that nothing needs any more are freed at once, and their files closed.
+        # The function does not refer to `self`, so that unused images are freed at once, and their files are closed.
         return lru_cache(_OPEN_FILES)(lambda file: Places(root / files[file]))
 
 
@@ -178,11 +178,11 @@ AnyImages = TypeVar("AnyImages", bound=Images)
 
 @dataclass(frozen=True)
 class Listing(Images):
-    """Every image of a source; the rows have no height and width yet, and in an image folder no length."""
+    """Every image of a source. The rows do not have height and width, and in an image folder no length."""
 
     damaged: tuple[Quarantined, ...] = ()
     left_out: tuple[Quarantined, ...] = ()
-    """Images that are not listed because a quarantine says so."""
+    """The images that a quarantine leaves out."""
 
 
 def list_images(
@@ -193,14 +193,18 @@ def list_images(
     quarantine: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Listing:
-    """Return what a source holds, but for the images whose places are keys of `quarantine`; its values are the reasons.
+    """Return the images of a source, without those whose places are keys of `quarantine`; its values are the reasons.
 
-    `first_label` is the number that files with numbers as labels give their first class. `progress` is called with the
-    megabytes listed and those in all, but for an image folder.
+    `first_label` is the number of the first class in files that have numbers as labels. `progress` is called with the
+    megabytes listed and the total; it is not called for an image folder.
 
-    Labels are positions in `classes`, or in the source's own list. Images stand in one order whatever the format: by the
-    number im2rec gave them in RecordIO; otherwise by class and name, or by name alone where names are numbers. Where numbers
-    or names are missing or come twice, they stay as they are stored. Raises `DataError` if a class is not among `classes`.
+    Labels are positions in `classes`, or in the source's own list. The order of images does not depend on the format:
+
+    - RecordIO: by the number from im2rec.
+    - Other formats: by class and name, or only by name if all names are numbers.
+    - If numbers or names are missing or not unique: as stored.
+
+    Raises `DataError` if a class is not in `classes`.
     """
     quarantine = quarantine or {}
     if source.format == FOLDER:
@@ -234,21 +238,21 @@ def _of_folder(source: Source, quarantine: Mapping[str, str]) -> Listing:
 def _encoded(name: str) -> bytes:
     try:
         return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # JSON can spell what no file system can
+    except UnicodeEncodeError:  # JSON allows names that file systems do not
         return name.encode("utf-8", "replace")
 
 
 @dataclass
 class _File:
-    """What one of the files of a source holds."""
+    """The contents of one file of a source."""
 
     rows: list[np.ndarray] = field(default_factory=list)
     numbers: list[np.ndarray] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     class_names: dict[int, str] = field(default_factory=dict)
-    """By label."""
+    """The names of classes by label."""
     folders: dict[str, int] = field(default_factory=dict)
-    """Labels below 0, which stand for names of classes without numbers."""
+    """Temporary labels below 0 for classes that have a name and no number."""
     damaged: list[Quarantined] = field(default_factory=list)
     left_out: list[Quarantined] = field(default_factory=list)
 
@@ -256,7 +260,7 @@ class _File:
 def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str], progress: Progress | None) -> Listing:
     read, stopped = [0] * len(source.files), Event()
     total = sum((source.root / path).stat().st_size for path in source.files)
-    # An interruption sets `stopped`, and the threads end at their next images.
+    # An interruption sets `stopped`; the threads then end at their next images.
     with ThreadPoolExecutor(cores()) as pool:
         work = [pool.submit(_listed, source, i, first_label, quarantine, read, stopped) for i in range(len(source.files))]
         try:
@@ -271,7 +275,7 @@ def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str], p
     folders = sorted({name for file in files for name in file.folders})
     rows = np.concatenate([np.zeros(0, ROW), *(_numbered(part, file, folders) for file in files for part in file.rows)])
     if folders and any((part["label"] >= 0).any() for file in files for part in file.rows):
-        raise DataError(f"{source.named}: some images have a number as their class, some a folder; expected one of both")
+        raise DataError(f"{source.named}: some images have a number as their class, others a folder; expected one of them")
     names = [name for file in files for name in file.names]
     class_names = {label: name for file in files for label, name in file.class_names.items()}
     classes = tuple(folders) if folders else _classes(source, rows["label"], class_names)
@@ -290,7 +294,7 @@ def _of_files(source: Source, first_label: int, quarantine: Mapping[str, str], p
 def _listed(
     source: Source, number: int, first_label: int, quarantine: Mapping[str, str], read: list[int], stopped: Event
 ) -> _File:
-    """Return what a file holds; note in `read` how far it was read, and end when `stopped` is set."""
+    """Return the contents of a file. Update `read` with the offset reached; end when `stopped` is set."""
     path, found = source.files[number], _File()
     stored = STORED[source.format](source.root / path)
     try:
@@ -321,7 +325,7 @@ def _listed(
 
 
 def _numbered(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
-    """Return rows whose classes without numbers have their place in `folders`."""
+    """Return rows in which temporary labels are replaced by positions in `folders`."""
     if file.folders:
         table = np.zeros(len(file.folders) + 1, np.int32)
         table[[-label for label in file.folders.values()]] = [folders.index(name) for name in file.folders]
@@ -331,7 +335,7 @@ def _numbered(rows: np.ndarray, file: _File, folders: list[str]) -> np.ndarray:
 
 
 def _rows(some: Sequence[Stored], file: int, folders: dict[str, int]) -> np.ndarray:
-    """Return rows; the class of an image without a number is a new negative number in `folders`."""
+    """Return rows. A class without a number gets a new negative label, which is added to `folders`."""
     rows = np.zeros(len(some), ROW)
     rows["file"] = file
     rows["offset"] = [~each.offset if each.in_parts else each.offset for each in some]
@@ -355,14 +359,14 @@ def _order(numbers: np.ndarray, rows: np.ndarray, names: list[bytes]) -> np.ndar
 
 
 def _classes(source: Source, labels: np.ndarray, class_names: dict[int, str]) -> tuple[str, ...] | None:
-    """Return the names of the classes, None if they have none but their numbers."""
+    """Return the names of the classes; None if their names are only their numbers."""
     listed = listed_classes(source)
     count = int(labels.max()) + 1 if len(labels) else 0
     if listed is not None:
         if count > len(listed):
             raise DataError(
-                f"{source.named} has an image of class {count - 1}, but {CLASSES} beside it lists {len(listed)} classes, "
-                "the first of which is 0. Complete the list, or, if the labels begin with 1, write the images anew with: "
+                f"{source.named} has an image of class {count - 1}, but {CLASSES} next to it lists {len(listed)} classes, "
+                "counted from 0. Complete the list. If the labels start at 1, write the images again with: "
                 "lockstep data pack --first-label 1"
             )
         return listed
@@ -371,21 +375,21 @@ def _classes(source: Source, labels: np.ndarray, class_names: dict[int, str]) ->
 
 
 def listed_classes(source: Source) -> tuple[str, ...] | None:
-    """Return the names in `classes.txt` beside a source or above it, if there is one."""
+    """Return the names in `classes.txt` in a source's folder or in the folder above; None if there is no such file."""
     for folder in (source.root, source.root.parent):
         if (folder / CLASSES).is_file():
-            # Not splitlines: to it, more characters end a line than may stand in no name.
+            # Not splitlines: it also splits at characters that names can contain.
             lines = (folder / CLASSES).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
             names = tuple(line.strip() for line in lines if line.strip())
             if len(set(names)) < len(names):
                 twice = next(name for i, name in enumerate(names) if name in names[:i])
-                raise DataError(f"{folder / CLASSES} lists {twice} twice; expected another name for each class")
+                raise DataError(f"{folder / CLASSES} lists {twice} twice; expected a different name for each class")
             return names
     return None
 
 
 def relabelled(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
-    """Return images whose labels are positions in `classes`. Raises `DataError` if a class is not among them."""
+    """Return the images with labels that are positions in `classes`. Raises `DataError` if a class is not in `classes`."""
     own, named = images.classes, images.source.named
     if own == classes:
         return images
@@ -398,7 +402,7 @@ def relabelled(images: AnyImages, classes: tuple[str, ...]) -> AnyImages:
     used = {own[label] for label in np.unique(images.rows["label"]).tolist()}
     unknown = sorted(used - set(classes))
     if unknown:
-        raise DataError(f"{named} has classes that training has not: {', '.join(unknown[:5])}")
+        raise DataError(f"{named} has classes that the training images do not have: {', '.join(unknown[:5])}")
     position = {name: i for i, name in enumerate(classes)}
     rows = np.array(images.rows)
     rows["label"] = np.array([position.get(name, 0) for name in own], np.int32)[rows["label"]]

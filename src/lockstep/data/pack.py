@@ -1,7 +1,7 @@
-"""Writing a data set in another storage format: the same images in the same order, byte for byte unless they are resized.
+"""Write a data set in another storage format: the same images in the same order, byte for byte unless they are resized.
 
-Every file has another name until it is complete. A pack that was interrupted goes on behind the last whole image when it is
-started again with the same arguments.
+Every file has a temporary name until it is complete. After an interruption, a pack with the same arguments resumes after the
+last complete image.
 """
 
 import fcntl
@@ -32,17 +32,17 @@ from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
 
 SHARD_BYTES = 2**27
-"""About the size of a file of TFRecord and WebDataset, unless their number is given: ImageNet in a thousand files."""
+"""The approximate size of a TFRecord or WebDataset file, unless the number of files is given. ImageNet: a thousand files."""
 _TASK_IMAGES, _TASK_BYTES = 32, 2**21
-"""What one task writes at most, unless a single image has more bytes."""
+"""The maximum that one task writes, unless a single image has more bytes."""
 _AHEAD = 8
-"""Tasks begun before others are done, or as many as there are threads."""
+"""At most this many tasks wait to be done, or one for each thread if that is more."""
 _LONGEST_NAME = 255
-"""Of a file, in bytes."""
+"""The maximum length of a file's name, in bytes."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
 _JPEG = b"\xff\xd8"
 _KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
-"""With what images begin, and how their names end."""
+"""The first bytes of images, and the endings of their names."""
 Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
 _WRITERS: dict[str, Callable[[Path], Writer]] = {
     "recordio": recordio.Writer,
@@ -53,46 +53,46 @@ _WRITERS: dict[str, Callable[[Path], Writer]] = {
 
 @dataclass(frozen=True)
 class Packing:
-    """How a data set is to be written."""
+    """How to write a data set."""
 
     format: str
     """One of `FORMATS`."""
     shards: int = 0
-    """Files for each split; 0 is one for RecordIO, and for the others one for each `SHARD_BYTES`."""
+    """The number of files for each split; 0 means one for RecordIO, and one for each `SHARD_BYTES` for other formats."""
     resize: int = 0
-    """Shorter side in pixels to which larger images are reduced; 0 leaves the bytes as they are."""
+    """Larger images are reduced to this length of the shorter side, in pixels; 0 copies the bytes."""
     quality: int = 95
-    """Of JPEG, for images that are reduced."""
+    """JPEG quality of reduced images."""
     first_label: int = 0
-    """The number by which the source's files call their first class."""
+    """The number of the first class in the source's files."""
     workers: int = 0
-    """Threads that read and write, and decode and encode what is reduced; 0 is one for each core."""
+    """The number of threads that read, write and reduce images; 0 means one for each core."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a split as they are to be written."""
+    """The images of a split, and how to write them."""
 
     name: str
     """"train", "val", or empty where the source has no splits."""
     listing: Listing
     names: tuple[str, ...] | None
-    """`class/file` of every sample; None if each is named by its number."""
+    """`class/file` of every sample; None if samples are named by their numbers."""
     format: str
-    """In which they are to be written."""
+    """The format to write."""
     states: np.ndarray
-    """Size and time of every file of the source: int64 [files, 2]."""
+    """Size and modification time of every file of the source: int64 [files, 2]."""
 
     def sample_name(self, number: int, data: Bytes) -> str:
-        """Return the name of the sample that is written as this number."""
+        """Return the name of the sample that is written with this number."""
         if self.names is not None:
             return self.names[number]
         file = f"{number:08d}.{next(kind for begin, kind in _KINDS.items() if data[: len(begin)] == begin)}"
-        # A class in front would decide on the order of files that are listed by name.
+        # With a class in front, files listed by name would be ordered by class.
         return f"{self.class_of(number)}/{file}" if self.format == FOLDER else file
 
     def possible_names(self, number: int) -> set[str]:
-        """Return the names that the sample can get, whatever its bytes."""
+        """Return all names that the sample can get, depending on its bytes."""
         return {self.sample_name(number, begin) for begin in _KINDS}
 
     def class_of(self, number: int) -> str:
@@ -109,13 +109,13 @@ def pack(
 ) -> dict[str, int]:
     """Write the images of `source`, a data set or a folder of images, to the folder `target`; return counts of images.
 
-    Beside them goes `classes.txt`. Images that a quarantine leaves out are not written; damaged ones are, as they are. Links
-    that loop are not: `left_out` is called with the split and each of them. Only an image folder may change the order of
-    images: by class, if it is not. `progress` is called with the images done and the images in all. Raises `DataError` if
-    the target holds something else.
+    `classes.txt` is written next to the images. Images that a quarantine leaves out are not written. Damaged images are
+    written unchanged. Links that loop are not written: `left_out` is called with the split and each of them. The order of
+    images stays, except that an image folder sorts them by class. `progress` is called with the number of images done and of
+    all images. Raises `DataError` if the target holds something else.
     """
     if packing.format not in FORMATS:
-        raise DataError(f"{packing.format} is no storage format; choose one of {', '.join(FORMATS)}")
+        raise DataError(f"{packing.format} is not a storage format; choose one of {', '.join(FORMATS)}")
     splits = list(_splits(source, packing))
     if left_out is not None:
         for split in splits:
@@ -128,7 +128,7 @@ def pack(
         _check_classes(split)
         root = split.listing.source.root
         if (not split.name or split.listing.source.format == FOLDER) and target.resolve().is_relative_to(root.resolve()):
-            raise DataError(f"{target} is in {root}, where its files would pass for images; choose a folder elsewhere")
+            raise DataError(f"{target} is inside {root}, where its files would be taken for images; choose another folder")
     done = 0
 
     def advance(count: int) -> None:
@@ -144,7 +144,7 @@ def pack(
             if packing.format == FOLDER:
                 _write(iter([_folder(split, target / split.name, packing, pool)]), threads, advance)
             else:
-                # Each thread has a file to write to: of one file, only one thread can write at a time.
+                # Each thread has its own file to write, because only one thread at a time can write a file.
                 _write(_files(split, target, packing, pool), threads, advance)
     return {split.name or "images": len(split.listing) for split in splits}
 
@@ -163,35 +163,33 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
         if listing.damaged and where.format != FOLDER:
             bad = listing.damaged[0]
             raise DataError(
-                f"{where.root}: {len(listing.damaged)} stretches hold no usable image, the first at {bad.file}: "
-                f"{bad.reason}. Restore the file; lockstep data check lists them all"
+                f"{where.root}: {len(listing.damaged)} damaged parts of files hold no usable image; the first is "
+                f"{bad.file}: {bad.reason}. Restore the file; lockstep data check lists all of them"
             )
         classes = listing.classes
         yield Split(name, listing, _kept_names(listing, packing), packing.format, _states(listing))
 
 
 def _check_classes(split: Split) -> None:
-    """Raise `DataError` if the name of a class cannot be a line of `classes.txt`, or the name of a folder to be."""
+    """Raise `DataError` if the name of a class cannot be a line of `classes.txt`, or of a folder to be written."""
     for label, name in enumerate(split.listing.classes):
         if not name or name != name.strip() or set(name) & set("\n\r\0"):
-            raise DataError(f"class {label} is called {name!r}, which is no line of {CLASSES}; name it otherwise")
+            raise DataError(f"class {label} is named {name!r}, which cannot be a line of {CLASSES}; rename it")
         if split.format == FOLDER and (name.startswith(".") or "/" in name):
-            raise DataError(
-                f"class {label} is called {name!r}, which is no name of a folder; name it otherwise in {CLASSES}"
-            )
+            raise DataError(f"class {label} is named {name!r}, which cannot be the name of a folder; rename it in {CLASSES}")
 
 
 def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
-    """Return `class/file` of every sample, or None if these would not keep the order of the samples."""
+    """Return `class/file` of every sample, or None if these names would change the order of the samples."""
     names, before = [], (0, b"")
     for name, label in zip(listing.names, listing.rows["label"].tolist(), strict=True):
         file = name.rpartition(b"/")[2]
-        # The list beside RecordIO is of lines with columns.
+        # The `.lst` of RecordIO has lines with columns.
         if not file or file.startswith(b".") or _NO_COLUMN.search(file) or len(file) > _LONGEST_NAME:
             return None
         if packing.resize and not file.lower().endswith((b".jpg", b".jpeg")):
             file = os.fsencode(f"{PurePosixPath(os.fsdecode(file)).stem}.jpg")
-        # RecordIO is read by number, the others by class and then by name.
+        # RecordIO is read by number, the other formats by class and then by name.
         if (label, file) <= before and packing.format != "recordio":
             return None
         before = label, file
@@ -200,7 +198,7 @@ def _kept_names(listing: Listing, packing: Packing) -> tuple[str, ...] | None:
 
 
 def _identity(splits: list[Split], packing: Packing) -> str:
-    """Return a text that is the same for the same images, by their names, and the same way to write them."""
+    """Return a text that is equal for the same images, compared by their names, and the same packing."""
     digest = hashlib.sha256()
     for split in splits:
         listing = split.listing
@@ -221,21 +219,21 @@ def _states(listing: Listing) -> np.ndarray:
 
 def _state(file: str) -> tuple[int, int]:
     try:
-        status = os.stat(file)  # noqa: PTH116 - a Path of each image takes longer
-    except OSError:  # it is named when it is its turn to be read
+        status = os.stat(file)  # noqa: PTH116 - a Path for each image is slower
+    except OSError:  # reported later, when it is read
         return 0, 0
     return status.st_size, status.st_mtime_ns
 
 
 def _shards(split: Split, packing: Packing) -> int:
-    """Return the number of files of a split."""
+    """Return the number of files to write for a split."""
     shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
     return max(min(shards, len(split.listing)), 1)
 
 
 @contextmanager
 def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
-    """Hold the target for one pack. Raises `DataError` if it holds another's files, or another process writes there."""
+    """Lock the target for one pack. Raises `DataError` if it has other files, or if another process writes to it."""
     target.mkdir(parents=True, exist_ok=True)
     cache, unfinished = target / CACHE, target / UNFINISHED
     about, states_before = cache / "pack.json", cache / "pack.states.npy"
@@ -254,18 +252,18 @@ def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
             with atomically(about) as begun:
                 begun.write(identity)
         elif not (begun_with := about.read_bytes().strip(b"\0")) or (before := _saved_states(states_before)) is None:
-            raise DataError(f"{target} does not tell any more what is written to it; remove it, or choose an empty folder")
+            raise DataError(f"{target} has lost its record of what is written to it; remove it, or choose an empty folder")
         elif begun_with != identity.encode():
-            raise DataError(f"{target} holds other images, or the same written otherwise; choose an empty folder")
-        # What could not be read then may be there now.
+            raise DataError(f"{target} holds other images, or was begun with other options; choose an empty folder")
+        # A file that could not be read then (0, 0) may be readable now.
         elif (before != states)[before.any(axis=1)].any():
-            raise DataError(f"{target} holds the images as they were before some were written over; choose an empty folder")
+            raise DataError(f"{target} holds images from before some were overwritten; choose an empty folder")
         yield
         unfinished.unlink(missing_ok=True)
 
 
 def _save_states(path: Path, states: np.ndarray) -> None:
-    # By way of memory: given a file, NumPy 2.4 does not tell when the disk is full as it writes the end.
+    # Through memory: if NumPy 2.4 writes to a file, it does not report a full disk at the end of the file.
     memory = io.BytesIO()
     np.save(memory, states)
     with naming(path):
@@ -273,7 +271,7 @@ def _save_states(path: Path, states: np.ndarray) -> None:
 
 
 def _saved_states(path: Path) -> np.ndarray | None:
-    """Return None if they were not written to their end."""
+    """Return the saved states, or None if they are missing or incomplete."""
     try:
         return np.load(path)
     except (FileNotFoundError, EOFError, ValueError):
@@ -281,10 +279,10 @@ def _saved_states(path: Path) -> np.ndarray | None:
 
 
 class _Memory(threading.local):
-    """Each thread's own for images, used again and again: memory from the system costs more than reading."""
+    """A buffer for images in each thread. It is reused, because memory from the system costs more than reading."""
 
     def __init__(self) -> None:
-        # Other things may stand between images.
+        # Other data may lie between the images.
         self.bytes = memoryview(bytearray(2 * _TASK_BYTES))
 
 
@@ -292,7 +290,7 @@ _memory = _Memory()
 
 
 def _samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator[Sample]:
-    """Yield samples, good until the same thread asks for others."""
+    """Yield samples. They are valid until the same thread asks for others."""
     labels, classes = split.listing.rows["label"][numbers].tolist(), split.listing.classes
     for number, label, data in zip(numbers, labels, _encoded(split, numbers), strict=True):
         if packing.resize:
@@ -302,7 +300,7 @@ def _samples(split: Split, packing: Packing, numbers: Sequence[int]) -> Iterator
 
 
 def _encoded(split: Split, numbers: Sequence[int]) -> Iterable[Bytes]:
-    with suppress(OSError, ValueError):  # which of them cannot be read is said below
+    with suppress(OSError, ValueError):  # `_read` reports which of them cannot be read
         if (images := split.listing.read_together(numbers, _memory.bytes)) is not None:
             return images
     return (_read(split, number) for number in numbers)
@@ -320,9 +318,12 @@ def _read(split: Split, number: int) -> bytes:
 
 
 def reduced(data: bytes, shorter: int, quality: int) -> bytes:
-    """Return an image as JPEG with its shorter side reduced; what is damaged, or a JPEG no larger, as it is."""
+    """Return an image as JPEG with its shorter side reduced to `shorter` pixels.
+
+    A damaged image, and a JPEG that is not larger, is returned unchanged.
+    """
     try:
-        height, width = check(data)  # decoding alone fills what a truncated file lacks with grey
+        height, width = check(data)  # `decode` does not refuse a truncated file, but fills the missing part with grey
         is_large = min(height, width) > shorter
         if data.startswith(_JPEG) and not is_large:
             return data
@@ -336,17 +337,17 @@ def reduced(data: bytes, shorter: int, quality: int) -> bytes:
 
 
 Tasks = Generator[Future[int], None, None]
-"""Has a file or folder written, and yields of each task as it is begun how many images it writes."""
+"""Writes a file or folder; yields, for each task it begins, the future of the number of images written."""
 
 
 def _write(files: Iterator[Tasks], threads: int, advance: Callable[[int], None]) -> None:
-    """Have files written, one for each thread at once; when this returns or raises, nothing is written any more."""
+    """Write files, one for each thread at a time. All writing has ended when this returns or raises."""
     begun = deque(islice(files, threads))
     waiting: deque[Future[int]] = deque()
     try:
         while begun or waiting:
             if not begun or len(waiting) > max(_AHEAD, threads):
-                # Until several are done: to be woken by each takes the others' time.
+                # Wait until several are done: a wake-up for each one would slow down the other threads.
                 wait([waiting[0], waiting[len(waiting) // 2]])
                 while waiting and waiting[0].done():
                     count = waiting[0].result()
@@ -367,7 +368,7 @@ def _write(files: Iterator[Tasks], threads: int, advance: Callable[[int], None])
 
 
 def _tasks(split: Split, numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers in order, divided into tasks."""
+    """Yield the numbers in order, split into tasks."""
     task: list[int] = []
     size, lengths = 0, _lengths(split)
     for number in numbers:
@@ -387,7 +388,7 @@ def _files(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecuto
         numbers = range(len(split.listing) * shard // shards, len(split.listing) * (shard + 1) // shards)
         path = target / shard_name(packing.format, split.name, shard, shards)
         if not _is_whole(target, noted.get(path.name)):
-            (target / UNFINISHED).touch()  # the pack may have been at its end before
+            (target / UNFINISHED).touch()  # the pack may have been complete before
             if path.exists():
                 unfinish(path)
         yield _file(split, path, numbers, packing, pool)
@@ -399,7 +400,7 @@ def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: Thre
         return
     with _WRITERS[packing.format](path) as writer:
         if writer.written > len(numbers):
-            raise DataError(f"{path} holds {writer.written} images, where {len(numbers)} are to be; choose an empty folder")
+            raise DataError(f"{path} holds {writer.written} images, expected {len(numbers)}; choose an empty folder")
         last = _done(writer.written)
         try:
             yield last
@@ -409,7 +410,7 @@ def _file(split: Split, path: Path, numbers: range, packing: Packing, pool: Thre
             last = pool.submit(_finish, split, writer, numbers, last)
             yield last
             wait([last])
-        finally:  # an interruption may have ended the wait
+        finally:  # an interruption may have ended the wait above
             wait([last])
 
 
@@ -420,12 +421,12 @@ def _done(count: int) -> Future[int]:
 
 
 def _append(split: Split, packing: Packing, writer: Writer, numbers: Sequence[int], before: Future[int]) -> int:
-    """Write images to a file when those before them are written."""
+    """Write images to a file after the task `before` has written its images."""
     samples = list(_samples(split, packing, numbers))
     try:
         records = writer.records(samples)
     except ValueError:
-        records = [_record(split, writer, sample) for sample in samples]  # which says of which image it was raised
+        records = [_record(split, writer, sample) for sample in samples]  # `_record` names the image in its error
     before.result()
     writer.extend(records)
     return len(numbers)
@@ -447,9 +448,9 @@ def _finish(split: Split, writer: Writer, numbers: range, before: Future[int]) -
 
 
 def _note(target: Path, lengths: dict[Path, int]) -> None:
-    """Note the lengths of a file that is about to be finished and of those beside it.
+    """Record the lengths of a file that is about to be finished and of the files that describe it.
 
-    Should the machine fail before they are on its disk, they are found to be shorter when the pack goes on.
+    If the machine fails before these files are on the disk, a resumed pack finds them shorter than recorded.
     """
     named = {str(path.relative_to(target)): length for path, length in lengths.items()}
     path = target / FINISHED
@@ -470,7 +471,7 @@ def _rows(split: Split, numbers: range) -> Iterator[tuple[int, int, str]]:
 
 
 def _lengths(split: Split) -> np.ndarray:
-    """Return the bytes of every image: of a folder's, its file's."""
+    """Return the size of every image in bytes; for an image folder, the size of its file."""
     return split.states[:, 0] if split.listing.source.format == FOLDER else split.listing.rows["length"]
 
 
@@ -479,7 +480,7 @@ def _bytes(split: Split) -> int:
 
 
 def shard_name(format: str, split: str, shard: int, shards: int) -> str:
-    """Return the name of a file of a split, as users of the format name it.
+    """Return the name of a file of a split, as is usual for the format.
 
     >>> shard_name("recordio", "val", 0, 1), shard_name("tfrecord", "val", 7, 128), shard_name("webdataset", "train", 7, 128)
     ('val.rec', 'validation-00007-of-00128', 'train-000007.tar')
@@ -496,7 +497,7 @@ def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecut
     there: dict[str, int] = {}
     for label in np.unique(split.listing.rows["label"]).tolist():
         there.update(_begun_class(target, split.listing.classes[label]))
-    # A machine that failed may have left less of an image, or nothing. Of one that is reduced the length is not known.
+    # After a machine failure an image may be shorter or empty. The length of a reduced image is not known in advance.
     numbers = [
         number
         for number, length in enumerate(_lengths(split).tolist())
@@ -510,7 +511,7 @@ def _folder(split: Split, target: Path, packing: Packing, pool: ThreadPoolExecut
 
 
 def _begun_class(target: Path, name: str) -> Iterator[tuple[str, int]]:
-    """Make the folder of a class, or yield `class/file` and length of its images and remove what was not finished."""
+    """Make the folder of a class. If it exists, yield `class/file` and length of its images, and remove unfinished files."""
     try:
         (target / name).mkdir(parents=True)
     except FileExistsError:
@@ -525,10 +526,10 @@ def _write_images(split: Split, packing: Packing, target: Path, numbers: Sequenc
     """Write images to the folders of their classes."""
     for sample in _samples(split, packing, numbers):
         path = f"{target}/{sample.name}"
-        # No name of an image, nor longer than one may be.
+        # This is never the name of an image, nor longer than a name may be.
         unfinished = f"{target}/{sample.class_name}/.{sample.number}.partial"
         with naming(path):
-            with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path of each image takes longer
+            with open(unfinished, "wb", buffering=0) as file:  # noqa: PTH123 - a Path for each image is slower
                 write_all(file, sample.data)
             os.replace(unfinished, path)  # noqa: PTH105
     return len(numbers)

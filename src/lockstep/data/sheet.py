@@ -1,4 +1,4 @@
-"""A contact sheet: what the model sees of a data set, after the recipe's cropping, flipping and resizing."""
+"""A contact sheet: images of a data set as the model sees them, after the recipe's cropping, flipping and resizing."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ _MARGIN, _LINE = 8, 16
 
 
 def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
-    """Return the plan of the first images of a run, as many as there are at most; or of an evaluation."""
+    """Return the plan of the first images of a run or an evaluation: `images` of them, or all if there are fewer."""
     images = min(images, len(index))
     if evaluation:
         return next(evaluation_plans(recipe, index.sizes, images))
@@ -22,7 +22,7 @@ def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -
 
 
 def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:
-    """Return the first `images` images of a run in a grid, the name of its class below each, as much as fits."""
+    """Return the first `images` images of a run in a grid, each with its class name below, cut off if it is too long."""
     plan = first_plan(index, recipe, images, evaluation=evaluation)
     size = recipe.eval_crop if evaluation else recipe.image_size
     with loader_of(index, recipe, Execution(), size=size) as loader:

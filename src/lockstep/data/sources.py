@@ -1,4 +1,4 @@
-"""Where the images of a split are, and in which storage format."""
+"""Where the images of a split are, and their storage format."""
 
 import errno
 import json
@@ -14,21 +14,21 @@ from lockstep.system.errors import DataError
 
 FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}
-"""The splits, and the words that mean them in names of files and folders."""
+"""The splits, and the words for them in names of files and folders."""
 _NUMBERED = re.compile(r"-(\d{5,})-of-(\d{5,})(?:\.\w+)?$")
 IS_OF: dict[str, Callable[[str], bool]] = {
     "recordio": lambda name: name.endswith(".rec"),
     "tfrecord": lambda name: name.endswith((".tfrecord", ".tfrecords")) or re.search(r"-\d{5}-of-\d{5}$", name) is not None,
     "webdataset": lambda name: name.endswith(".tar"),
 }
-"""By which names the files of a format are known."""
+"""Whether a name is that of a file of a format, for each format."""
 FORMATS = (FOLDER, *IS_OF)
 UNFINISHED = Path(".lockstep") / "pack.unfinished"
-"""In a folder to which a data set is being written, until all of it is there."""
+"""A file in a folder to which a data set is being written, until the data set is complete."""
 FINISHED = Path(".lockstep") / "pack.finished"
-"""Has a line of JSON for each file that was written: lengths by name, of it and of those that go with it."""
+"""A file with a line of JSON for each written file: the lengths, by name, of this file and of those that describe it."""
 _DALI_INDEXES = "idx"
-"""The folder of DALI's indexes beside TFRecord files."""
+"""The folder of DALI's indexes next to TFRecord files."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Source:
     format: str
     """One of `FORMATS`."""
     root: Path
-    """What names of files are relative to."""
+    """The folder to which names of files are relative."""
     files: tuple[str, ...] = ()
-    """The files that hold the images, in order; none for a folder, where every image is a file."""
+    """The files that hold the images, in order. Empty for a folder, where every image is a file."""
     split: str = ""
-    """Which of the files in `root`; empty if all."""
+    """The split whose files in `root` these are; empty if all files are."""
 
     @property
     def named(self) -> str:
-        """How messages name it."""
+        """The name of the source in messages."""
         return str(self.root) if self.format == FOLDER else f"{self.root}/{self.files[0]}" + " ..." * (len(self.files) > 1)
 
 
 def find_split(data: Path, split: str) -> Source:
     """Return the source of "train" or "val" in a data set: a folder of that name, or files with that word in their names.
 
-    Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or if the writing of the
-    data set did not end.
+    Raises `DataError` if there is none, if a numbered file is missing, if there are two formats, or if the data set was not
+    completely written.
     """
     if not data.is_dir():
         raise DataError(f"there is no folder {data}; expected {_layouts(data, split)}")
@@ -83,14 +83,14 @@ def find_source(root: Path) -> Source:
 
 
 def holds_split(data: Path, split: str) -> bool:
-    """Tell whether there is a folder or a file of this split, be it complete or not."""
+    """Return whether there is a folder or a file of this split, complete or not."""
     if not data.is_dir():
         return False
     return any((data / alias).is_dir() for alias in ALIASES[split]) or bool(files_of_split(data, split))
 
 
 def find_sources(data: Path) -> dict[str, Source]:
-    """Return the sources of the splits of a data set, or under an empty name that of all images in a folder without splits.
+    """Return the sources of a data set by split; for a folder without splits, its source under an empty name.
 
     Raises `DataError` as `find_split` does.
     """
@@ -123,7 +123,7 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
         return None
     if len(by_format) > 1:
         examples = ", ".join(f"{files[0]} ({format})" for format, files in by_format.items())
-        raise DataError(f"{root} holds images in more than one format: {examples}. Give each format a folder of its own")
+        raise DataError(f"{root} holds images in more than one format: {examples}. Put each format in a separate folder")
     [(format, files)] = by_format.items()
     _check_written(root)
     _check_complete(root, files)
@@ -132,12 +132,12 @@ def _of_files(root: Path, names: Iterable[str], split: str) -> Source | None:
 
 
 def _check_written(root: Path) -> None:
-    """Raise `DataError` if a data set is not all there yet: what is there of it would pass for a smaller one."""
+    """Raise `DataError` if a data set is not completely written: its part would look like a smaller data set."""
     for folder in (root, root.parent):
         if (folder / UNFINISHED).exists():
             raise DataError(
                 f"{folder} is not complete: lockstep data pack is writing to it, or was interrupted. "
-                "Give the same command again"
+                "Run the same command again"
             )
 
 
@@ -155,32 +155,32 @@ def _check_complete(root: Path, files: tuple[str, ...]) -> None:
 
 
 def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
-    """Return the lengths that were noted of each file in a folder when it was written, and of those that go with it."""
+    """Return the recorded lengths of each file that was written to a folder, and of the files that describe it."""
     notes: dict[str, dict[str, int]] = {}
     with suppress(FileNotFoundError):
         for line in (root / FINISHED).read_text("utf-8", "replace").split("\n"):
-            with suppress(ValueError):  # empty, or not written to its end
+            with suppress(ValueError):  # an empty or incomplete line
                 if isinstance(lengths := json.loads(line), dict):
                     notes[next(iter(lengths), "")] = lengths
     return notes
 
 
 def _check_lengths(root: Path, files: tuple[str, ...]) -> None:
-    """Raise `DataError` if a file lost its end: what is left of it would pass for a smaller data set."""
+    """Raise `DataError` if a file lost its end: the rest would look like a smaller data set."""
     notes = noted_lengths(root)
     for name in files:
         length, written = (root / name).stat().st_size, notes.get(name, {}).get(name, 0)
         if length < written:
             raise DataError(
-                f"{root / name} has {length} bytes of the {written} that were written. Restore it, or give the command "
-                f"again that wrote it (lockstep data pack). If it is to be so, remove {root / FINISHED}"
+                f"{root / name} has only {length} of the {written} bytes that were written. Restore it, or run the command "
+                f"that wrote it again (lockstep data pack). If this length is intended, remove {root / FINISHED}"
             )
 
 
 def class_folders(root: Path) -> list[str]:
     """Return the names of the class folders, sorted by their bytes.
 
-    Raises `DataError` if there are none, and says how to sort a flat folder of images.
+    Raises `DataError` if there are none; the message says how to sort a flat folder of images.
     """
     with os.scandir(root) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -212,7 +212,7 @@ def class_files(folder: Path) -> tuple[list[str], set[str]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a folder or a link to one; a link that cannot be followed is none."""
+    """Return whether an entry is a folder or a link to one. A link that cannot be followed is not a folder."""
     try:
         return entry.is_dir()
     except OSError:
@@ -227,7 +227,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _loops(link: os.DirEntry[str]) -> bool:
-    """Tell whether a link leads back to itself. One that leads nowhere may lead somewhere once a disk is mounted."""
+    """Return whether a link leads back to itself. A link to nothing does not: its target may be on an unmounted disk."""
     try:
         link.stat()
     except OSError as error:

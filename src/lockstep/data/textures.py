@@ -1,4 +1,4 @@
-"""A small data set drawn from nothing: ten kinds of texture as JPEGs in an image folder, for the demo and the tests.
+"""A small synthetic data set: ten kinds of texture as JPEGs in an image folder, for the demo and the tests.
 
 Every image is a function of (seed, split, number): a pattern with random angle, period, phase, two colours, shading and
 noise, 96 pixels on its shorter side and up to 144 on the other.
@@ -110,7 +110,7 @@ def draw_data_set(
     kinds: Collection[str] = tuple(PATTERNS),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, evenly over these kinds; files that are there stay.
+    """Write `root/train/<kind>/<number>.jpg` and `root/val/...`, with equally many images of each kind. Existing files stay.
 
     The numbers of validation images follow those of the training images, so no image is in both.
     """

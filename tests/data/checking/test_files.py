@@ -45,10 +45,10 @@ INDEX = "0\t{0}\n1\t{1}\n2\t{2}\n"
     ("text", "detail"),
     [
         ("0\t{0}\n1\t{1}\n", "2 lines, 3 records"),
-        ("0\t{0}\n1\t{1}\n2\t{2}\n3\t99999\n", "4 lines, 3 records (2 such places)"),
+        ("0\t{0}\n1\t{1}\n2\t{2}\n3\t99999\n", "4 lines, 3 records (2 problems in all)"),
         ("0\t{0}\n1\t7\n2\t{2}\n", "line 2: no record begins at byte 7"),
-        ("5\t{0}\n1\t{1}\n7\t{2}\n", "line 1 says 5, the record at byte 0 0 (2 such places)"),
-        ("1\t{1}\n0\t{0}\n2\t{2}\n", "line 2: byte 0 comes after {1}"),
+        ("5\t{0}\n1\t{1}\n7\t{2}\n", "line 1 has number 5, but the record at byte 0 has 0 (2 problems in all)"),
+        ("1\t{1}\n0\t{0}\n2\t{2}\n", "line 2: byte 0 comes after byte {1}"),
         ("0\t{0}\n1\n2\t{2}\n", "line 2 of train.idx is '1'; expected a number, a tab and an offset"),
     ],
     ids=["too few", "too many", "no record", "other numbers", "not rising", "no offset"],

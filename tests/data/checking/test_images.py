@@ -86,7 +86,7 @@ def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Pa
     assert found == [
         ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
-        ("unreadable", "val", "bee/pipe.jpg", "it is no regular file"),
+        ("unreadable", "val", "bee/pipe.jpg", "it is not a regular file"),
     ]
 
 

@@ -102,7 +102,7 @@ def test_more_classes_than_outputs_are_one_finding_for_a_split(format: str, tmp_
     report = examine(write(format, tmp_path, SOUND), logits=2)
     beyond = {"train": 3, "val": 2}
     assert named(report) == {
-        f"{split} too-many-classes": f"3 classes, {count} images beyond; the model has 2 outputs"
+        f"{split} too-many-classes": f"3 classes, {count} images outside; the model has 2 outputs"
         for split, count in beyond.items()
     }
 
@@ -111,7 +111,7 @@ def test_1001_classes_do_not_fit_1000_outputs(tmp_path: Path) -> None:
     image = picture(1, size=(32, 32))
     samples = [Sample(i, f"{i}.jpg", i, "", image + bytes([i % 256, i // 256]), 32, 32) for i in range(1001)]
     write_file("recordio", tmp_path / "train.rec", samples)
-    detail = "1001 classes, 1 images beyond; the model has 1000 outputs"
+    detail = "1001 classes, 1 images outside; the model has 1000 outputs"
     assert only(examine(tmp_path, logits=1000), "too-many-classes").detail == detail
     assert examine(tmp_path, logits=1001).findings == ()
 
@@ -131,7 +131,7 @@ def test_labels_far_from_the_others_are_found_image_by_image(format: str, tmp_pa
 def test_more_lines_in_the_list_of_classes_than_outputs_are_found(tmp_path: Path) -> None:
     labelled("recordio", tmp_path, {"train": [0, 2]})
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
-    detail = "5 classes, 0 images beyond; the model has 3 outputs"
+    detail = "5 classes, 0 images outside; the model has 3 outputs"
     assert only(examine(tmp_path, logits=3), "too-many-classes").detail == detail
 
 

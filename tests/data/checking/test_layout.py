@@ -137,7 +137,7 @@ def test_files_of_the_same_length_but_one_image_are_equal(tmp_path: Path) -> Non
 
 def test_files_of_unequal_length_are_found(tmp_path: Path) -> None:
     shards(tmp_path, "tfrecord", "train", [9, 1, 2, 1], "{split}-{i:05d}-of-{n:05d}")
-    assert only(examine(tmp_path), "unequal-shards").detail == "13 images; it would count 28"
+    assert only(examine(tmp_path), "unequal-shards").detail == "13 images; the reader would count 28"
 
 
 def test_a_file_without_images_is_found(tmp_path: Path) -> None:

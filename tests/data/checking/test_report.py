@@ -136,7 +136,7 @@ def test_a_quarantine_that_is_none_is_found_and_left_as_it_is(tmp_path: Path) ->
         ("bad-quarantine", "quarantine.json"),
         ("empty", "ant/x.jpg"),
     }
-    with pytest.raises(DataError, match="is no quarantine"):
+    with pytest.raises(DataError, match="is not a quarantine"):
         report.write_quarantine()
     assert (tmp_path / "val/quarantine.json").read_bytes() == b"[1]"
 

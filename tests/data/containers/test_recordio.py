@@ -99,7 +99,7 @@ def test_a_part_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert recordio.MOST_BYTES == 0x1FFFFFFF
     monkeypatch.setattr(recordio, "MOST_BYTES", 7)
     assert joined(bytes(7))
-    with pytest.raises(ValueError, match="a record with a part of 8 bytes; a part can have no more than 7"):
+    with pytest.raises(ValueError, match="a part of the record has 8 bytes; a part can have at most 7"):
         framed(bytes(8))
 
 
@@ -303,7 +303,9 @@ def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
     data = bytearray(joined(packed(Header((0.0,), 0)) + image))
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
     file.write_bytes(data)
-    assert damages(file) == [Damage(0, len(data), "the record at byte 0: a part begins at byte 36, within that at byte 0")]
+    assert damages(file) == [
+        Damage(0, len(data), "the record at byte 0: a part begins at byte 36, inside the part at byte 0")
+    ]
 
 
 def test_missing_and_added_bytes_cost_the_records_they_touch_and_those_in_front_at_most(file: Path) -> None:

@@ -173,12 +173,12 @@ def test_names_may_be_missing(key: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        pytest.param(b"no message", "it is no Example message", id="no message"),
+        pytest.param(b"no message", "it is not an Example message", id="no message"),
         pytest.param(
-            b"", "it has not the keys image/encoded and image/class/label or image and label, but none", id="empty"
+            b"", "it does not have the keys image/encoded and image/class/label or image and label; it has none", id="empty"
         ),
-        pytest.param(example({"x": 1, "label": 1}), "it has not the keys .*, but label, x", id="no image"),
-        pytest.param(example({"image/encoded": b"a"}), "it has not the keys .*, but image/encoded", id="no label"),
+        pytest.param(example({"x": 1, "label": 1}), "it does not have the keys .*; it has label, x", id="no image"),
+        pytest.param(example({"image/encoded": b"a"}), "it does not have the keys .*; it has image/encoded", id="no label"),
         pytest.param(example({"image": [b"a", b"b"], "label": 1}), "it has 2 images and 1 labels", id="two images"),
         pytest.param(example({"image": 7, "label": 1}), "it has 0 images and 1 labels", id="an image of numbers"),
         pytest.param(example({"image": b"a", "label": 1.0}), "it has 1 images and 0 labels", id="a label in floats"),

@@ -167,7 +167,7 @@ def test_json_of_thousands_of_brackets_is_damage(tmp_path: Path) -> None:
 def test_a_compressed_tar_is_refused(magic: str, tmp_path: Path) -> None:
     path = tmp_path / "any.tar"
     path.write_bytes(bytes.fromhex(magic) + bytes(100))
-    with pytest.raises(ValueError, match="the tar is compressed: images in it cannot be read by place"):
+    with pytest.raises(ValueError, match="the tar is compressed: images in it cannot be read by offset"):
         list(webdataset.stored(path))
 
 

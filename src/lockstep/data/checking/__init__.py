@@ -1,6 +1,6 @@
-"""The data-set doctor: everything about a data set that would stop a training or spoil its result, found in one pass.
+"""The check of a data set: in one pass, it finds all that would stop a training or spoil its result.
 
-Nothing wrong with the data is an error here. It becomes a `Finding`, and whatever else can be examined still is.
+A problem of the data does not raise an error here. It becomes a `Finding`, and the rest of the data is still examined.
 """
 
 import warnings
@@ -16,12 +16,12 @@ __all__ = ["KINDS", "Finding", "Report", "examine"]
 
 
 def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progress: Progress | None = None) -> Report:
-    """Return all that is wrong with a data set, or with one folder of images, after decoding every image.
+    """Decode every image of a data set, or of one folder of images, and return all problems.
 
-    `logits` is the number of the model's outputs, which labels must stay below; without it they are held against the data
-    alone. An image is tiny if its shorter side has fewer than `smallest` pixels. `progress` is called with the images done
-    and the images in all. Images that a quarantine leaves out are not examined. Raises `DataError` if there is no such
-    folder, or nothing like images in it.
+    `logits` is the number of the model's outputs; labels must be below it. Without it, labels are compared only with the
+    data. An image is tiny if its shorter side has fewer than `smallest` pixels. `progress` is called with the number of
+    images done and of all images. Images that a quarantine leaves out are not examined. Raises `DataError` if there is no
+    such folder, or if nothing in it looks like images.
     """
     parts = [Part(name, source, problems) for name, source, problems in split_sources(data)]
     classes = None
@@ -42,7 +42,7 @@ def examine(data: Path, *, logits: int | None = None, smallest: int = 32, progre
         if progress is not None:
             progress(done, total)
 
-    # Pillow warns of large and odd images. The filters belong to the process: threads cannot have their own.
+    # Pillow warns about large and odd images. The filters are set here because they are per process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for part in parts:

@@ -1,4 +1,4 @@
-"""Every image decoded, hashed and compared."""
+"""Decode, hash and compare all images."""
 
 import hashlib
 import io
@@ -22,12 +22,12 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
 _ORIENTATION = 0x0112
 _ROTATED = range(2, 9)
-"""Values of EXIF's orientation; 1 is upright, others mean nothing."""
+"""The values of EXIF's orientation for rotated images; 1 is upright, other values have no meaning."""
 _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 
 def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) -> None:
-    """Decode and hash the images of a split on all cores; call `advance` with how many were done."""
+    """Decode and hash the images of a split on all cores; call `advance` with the number of images done."""
     listing = part.listing
     wrong = {i for i, _, _ in part.of_images}
 
@@ -49,7 +49,7 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
             found += [(i, kind, detail) for kind, detail in problems]
         return len(some), size, found
 
-    # As the index does: a task for each image would take too much memory, and an interruption waits for no task to begin.
+    # As in the index: one task for each image takes too much memory, and an interruption does not wait for waiting tasks.
     tasks = [range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)]
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done, size, found in inspected:
@@ -59,7 +59,7 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
 
 
 def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
-    """Return kind and detail of all that is wrong with an encoded image."""
+    """Return kind and detail of every problem of an encoded image."""
     try:
         height, width = check(data)
     except ValueError as error:
@@ -74,7 +74,7 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
         problems.append(("cmyk", "CMYK"))
     if format and format != FORMAT_OF.get(suffix.lower(), format):
         problems.append(("another-format", f"{format} named {suffix}"))
-    # Pillow turns TIFF as its tag says.
+    # Pillow rotates TIFF images by their orientation tag.
     if orientation in _ROTATED and format != "TIFF":
         problems.append(("rotated", f"orientation {orientation}"))
     if min(height, width) < smallest:
@@ -83,39 +83,39 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
 
 
 def _kind_of(data: bytes, reason: str) -> str:
-    """Return the kind of an image that `check` refuses, from its words."""
+    """Return the kind of finding for an image that `check` refuses; `reason` is the message of `check`."""
     if reason == "empty file":
         return "empty"
     if TOO_LARGE.search(reason):
         return "too-large"
     if _TRUNCATED.search(reason):
         return "truncated"
-    # What begins as an image was one.
+    # Data that begins like an image was an image.
     return "not-an-image" if reason.startswith("not an image") and not data.startswith(_SIGNATURES) else "damaged"
 
 
 def _header(data: bytes) -> tuple[str, str, object]:
-    """Return format, mode and EXIF orientation of an image without decoding it; nothing of what cannot be read."""
+    """Return format, mode and EXIF orientation of an image without decoding it; empty or None where they cannot be read."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            # A JPEG behind which others follow, as cameras write them.
+            # MPO is a JPEG followed by other JPEGs, as cameras write them.
             format, mode = (image.format or "").replace("MPO", "JPEG"), image.mode
             try:
                 return format, mode, image.getexif().get(_ORIENTATION)
             except Exception:  # damaged EXIF makes Pillow raise almost anything
                 return format, mode, None
-    except Exception:  # the same; the image itself was decoded
+    except Exception:  # for the same reason; the image itself was decoded
         return "", "", None
 
 
 def compare_images(parts: list[Part]) -> None:
-    """Find equal images. Those of val count as the first: a training image can be spared."""
+    """Find equal images. An image of val counts as the original, because a training image is easier to leave out."""
     parts = parts[::-1]
     sound = [np.flatnonzero(part.sound) for part in parts]
     owners = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in sound])
     numbers = np.concatenate(sound)
     hashes = np.concatenate([part.hashes[some] for part, some in zip(parts, sound, strict=True)])
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal ones stay in their order
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal images stay in their order
     hashes = hashes[order]
     first = last = -1
     for at in np.flatnonzero((hashes[1:] == hashes[:-1]).all(axis=1)).tolist():
@@ -135,7 +135,7 @@ def compare_images(parts: list[Part]) -> None:
 
 
 def check_usable(part: Part) -> None:
-    """Note where not one image is left."""
+    """Add a problem if no image of the split can be used."""
     wrong = {i for i, kind, _ in part.of_images if KINDS[kind].severity == ERROR}
     if part.format and len(wrong) == len(part.kept) and not any(kind == "no-images" for kind, _, _ in part.problems):
         part.problems.append(("no-images", ".", f"none of {len(part.listing)} images can be used"))

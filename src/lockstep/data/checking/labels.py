@@ -1,4 +1,4 @@
-"""What can be told without decoding: labels, classes, counts, and the files beside the images."""
+"""Checks that need no decoding: labels, classes, counts, and the files next to the images."""
 
 import re
 from collections import Counter
@@ -12,14 +12,17 @@ from lockstep.data.listing import CLASSES
 from lockstep.data.sources import FOLDER
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
-"""How many images ImageNet has."""
+"""The number of images in ImageNet."""
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = slice(8, 16)
-"""Where RecordIO's header has the number of the image."""
+"""The bytes of RecordIO's header that hold the number of the image."""
 
 
 def check_labels(part: Part, logits: int | None, known: int | None) -> int | None:
-    """Hold the labels of a split against the number of classes; return that number, if `known` for the split before."""
+    """Compare the labels of a split with the number of classes, and return this number.
+
+    `known` is the number that the previous split returned, or None.
+    """
     count = len(part.listing.classes)
     labels = part.listing.rows["label"]
     present = np.unique(labels).tolist()
@@ -35,16 +38,16 @@ def check_labels(part: Part, logits: int | None, known: int | None) -> int | Non
         return count
     said = f"the model has {logits} outputs" if limit == logits else f"{CLASSES} has {limit} lines"
     beyond = np.flatnonzero(labels >= limit).tolist()
-    # A few images with labels far from the others are wrong themselves; classes without a gap are classes.
+    # If a few images have labels far from the others, the images are wrong. Classes without a gap are real classes.
     if part.format == FOLDER or not beyond or len(present) == present[-1] + 1:
-        part.problems.append(("too-many-classes", ".", f"{count} classes, {len(beyond)} images beyond; {said}"))
+        part.problems.append(("too-many-classes", ".", f"{count} classes, {len(beyond)} images outside; {said}"))
     else:
         part.of_images += [(i, "label-out-of-range", f"its label is {labels[i]}; {said}") for i in beyond]
     return count
 
 
 def check_classes(train: Part, val: Part) -> None:
-    """Compare the classes as `list_images` does for val: by name, or where val has none by number."""
+    """Compare the classes as `list_images` does for val: by name, or by number if val has no names."""
     shifted = any(kind == "labels-from-1" for part in (train, val) for kind, _, _ in part.problems)
     if shifted or not (train.listing.classes and val.listing.classes):
         return
@@ -65,7 +68,7 @@ def _used(part: Part, classes: tuple[str, ...]) -> list[str]:
 
 
 def check_count(part: Part) -> None:
-    """Hold the number of images against ImageNet's, if the classes look like its."""
+    """Compare the number of images with ImageNet's, if the classes look like ImageNet's."""
     classes = part.listing.classes
     if len(classes) != 1000 or not all(map(_SYNSET.fullmatch, classes)) or part.name not in IMAGENET:
         return
@@ -75,7 +78,7 @@ def check_count(part: Part) -> None:
 
 
 def check_files(part: Part) -> None:
-    """Look at what each of the files of a storage format holds, and at what stands beside it."""
+    """Check the contents of each file of a storage format, and the files next to it."""
     files = part.source.files
     damaged = Counter(bad.file.rpartition("@")[0] for bad in part.listing.damaged)
     counts = np.bincount(part.listing.rows["file"], minlength=len(files)) + [damaged[file] for file in files]
@@ -83,23 +86,24 @@ def check_files(part: Part) -> None:
     empty = [file for file, count in zip(files, counts.tolist(), strict=True) if not count and file not in refused]
     part.problems += [("no-images", file, "no image in it") for file in empty]
     if part.format == "tfrecord":
-        # That of the TensorFlow ConvNets in DeepLearningExamples. Lengths that differ by one are as equal as can be.
+        # The count of NVIDIA's reader, in the TensorFlow ConvNets of DeepLearningExamples. Lengths that differ by one are
+        # fine: not every total can be divided equally.
         total, counted = int(counts.sum()), int(counts[0]) * (len(files) - 1) + int(counts[-1])
         if abs(counted - total) > max(len(files), total // 100):
-            part.problems.append(("unequal-shards", ".", f"{total} images; it would count {counted}"))
+            part.problems.append(("unequal-shards", ".", f"{total} images; the reader would count {counted}"))
     if part.format == "recordio":
         for file in files:
             part.problems += _beside_records(part.source.root / file, damaged[file])
 
 
 def _beside_records(path: Path, damaged: int) -> list[Problem]:
-    """Return how `.idx` and `.lst` differ from the `.rec` file they stand beside, where they do."""
+    """Return how the `.idx` and `.lst` of a `.rec` file differ from it, if they do."""
     problems: list[Problem] = []
     index, names = path.with_suffix(".idx"), path.with_suffix(".lst")
     try:
         numbers, stretches = _numbers(Places(path))
         if index.is_file() and (wrong := _index_problems(recordio.read_index(index), numbers, stretches)):
-            more = f" ({len(wrong)} such places)" if len(wrong) > 1 else ""
+            more = f" ({len(wrong)} problems in all)" if len(wrong) > 1 else ""
             problems.append(("idx", index.name, wrong[0] + more))
     except (OSError, ValueError) as error:
         problems.append(("idx", index.name, reason_of(error)))
@@ -112,7 +116,7 @@ def _beside_records(path: Path, damaged: int) -> list[Problem]:
 
 
 def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
-    """Return the image's number of every record by its offset, and the damage."""
+    """Return the number of the image of every record, by the record's offset; and the damage."""
     numbers, damage = {}, []
     for record in recordio.records(file):
         if isinstance(record, Damage):
@@ -125,7 +129,7 @@ def _numbers(file: Places) -> tuple[dict[int, int], list[Damage]]:
 
 
 def _index_problems(lines: list[tuple[int, int]], numbers: dict[int, int], damage: list[Damage]) -> list[str]:
-    """Return what is wrong with the lines of an `.idx`; those that point into damage may be right."""
+    """Return the problems of the lines of an `.idx`. Lines that point into damage are skipped: they may be right."""
     begins = np.array([stretch.begin for stretch in damage], np.int64)
     problems, sound, before = [], 0, -1
     for row, (number, offset) in enumerate(lines, 1):
@@ -136,9 +140,9 @@ def _index_problems(lines: list[tuple[int, int]], numbers: dict[int, int], damag
         if offset not in numbers:
             problems.append(f"line {row}: no record begins at byte {offset}")
         elif numbers[offset] != number:
-            problems.append(f"line {row} says {number}, the record at byte {offset} {numbers[offset]}")
+            problems.append(f"line {row} has number {number}, but the record at byte {offset} has {numbers[offset]}")
         elif offset <= before:
-            problems.append(f"line {row}: byte {offset} comes after {before}")
+            problems.append(f"line {row}: byte {offset} comes after byte {before}")
         before = offset
     if sound != len(numbers):
         problems.insert(0, f"{sound} lines, {len(numbers)} records")

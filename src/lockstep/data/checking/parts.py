@@ -1,4 +1,4 @@
-"""Where the images of a split are and what it holds, as far as that can be told of one that loaders refuse."""
+"""Where the images of a split are, and what the split holds; as much as possible if loaders refuse it."""
 
 import errno
 import os
@@ -41,19 +41,19 @@ FORMAT_OF = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".gif": "GIF", ".webp": "WEBP",
     ".ppm": "PPM", ".pgm": "PPM", ".pbm": "PPM", ".tif": "TIFF", ".tiff": "TIFF",
 }  # fmt: skip
-"""By the ending of a name, in Pillow's words."""
+"""Pillow's name of the format, by the ending of an image's name."""
 TOO_LARGE = re.compile(r"are too many|decompression bomb", re.IGNORECASE)
 _NO_CLASS = re.compile(r"its label is|expected the number of a class|it has no class")
-"""In the words of the formats."""
+"""Parts of the messages of the format modules about labels."""
 _SERIAL = re.compile(r"^(.*[-_.])(\d{5,})(\.(?:tar|rec|tfrecords?))$")
-"""Names of files that are numbered without saying of how many."""
+"""Names of numbered files that do not have the number of files."""
 SHOWN = 5
 Problem = tuple[str, str, str]
-"""Kind, place and detail of something that concerns no image of a listing."""
+"""Kind, place and detail of a problem that is not about one image of a listing."""
 
 
 def split_sources(data: Path) -> list[tuple[str, Source, list[Problem]]]:
-    """Return name, source and what is wrong with it for every split, or for the folder itself under an empty name."""
+    """Return name, source and problems of every split; or of the folder itself, with an empty name."""
     if not data.is_dir():
         raise DataError(f"there is no folder {data} to examine")
     splits = [(split, _split(data, split)) for split in ALIASES]
@@ -78,7 +78,7 @@ def _split(data: Path, split: str) -> tuple[Source, list[Problem]] | None:
 
 
 def _found(find: Callable[[], Source], root: Path, names: list[str], split: str) -> tuple[Source, list[Problem]]:
-    """Return the source that `find` finds, or as much of it as can be examined; one without a format holds nothing."""
+    """Return the source that `find` finds, or as much of it as can be examined. A source without a format holds nothing."""
     try:
         source = find()
     except (DataError, OSError) as error:
@@ -106,12 +106,12 @@ def _visible(root: Path, *, folders: bool = False) -> list[str]:
     try:
         with os.scandir(root) as entries:
             return sorted(each.name for each in entries if not each.name.startswith(".") and is_folder(each) == folders)
-    except OSError:  # whoever lists the images says so
+    except OSError:  # the listing of the images reports it
         return []
 
 
 def _gaps(files: Iterable[str]) -> list[Problem]:
-    """Return what is missing among numbered files that do not say how many there are."""
+    """Return the gaps among numbered files whose names do not have the number of files."""
     present: dict[tuple[str, str], dict[int, int]] = {}
     for name in files:
         if serial := _SERIAL.match(name):
@@ -119,7 +119,7 @@ def _gaps(files: Iterable[str]) -> list[Problem]:
     problems = []
     for (before, after), digits in present.items():
         width, first, last = max(digits.values()), min(digits), max(digits)
-        # Only so many of them: a number may be a date.
+        # Only the first few: a number may be a date.
         some = islice((i for i in range(first, last) if i not in digits), SHOWN + 1)
         if missing := [f"{before}{i:0{width}d}{after}" for i in some]:
             count = last - first + 1 - len(digits)
@@ -128,12 +128,12 @@ def _gaps(files: Iterable[str]) -> list[Problem]:
 
 
 def shown(names: list[str]) -> str:
-    """Return the first names of a list."""
+    """Return the first names of a list, comma-separated."""
     return ", ".join(names[:SHOWN]) + " ..." * (len(names) > SHOWN)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the words of an error, of the system's without the file."""
+    """Return the message of an error; for a system error without the name of the file."""
     return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
 
 
@@ -144,12 +144,12 @@ class Part:
         self.name, self.source, self.format = name, source, source.format
         self.listing, self.listed, more = _listing_of(source)
         self.problems = problems + more
-        """What concerns no image of the listing."""
+        """The problems that are not about one image of the listing."""
         if any(kind == "flat" for kind, _, _ in more):
             self.format = FLAT
         self.problems += [(_kind_of_damage(bad.reason), bad.file, bad.reason) for bad in self.listing.damaged]
         self.of_images: list[tuple[int, str, str]] = []
-        """Number in the listing, kind and detail."""
+        """For each problem of an image: the image's number in the listing, the kind and the detail."""
         count = len(self.listing.rows)
         self.kept = np.arange(count)
         """The numbers of the images that no quarantine leaves out."""
@@ -157,10 +157,10 @@ class Part:
         self.total_bytes = 0
         self.hashes = np.zeros((count, 2), np.uint64)
         self.sound = np.zeros(count, bool)
-        """Which images have no error of their own; only these are compared with each other."""
+        """Which images have no error by themselves; only these are compared with each other."""
 
     def leave_out(self) -> None:
-        """Forget the images that the quarantine beside them leaves out, and what is wrong with them."""
+        """Remove the images that the quarantine leaves out, and their problems."""
         try:
             listed = quarantine_of(self.source)
         except (DataError, OSError) as error:
@@ -176,20 +176,23 @@ class Part:
         self.left_out = len(out) + len(known)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what concerns no single image first, then what is wrong with every image."""
+        """Yield the problems that are not about one image, then the problems of images, by image."""
         for kind, place, detail in self.problems:
             yield Finding(kind, self.name, place, "", detail)
         for i, kind, detail in sorted(self.of_images, key=lambda found: found[0]):
             yield Finding(kind, self.name, self.listing.place(i), self.listing.name(i), detail)
 
     def summary(self) -> Split:
-        """Return what was examined."""
+        """Return the summary of the split for the report."""
         classes = len(self.listing.classes)
         return Split(self.name, self.format, self.source.root, len(self.kept), classes, self.total_bytes, self.left_out)
 
 
 def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
-    """Return what a source holds, the length of the list of classes beside it if it counts, and what loaders refuse."""
+    """Return what a source holds, the number of listed classes, and why loaders refuse the source.
+
+    The number is the length of the `classes.txt` next to the source; None if there is none or it does not apply.
+    """
     if not source.format:
         return _listing(source, [], [], ()), None, []
     named = None
@@ -199,7 +202,7 @@ def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
         return listing, len(listing.classes) if listing.classes == named else None, []
     except (DataError, OSError, ValueError, OverflowError) as error:
         listing, problems = _of_folder(source) if source.format == FOLDER else _of_files(source)
-        # The list is for classes that are numbers. Labels beyond it are found where labels are checked.
+        # The list is only for classes that are numbers. `check_labels` finds labels outside it.
         listed = len(named) if named is not None and source.format != FOLDER and are_numbers(listing.classes) else None
         if not problems and (listed is None or len(listing.classes) <= listed):
             problems = [("refused", ".", reason_of(error))]
@@ -207,7 +210,7 @@ def _listing_of(source: Source) -> tuple[Listing, int | None, list[Problem]]:
 
 
 def are_numbers(classes: tuple[str, ...]) -> bool:
-    """Tell whether classes have no names of their own."""
+    """Return whether the names of the classes are only their numbers."""
     return classes == tuple(map(str, range(len(classes))))
 
 
@@ -227,7 +230,7 @@ def _row(label: int, offset: int = 0, file: int = 0, length: int = 0) -> tuple[i
 
 
 def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
-    """Return the images of a folder that `list_images` refuses, and what is wrong with the folder."""
+    """Return the images of a folder that `list_images` refuses, and the problems of the folder."""
     root = source.root
     folders, files = _visible(root, folders=True), _visible(root)
     if not folders:
@@ -261,7 +264,7 @@ def _of_folder(source: Source) -> tuple[Listing, list[Problem]]:
 
 
 def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
-    """Return the images of files that `list_images` refuses, and what is wrong with the files."""
+    """Return the images of files that `list_images` refuses, and the problems of the files."""
     rows: list[tuple[int, ...]] = []
     names: list[str] = []
     damaged: list[Quarantined] = []
@@ -279,7 +282,7 @@ def _of_files(source: Source) -> tuple[Listing, list[Problem]]:
                 else:
                     rows.append(_row(NO_LABEL, ~each.offset if each.in_parts else each.offset, file, each.length))
                     labels.append(each.class_name if each.label == NO_LABEL else each.label)
-                    names.append(each.name.encode(errors="replace").decode())  # JSON can spell what no file system can
+                    names.append(each.name.encode(errors="replace").decode())  # JSON allows names that file systems do not
         except (ValueError, OSError) as error:
             kind = "compressed" if "the tar is compressed" in str(error) else "unreadable-file"
             problems.append((kind, path, reason_of(error)))

@@ -1,7 +1,7 @@
-"""Storage formats that hold many images in a file: where each stands, and how they are written. No framework is needed.
+"""Storage formats that hold many images in one file: where each image is, and how files are written.
 
-Every module has `stored`, which lists the images of a file without decoding them, and `Writer`. Damage is listed too: what
-was read around it is right, and nothing behind it is lost as long as a next record can be found.
+No framework is needed. Every module has `stored`, which lists the images of a file without decoding them, and `Writer`.
+Damage is listed too. The images before and after it are right, and reading continues at the next record that can be found.
 """
 
 import os
@@ -20,31 +20,31 @@ from lockstep.system.files import replacing
 NO_LABEL = -1
 Bytes = bytes | memoryview
 _PIECES = os.sysconf("SC_IOV_MAX")
-"""Written at a time."""
+"""At most this many pieces are written in one call."""
 _AHEAD_BYTES = 2**19
-"""Read ahead at a time."""
+"""This many bytes are read ahead at a time."""
 
 
 class Stored(NamedTuple):
-    """An image as a file holds it."""
+    """The place of an image in a file, and what the file says about it."""
 
     offset: int
-    """Of its first byte; of its record, if it stands there in several parts."""
+    """Offset of its first byte; offset of its record if the image is split into several parts."""
     length: int
-    """In bytes."""
+    """Length in bytes."""
     label: int
-    """Counted from 0, or `NO_LABEL` where `class_name` alone says it."""
+    """The class, counted from 0; `NO_LABEL` if only `class_name` gives the class."""
     name: str = ""
-    """A path or key, if the format keeps one."""
+    """A path or key, if the format stores one."""
     class_name: str = ""
     number: int = -1
-    """Its place in the order the data set was listed in, if the format keeps one."""
+    """Its position in the order in which the data set was listed, if the format stores one."""
     in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes `begin` to `end` of a file that hold no usable image, and why."""
+    """Bytes `begin` to `end` of a file, which hold no usable image, and the reason."""
 
     begin: int
     end: int
@@ -52,12 +52,12 @@ class Damage:
 
 
 class Sample(NamedTuple):
-    """An image to be written."""
+    """An image to write."""
 
     number: int
-    """Its place in the data set, from 0."""
+    """Its position in the data set, from 0."""
     name: str
-    """`class/file`, or a file's name alone."""
+    """`class/file`, or only the name of a file."""
     label: int
     class_name: str
     data: Bytes
@@ -67,12 +67,12 @@ class Sample(NamedTuple):
 
 
 class Places:
-    """A file that is read by place, from several threads at once; closed when it is forgotten."""
+    """A file that several threads read at any offset at the same time; it is closed when nothing refers to it."""
 
     def __init__(self, path: Path, *, read_ahead: bool = False) -> None:
-        """Reading ahead is for who then reads all of it in order."""
+        """Open the file. Use `read_ahead` if all of the file is then read in order."""
         self.descriptor = -1
-        """Of the open file."""
+        """The descriptor of the open file, or -1."""
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self.descriptor).st_size
@@ -83,16 +83,16 @@ class Places:
             os.close(self.descriptor)
 
     def state(self) -> tuple[int, int]:
-        """Return size and time of the last change, in nanoseconds, as they are now."""
+        """Return the file's current size and the time of its last change in nanoseconds."""
         status = os.fstat(self.descriptor)
         return status.st_size, status.st_mtime_ns
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes. Raises `ValueError` if the file ends before."""
+        """Return `length` bytes from `offset`. Raises `ValueError` if the file ends before."""
         if self._ahead < offset + length <= self.size:
             self._read_on(offset + length)
         data = os.pread(self.descriptor, length, offset)
-        while len(data) < length:  # Linux reads 2 GiB at most, and network file systems less
+        while len(data) < length:  # one call reads at most 2 GiB on Linux, and less on network file systems
             more = os.pread(self.descriptor, length - len(data), offset + len(data))
             if not more:
                 raise ValueError(f"the file ends at byte {offset + len(data)}, expected {length} bytes from {offset}")
@@ -100,9 +100,9 @@ class Places:
         return data
 
     def _read_on(self, end: int) -> None:
-        """Have bytes in the system's memory up to an end, and somewhat further.
+        """Make the system cache the file up to `end`, and somewhat further.
 
-        Reading them to memory that nobody looks at is twice as fast as advising Linux to.
+        Reading into memory that is not used is twice as fast as advising Linux to read ahead.
         """
         while self._ahead < end:
             begin, self._ahead = self._ahead, min(self._ahead + _AHEAD_BYTES, self.size)
@@ -110,50 +110,50 @@ class Places:
                 os.preadv(self.descriptor, [bytearray(1)], self._ahead - 1, os.RWF_NOWAIT)
             except BlockingIOError:
                 os.preadv(self.descriptor, [bytearray(self._ahead - begin)], begin)
-            except OSError:  # a file system that cannot tell
+            except OSError:  # a file system that does not support RWF_NOWAIT
                 self._ahead = self.size
 
     def read_into(self, memory: memoryview, offset: int) -> None:
-        """Fill memory with bytes. Raises `ValueError` if the file ends before."""
+        """Fill `memory` with bytes from `offset`. Raises `ValueError` if the file ends before."""
         if os.preadv(self.descriptor, [memory], offset) < len(memory):
             memory[:] = self.read(offset, len(memory))
 
 
 class Appended(ABC):
-    """A file of whole records, written as `<name>.partial` until it is finished; a context manager.
+    """A file of complete records, written as `<name>.partial` until it is finished; a context manager.
 
-    What a killed process left of a last record is cut off; those before it stay.
+    If a killed process left a part of a last record, it is cut off; the records before it stay.
     """
 
     def __init__(self, path: Path, ends: Iterable[int]) -> None:
-        """`ends` is where each of the whole records ends that are there already."""
+        """Open the file to append. `ends` has the end of each complete record that the file already holds."""
         self.path = path
         self._ends = array("q", [0, *ends])
         end = self._ends[-1]
         partial = _partial(path)
         self._file = partial.open("r+b" if partial.exists() else "xb", buffering=0)
-        # Never to length 0 without need: ext4 writes such a file to the disk when it is closed.
+        # Do not truncate to length 0 without need: ext4 writes such a file to the disk when it is closed.
         if self._file.seek(0, os.SEEK_END) > end:
             self._file.truncate(end)
             self._file.seek(end)
 
     @property
     def written(self) -> int:
-        """Whole samples in the file."""
+        """Number of complete samples in the file."""
         return len(self._ends) - 1
 
     @property
     def length(self) -> int:
-        """Bytes of the file when it is finished."""
+        """Length in bytes of the finished file."""
         return self._ends[-1]
 
     @staticmethod
     @abstractmethod
     def record(sample: Sample) -> list[Bytes]:
-        """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
+        """Return a sample's bytes in the file, in pieces. Raises `ValueError` if it is too long."""
 
     def records(self, samples: Iterable[Sample]) -> list[list[Bytes]]:
-        """Return samples as they stand in the file, in pieces. Raises `ValueError` if one is too long."""
+        """Return the bytes of samples in the file, in pieces. Raises `ValueError` if one is too long."""
         return [self.record(sample) for sample in samples]
 
     def extend(self, records: Iterable[list[Bytes]]) -> None:
@@ -175,18 +175,18 @@ class Appended(ABC):
             for first in range(0, len(pieces), _PIECES):
                 some = pieces[first : first + _PIECES]
                 written = os.writev(self._file.fileno(), some)
-                if written < sum(map(len, some)):  # of more than 2 GiB, or where the disk is full
+                if written < sum(map(len, some)):  # more than 2 GiB, or a full disk
                     write_all(self._file, memoryview(b"".join(some))[written:])
 
     def finish(self) -> None:
-        """Give the file its name. The system brings it to the disk later, as it does with copies."""
-        with naming(self.path):  # a network file system may say only now that its disk is full
+        """Give the file its final name. The system writes it to the disk later, as after copying a file."""
+        with naming(self.path):  # a network file system may report a full disk only when the file is closed
             self._file.close()
         _partial(self.path).replace(self.path)
 
 
 def write_all(file: FileIO, data: Bytes) -> None:
-    """Write bytes to a file without a buffer, which may take less of them at a time."""
+    """Write all bytes to an unbuffered file, which may accept only a part of them in one call."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -194,7 +194,7 @@ def write_all(file: FileIO, data: Bytes) -> None:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give the system's errors the name of a file, which those of an open one lack."""
+    """Add the name of a file to the system's errors; errors of open files do not have it."""
     try:
         yield
     except OSError as error:
@@ -202,13 +202,13 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def begun(path: Path) -> Path | None:
-    """Return the file that an interrupted writer left, if there is one."""
+    """Return the unfinished file that an interrupted writer left, or None."""
     partial = _partial(path)
     return partial if partial.exists() else None
 
 
 def unfinish(path: Path) -> None:
-    """Have a file be one that an interrupted writer left."""
+    """Rename a file as if an interrupted writer had left it."""
     path.replace(_partial(path))
 
 
@@ -218,6 +218,6 @@ def _partial(path: Path) -> Path:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[TextIO]:
-    """Yield a text file that appears under its name when it is complete."""
+    """Yield a text file that gets its name when it is complete."""
     with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         yield file

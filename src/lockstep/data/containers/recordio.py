@@ -1,12 +1,13 @@
-"""RecordIO, MXNet's format: records one after the other in `.rec`, their places in `.idx`, their sources in `.lst`.
+"""RecordIO, MXNet's format: consecutive records in `.rec`, their offsets in `.idx`, their sources in `.lst`.
 
-Written by hand because its only library is the framework that is retired. A record as dmlc-core's recordio.cc frames it, in
-little endian:
+The code is our own because the only library for the format is a retired framework. dmlc-core's recordio.cc frames a record
+as follows, in little endian:
 
     magic 0xced7230a | flag << 29 | length, 4 bytes each | payload | zeros up to a multiple of 4
 
-A payload that holds the magic number at a multiple of 4 is split there and the number left out: the parts have flags 1 (the
-first), 2 (those between) and 3 (the last); an undivided record has 0. The payload of an image is `Header` and its file.
+A payload that contains the magic number at a multiple of 4 is split there, and the number is left out. The parts have the
+flags 1 (the first), 2 (those between) and 3 (the last); an undivided record has the flag 0. The payload of an image is
+`Header`, then the image file.
 """
 
 import struct
@@ -21,50 +22,50 @@ from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, St
 
 MAGIC = 0xCED7230A
 MOST_BYTES = 2**29 - 1
-"""Of a part: its length has 29 bits."""
+"""The maximum length of a part: the format stores the length in 29 bits."""
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _FRONT = np.dtype([(name, "<u4") for name in ("magic", "length", "labels")] + [("label", "<f4"), ("numbers", "<u8", 2)])
-"""Frame and header of a record that is not divided."""
+"""The frame and header of an undivided record."""
 assert _FRONT.itemsize == _FRAME.size + _HEADER.size
 _UP_TO_LABELS = struct.Struct("<III")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _SEARCHED_BYTES = 2**20
 _SHORT = 64
-"""Bytes, of which Python finds the magic number sooner than NumPy."""
+"""In at most this many bytes, Python finds the magic number faster than NumPy."""
 _AT_ONCE, _ONE_BY_ONE = 2**10, 2**4
-"""Records that are listed at a time, where they are alike and where they are not."""
+"""The number of records listed at a time: if they have the same simple form, and if not."""
 _MOST_LABELS = 2**24
-"""More would not fit an integer; the listing has fewer classes anyway."""
+"""Labels below this are listed the fast way. Much larger ones do not fit an integer; a listing has fewer classes anyway."""
 
 
 class Header(NamedTuple):
-    """What stands in front of an image: `IRHeader` of MXNet."""
+    """The header before an image: `IRHeader` of MXNet."""
 
     labels: tuple[float, ...]
-    """One or more. More than one are written behind the header, which counts them; MXNet calls the count its flag."""
+    """One or more labels. Several labels are written after the header, which has their count (MXNet's flag)."""
     number: int
     second_number: int = 0
 
 
 class Record(NamedTuple):
-    """A record's place in a file."""
+    """The position of a record in a file."""
 
     offset: int
-    """Where its first frame begins."""
+    """The offset of its first frame."""
     spans: tuple[tuple[int, int], ...]
-    """Begin and end of every part of its payload."""
+    """The begin and end of each part of its payload."""
     end: int
-    """Where the next record begins."""
+    """The offset where the next record begins."""
     front: bytes
-    """As many bytes of its first part as a header has, or all if it has fewer."""
+    """The first bytes of its first part, as many as a header has; all of them if the part is shorter."""
 
 
 def framed(*payload: Bytes) -> list[Bytes]:
-    """Return a record as it stands in a file, in pieces. Raises `ValueError` if it is too long.
+    """Return the bytes of a record in a file, in pieces. Raises `ValueError` if it is too long.
 
-    The payload may come in pieces itself; all but the last have a length that is a multiple of 4.
+    The payload can also be given in pieces; the length of every piece except the last must be a multiple of 4.
     """
     cuts = [_aligned_magic(piece) for piece in payload]
     if not any(cuts):
@@ -84,12 +85,12 @@ def framed(*payload: Bytes) -> list[Bytes]:
 def _part(flag: int, pieces: Sequence[Bytes]) -> list[Bytes]:
     length = sum(map(len, pieces))
     if length > MOST_BYTES:
-        raise ValueError(f"a record with a part of {length} bytes; a part can have no more than {MOST_BYTES}")
+        raise ValueError(f"a part of the record has {length} bytes; a part can have at most {MOST_BYTES}")
     return [_FRAME.pack(MAGIC, flag << 29 | length), *pieces, bytes(-length % 4)]
 
 
 def _aligned_magic(data: Bytes) -> list[int]:
-    """Return every multiple of 4 at which the magic number stands."""
+    """Return every offset of the magic number that is a multiple of 4."""
     if len(data) <= _SHORT and _MAGIC_BYTES not in bytes(data):
         return []
     words = np.frombuffer(data, "<u4", len(data) // 4)
@@ -97,7 +98,7 @@ def _aligned_magic(data: Bytes) -> list[int]:
 
 
 def record_at(file: Places, offset: int) -> Record:
-    """Return the record that begins at an offset. Raises `ValueError` that says what is wrong and where."""
+    """Return the record that begins at an offset. Raises `ValueError` with the problem and its offset."""
     spans: list[tuple[int, int]] = []
     at, front = offset, b""
     while True:
@@ -123,10 +124,10 @@ def record_at(file: Places, offset: int) -> Record:
 
 
 def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
-    """Yield every record from an offset on in order, and the damage between them.
+    """Yield every record from an offset on, in order, and the damage between the records.
 
-    A record behind which no other begins counts as damaged: its length may be what is wrong, or bytes may have been added to
-    it or be missing. Those behind it are found wherever they stand now.
+    A record counts as damaged if no other record begins directly after it: its length may be wrong, or bytes may have been
+    added to it or lost. The records after it are found at any offset.
     """
     before = None
     while offset < file.size:
@@ -150,7 +151,7 @@ def records(file: Places, offset: int = 0) -> Iterator[Record | Damage]:
 
 
 def _begins(file: Places, offset: int) -> bool:
-    """Tell whether a record begins here, be it a damaged one or the torn end of a file."""
+    """Return whether a record begins here. A damaged record counts, and so does a record cut off by the end of the file."""
     front = file.read(offset, min(_FRAME.size, file.size - offset))
     if len(front) < _FRAME.size:
         return _MAGIC_BYTES.startswith(front[:4])
@@ -159,9 +160,9 @@ def _begins(file: Places, offset: int) -> bool:
 
 
 def _next_record(file: Places, offset: int) -> int:
-    """Return where the first sound record behind an offset begins, or the end of the file.
+    """Return where the first intact record after an offset begins, or the end of the file.
 
-    It need not be a multiple of 4 away: bytes may be missing.
+    Every offset is searched, not only multiples of 4: bytes may be missing.
     """
     start = offset + 1
     while start < file.size:
@@ -176,7 +177,7 @@ def _next_record(file: Places, offset: int) -> int:
 
 
 def _sound(file: Places, offset: int) -> bool:
-    """Tell whether a record begins here and another behind it."""
+    """Return whether a record begins here and another one directly after it."""
     try:
         return _begins(file, record_at(file, offset).end)
     except ValueError:
@@ -184,19 +185,19 @@ def _sound(file: Places, offset: int) -> bool:
 
 
 def payload_of(file: Places, record: Record) -> bytes:
-    """Return a record's payload, the magic numbers it was split at in their places.
+    """Return a record's payload, with the magic numbers at which it was split.
 
-    Raises `ValueError` if it should have been split elsewhere too: then a length in it is wrong.
+    Raises `ValueError` if a part still contains the magic number at a multiple of 4: then a length in the record is wrong.
     """
     parts = [file.read(begin, end - begin) for begin, end in record.spans]
     for (begin, _), part in zip(record.spans, parts, strict=True):
         if inside := _aligned_magic(part):
-            raise ValueError(f"a part begins at byte {begin + inside[0]}, within that at byte {begin - _FRAME.size}")
+            raise ValueError(f"a part begins at byte {begin + inside[0]}, inside the part at byte {begin - _FRAME.size}")
     return _MAGIC_BYTES.join(parts)
 
 
 def packed(header: Header) -> bytes:
-    """Return what stands in front of an image in its payload."""
+    """Return the bytes before the image in a payload."""
     if len(header.labels) == 1:
         return _HEADER.pack(0, header.labels[0], header.number, header.second_number)
     labels = np.asarray(header.labels, "<f4").tobytes()
@@ -216,9 +217,9 @@ def unpacked(payload: bytes) -> tuple[Header, int]:
 
 
 def stored(path: Path) -> Iterator[Stored | Damage]:
-    """Yield the images of a `.rec` file in its order, read without an `.idx`. Of several labels the first one counts.
+    """Yield the images of a `.rec` file in its order; no `.idx` is used. If an image has several labels, the first counts.
 
-    Their names come from the `.lst` beside it, where there is one: a line for each record, `number <tab> labels <tab> path`.
+    Names come from the `.lst` next to the file, if there is one: a line for each record, `number <tab> labels <tab> path`.
     """
     file, names, offset = Places(path, read_ahead=True), _names(path.with_suffix(".lst")), 0
     while offset < file.size:
@@ -236,10 +237,10 @@ def stored(path: Path) -> Iterator[Stored | Damage]:
 
 
 def _plain(file: Places, offset: int, names: dict[int, str]) -> tuple[list[Stored], int]:
-    """Return images from an offset on, and where they end: no more than stand undivided, with one label each, side by side.
+    """Return the next consecutive images whose records are undivided and have one label each, and where these records end.
 
-    This is what `records` and `_stored` make of them, in a third of their time. The last such record is left to these: who
-    knows whether another begins behind it?
+    `records` and `_stored` return the same for them, but take three times as long. The last such record is left to those
+    functions, because they check whether another record begins after it.
     """
     fronts: list[bytes] = []
     at = offset
@@ -287,19 +288,19 @@ def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
 def _names(path: Path) -> dict[int, str]:
     if not path.exists():
         return {}
-    # Not splitlines: to it, more characters end a line than may stand in no name.
+    # Not splitlines: it also splits at characters that names can contain.
     columns = (line.split("\t") for line in path.read_text("utf-8", "surrogateescape").split("\n"))
     return {int(fields[0]): fields[-1] for fields in columns if len(fields) > 2 and fields[0].isdecimal()}
 
 
 def image_in_parts(file: Places, offset: int) -> bytes:
-    """Return the image of a record that stands in several parts. Raises `ValueError` if it no longer does."""
+    """Return the image of a record that is split into several parts. Raises `ValueError` if no such record is there."""
     payload = payload_of(file, record_at(file, offset))
     return payload[unpacked(payload)[1] :]
 
 
 def read_index(path: Path) -> list[tuple[int, int]]:
-    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line that says neither."""
+    """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line without these."""
     places = []
     for row, line in enumerate(path.read_text("ascii", "replace").splitlines(), 1):
         number, tab, offset = line.partition("\t")
@@ -310,18 +311,18 @@ def read_index(path: Path) -> list[tuple[int, int]]:
 
 
 class Writer(Appended):
-    """Writes `.rec`, and `.idx` and `.lst` beside it."""
+    """Writes a `.rec` file, with its `.idx` and `.lst`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _ends(begun(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
-        """Return a sample as it stands in the file, in pieces. Raises `ValueError` if it is too long."""
+        """Return a sample's bytes in the file, in pieces. Raises `ValueError` if it is too long."""
         return framed(packed(Header((float(sample.label),), sample.number)), sample.data)
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
-        """Write `.idx` and `.lst` from number, label and name of every sample, as im2rec does, and return their paths."""
+        """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample; return their paths."""
         paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
         with atomically(paths[0]) as places, atomically(paths[1]) as names:
             for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):
@@ -331,7 +332,7 @@ class Writer(Appended):
 
 
 def _ends(path: Path | None) -> Iterator[int]:
-    """Yield where each record of a file ends, up to the first damage."""
+    """Yield the end of each record of a file, up to the first damage."""
     for record in records(Places(path)) if path is not None else ():
         if isinstance(record, Damage):
             return

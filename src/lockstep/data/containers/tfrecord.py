@@ -1,7 +1,7 @@
 """TFRecord files of `Example` messages, as NVIDIA's and TensorFlow's ImageNet scripts write them.
 
-A record, in little endian: length in 8 bytes | masked CRC-32C of those | payload | masked CRC-32C of it, 4 bytes each. The
-payload is a protocol buffer, tensorflow.Example: a map from keys to lists of bytes, floats or integers.
+A record, in little endian: length in 8 bytes | masked CRC-32C of the length | payload | masked CRC-32C of the payload. A CRC
+has 4 bytes. The payload is a protocol buffer, tensorflow.Example: a map from keys to lists of bytes, floats or integers.
 """
 
 import struct
@@ -23,9 +23,9 @@ _CRC = struct.Struct("<I")
 _FRONT = _LENGTH.size + _CRC.size
 _SEARCHED_BYTES = 2**20
 _HEAD_BYTES = 2**6
-"""Of an image, by which it is found in a message."""
+"""An image is found in a message by this many of its first bytes."""
 _KEPT = 2**12
-"""Parts of messages that many images share."""
+"""This many parts of messages are cached, because many images share them."""
 _EXAMPLE = """
 name: "lockstep/example.proto" package: "lockstep" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -53,12 +53,12 @@ message_type {
   field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" label: LABEL_OPTIONAL }
 }
 """
-"""example.proto and feature.proto of TensorFlow."""
+"""The definitions in example.proto and feature.proto of TensorFlow."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Under which keys a writer keeps what."""
+    """The keys under which a writer of TFRecords stores an image and its properties."""
 
     image: str
     label: str
@@ -71,7 +71,7 @@ KNOWN_KEYS = (
     Keys("image/encoded", "image/class/label", 1, "image/filename", "image/class/synset"),
     Keys("image", "label", 0, "file_name", ""),
 )
-"""Of NVIDIA's and TensorFlow's scripts, where 0 is the background; of TensorFlow Datasets."""
+"""The keys of NVIDIA's and TensorFlow's scripts, where label 0 is the background; then those of TensorFlow Datasets."""
 
 
 @cache
@@ -83,21 +83,24 @@ def _message(name: str) -> Any:
 
 
 def masked_crc(*data: Bytes) -> int:
-    """Return the checksum of pieces as TFRecord keeps it: turned by 15 bits and moved, so that those of checksums differ."""
+    """Return the CRC-32C of pieces as TFRecord stores it: rotated by 15 bits, plus a constant.
+
+    The mask is for data that contains checksums itself.
+    """
     crc = 0
     for piece in data:
-        crc = crc32c.crc32c(piece, crc, 0)  # and keep the interpreter's lock: to get it back takes longer
+        crc = crc32c.crc32c(piece, crc, 0)  # 0: keep the interpreter's lock, since getting it back takes longer
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def framed(*payload: Bytes) -> list[Bytes]:
-    """Return a record as it stands in a file, in pieces, as the payload may come."""
+    """Return the bytes of a record in a file, in pieces. The payload can also be given in pieces."""
     length = _LENGTH.pack(sum(map(len, payload)))
     return [length + _CRC.pack(masked_crc(length)), *payload, _CRC.pack(masked_crc(*payload))]
 
 
 def length_at(file: Places, offset: int) -> int:
-    """Return the length of the payload of the record at an offset. Raises `ValueError` that says what is wrong."""
+    """Return the length of the payload of the record at an offset. Raises `ValueError` with the problem."""
     if offset + _FRONT > file.size:
         raise ValueError(f"the file ends at byte {file.size} within the record at byte {offset}")
     front = file.read(offset, _FRONT)
@@ -110,7 +113,7 @@ def length_at(file: Places, offset: int) -> int:
 
 
 def payload_at(file: Places, offset: int) -> bytes:
-    """Return the payload of the record at an offset. Raises `ValueError` that says what is wrong."""
+    """Return the payload of the record at an offset. Raises `ValueError` with the problem."""
     length = length_at(file, offset)
     data = file.read(offset + _FRONT, length + _CRC.size)
     payload = data[:length]
@@ -120,18 +123,18 @@ def payload_at(file: Places, offset: int) -> bytes:
 
 
 def records(file: Places) -> Iterator[tuple[int, int] | Damage]:
-    """Yield offset and payload's length of every record whose checksums are right, and the damage between them."""
+    """Yield offset and payload length of every record with right checksums, and the damage between the records."""
     for record in _payloads(file):
         yield record if isinstance(record, Damage) else (record[0], len(record[1]))
 
 
 def _payloads(file: Places, offset: int = 0) -> Iterator[tuple[int, bytes] | Damage]:
-    """Yield offset and payload of every record from an offset on, and the damage between them."""
+    """Yield offset and payload of every record from an offset on, and the damage between the records."""
     while offset < file.size:
         try:
             payload = payload_at(file, offset)
         except ValueError as error:
-            # Even if the length is right the next record may stand before its end: bytes may be missing.
+            # Even if the length is right, the next record may begin before this end: bytes may be missing.
             end = _next_record(file, offset + 1)
             yield Damage(offset, end, str(error))
             offset = end
@@ -141,11 +144,11 @@ def _payloads(file: Places, offset: int = 0) -> Iterator[tuple[int, bytes] | Dam
 
 
 def _next_record(file: Places, start: int) -> int:
-    """Return where the next length with a right checksum stands, or the end of the file."""
+    """Return the offset of the next length with a right checksum, or the end of the file."""
     while start + _FRONT <= file.size:
         chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
         data = np.frombuffer(chunk, np.uint8)
-        # The upper half of a length is 0, and zeros have another checksum than 0: few places need a closer look.
+        # The upper half of a length is 0, and the checksum of zeros is not 0: only few offsets need a full check.
         zero, places = data == 0, len(data) - _FRONT + 1
         upper = np.logical_and.reduce([zero[i : places + i] for i in range(4, 8)])
         rest = np.logical_and.reduce([zero[i : places + i] for i in (0, 1, 2, 3, 8, 9, 10, 11)])
@@ -176,18 +179,18 @@ def _stored(payload: bytes, offset: int) -> Stored:
     try:
         features = _message("Example").FromString(payload).features.feature
     except DecodeError:
-        raise ValueError("it is no Example message") from None
+        raise ValueError("it is not an Example message") from None
     keys = next((keys for keys in KNOWN_KEYS if keys.image in features and keys.label in features), None)
     if keys is None:
         found, known = ", ".join(sorted(features)) or "none", " or ".join(f"{k.image} and {k.label}" for k in KNOWN_KEYS)
-        raise ValueError(f"it has not the keys {known}, but {found}")
+        raise ValueError(f"it does not have the keys {known}; it has {found}")
     images, labels = features[keys.image].bytes_list.value, features[keys.label].int64_list.value
     if len(images) != 1 or len(labels) != 1:
         raise ValueError(f"it has {len(images)} images and {len(labels)} labels; expected one of each")
     label = labels[0] - keys.first_label
     if label < 0:
         raise ValueError(f"its label is {labels[0]}; expected a class, counted from {keys.first_label}")
-    # Whatever stands there is the image, byte for byte: it was searched for. Python searches for all of it 20 times as long.
+    # Any match is right: its bytes are the image. Searching for all of the image takes 20 times as long as for its head.
     image = images[0]
     head = image[:_HEAD_BYTES]
     begin = payload.find(head)
@@ -234,8 +237,8 @@ def _before_name(length: int) -> bytes:
 
 
 def _before_text(key: bytes, length: int) -> bytes:
-    """Return what stands in front of a text of so many bytes, the only one of its feature."""
-    # A value of BytesList, which is a Feature's list, which is an entry's value, which is one of Features.
+    """Return the bytes before a text of `length` bytes that is the only value of its feature."""
+    # From inside to outside: a value of a BytesList, in a Feature, in an entry, in Features.
     of_list = _field(1, length)
     of_feature = _field(1, len(of_list) + length) + of_list
     of_entry = b"\n%c%b" % (len(key), key) + _field(2, len(of_feature) + length) + of_feature
@@ -252,7 +255,7 @@ def _features(texts: dict[str, bytes], numbers: dict[str, int]) -> bytes:
 
 
 def _field(number: int, length: int) -> bytes:
-    """Return what stands in front of a field of a message that is so many bytes long."""
+    """Return the bytes before a field of a message; the field has `length` bytes."""
     groups = [number << 3 | 2]
     while length > 127:
         groups.append(length & 127 | 128)
@@ -261,14 +264,14 @@ def _field(number: int, length: int) -> bytes:
 
 
 class Writer(Appended):
-    """Writes a file of examples, and `idx/<name>` for DALI: offset and size of every record."""
+    """Writes a file of examples, and `idx/<name>` for DALI with offset and size of every record."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _ends(begun(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
-        """Return a sample as it stands in the file, in pieces."""
+        """Return a sample's bytes in the file, in pieces."""
         return framed(*example(sample))
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
@@ -282,7 +285,7 @@ class Writer(Appended):
 
 
 def _ends(path: Path | None) -> Iterator[int]:
-    """Yield where each record of a file ends, up to the first damage."""
+    """Yield the end of each record of a file, up to the first damage."""
     for record in records(Places(path)) if path is not None else ():
         if isinstance(record, Damage):
             return

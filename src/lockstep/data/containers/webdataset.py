@@ -1,7 +1,7 @@
-"""WebDataset: tar files in which the members of a sample follow each other and share a key, the name up to its first dot.
+"""WebDataset: tar files in which the members of a sample are adjacent and share a key, the name up to its first dot.
 
-`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. An image without a number takes the
-folder in its name as its class, as in a tar of an image folder.
+`<key>.jpg` is the image, `<key>.cls` its class as a number; `<key>.json` may have more. If an image has no number, its class
+is the folder in its name, as in a tar of an image folder.
 """
 
 import json
@@ -19,24 +19,24 @@ _IMAGES = ("jpg", "jpeg", "png", "bmp", "gif", "ppm", "tif", "tiff", "webp")
 _ABOUT = ("cls", "json")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _MAGIC, _MAGIC_AT = b"ustar", 257
-"""In a header, and where."""
+"""The magic text of a header, and its offset."""
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 _BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_CHECKSUM = _EMPTY[100:124], _EMPTY[136:148], _EMPTY[156:]
-"""What is the same in the header of every file, around its name, its size and the sum of all bytes, spaces for the sum."""
+"""The constant parts of a file's header. For the sum of all bytes, the checksum itself counts as spaces."""
 _SUM = sum(_BEFORE_SIZE + _BEHIND_SIZE + b" " * 8 + _BEHIND_CHECKSUM)
 _SEARCHED_BYTES = 2**20
 _SENSELESS = (ValueError, OverflowError, MemoryError, RecursionError)
-"""What tarfile raises besides its own errors if a header has a right checksum and makes no sense."""
+"""What tarfile raises, in addition to its own errors, if a header has a right checksum but invalid contents."""
 
 
 def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
     """Yield the members of a tar from a header on, and the damage between them. Raises `ValueError` if it is compressed.
 
-    Only headers have checksums. A member behind which neither another nor the end of the archive stands counts as damaged:
-    bytes may have been added to it or be missing. Those behind it are found wherever they stand now.
+    Only headers have checksums. A member counts as damaged if neither another member nor the end of the archive follows it
+    directly: bytes may have been added to it or lost. The members after it are found at any offset.
     """
     if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
-        raise ValueError("the tar is compressed: images in it cannot be read by place. Unpack it, say with gunzip")
+        raise ValueError("the tar is compressed: images in it cannot be read by offset. Unpack it, for example with gunzip")
     with file.path.open("rb") as stream:
         while start < file.size:
             last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
@@ -44,7 +44,7 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
             try:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     while (member := tar.next()) is not None:
-                        tar.members.clear()  # type: ignore[attr-defined]  # otherwise every one is kept
+                        tar.members.clear()  # type: ignore[attr-defined]  # otherwise tarfile keeps all of them
                         if not _has_magic(file, member):
                             break
                         torn = not 0 <= member.size <= file.size - member.offset_data
@@ -67,9 +67,9 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
 
 
 def _has_magic(file: Places, member: tarfile.TarInfo) -> bool:
-    """Tell whether "ustar" stands where it should, or nothing, as in the oldest tars.
+    """Return whether "ustar" is at its place in the header, or only zeros, as in the oldest tars.
 
-    The checksum is a mere sum: it can be right in a header that is shifted by a byte.
+    The checksum is not enough: it is a plain sum, which can be right in a header that is shifted by a byte.
     """
     return file.read(member.offset_data - _BLOCK + _MAGIC_AT, len(_MAGIC)) in (_MAGIC, bytes(len(_MAGIC)))
 
@@ -84,9 +84,9 @@ def _only_zeros(file: Places, offset: int) -> bool:
 
 
 def _next_member(file: Places, start: int) -> int:
-    """Return where the next sound header stands, or the end of the file.
+    """Return the offset of the next valid header, or the end of the file.
 
-    It need not be a multiple of 512 bytes away: bytes may be missing.
+    Every offset is searched, not only multiples of 512: bytes may be missing.
     """
     while start + _BLOCK <= file.size:
         chunk = file.read(start, min(_SEARCHED_BYTES, file.size - start))
@@ -111,7 +111,7 @@ class _Group:
     key: str
     members: dict[str, tarfile.TarInfo]
     doubtful: bool
-    """Damage stands beside it, which may have been a part of it."""
+    """Whether there is damage next to the group, which may have been a part of it."""
 
     @property
     def image(self) -> tarfile.TarInfo | None:
@@ -125,8 +125,8 @@ class _Group:
 def stored(path: Path) -> Iterator[Stored | Damage]:
     """Yield the images of a tar in its order.
 
-    An image beside damage may have lost the member that says its class. It is taken if it has the same kinds of members as
-    the first image without such a neighbour; if there is none, all kinds in the file.
+    An image next to damage may have lost the member with its class. Such an image is listed only if it has the same kinds of
+    members as the first image that is not next to damage. If there is no such image, it must have all kinds in the file.
     """
     file = Places(path)
     waiting: list[_Group] = []
@@ -177,7 +177,7 @@ def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damag
     image = group.image
     assert image is not None
     if group.doubtful and (lost := sorted(expected - group.about)):
-        reason = f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes beside it"
+        reason = f"it has no {' and no '.join(lost)}, which may have been in the damaged bytes next to it"
         return _damage(image.name, image.offset, image.offset_data + image.size, reason)
     parts = ((kind, group.members[kind]) for kind in _ABOUT if kind in group.members)
     about = {kind: (part.name, file.read(part.offset_data, part.size)) for kind, part in parts}
@@ -185,7 +185,10 @@ def _of_group(file: Places, group: _Group, expected: set[str]) -> Stored | Damag
 
 
 def _sample(image: str, header: int, offset: int, length: int, parts: Mapping[str, tuple[str, bytes]]) -> Stored | Damage:
-    """Return what an image's name, place and the members beside it say: names and contents of `cls` and `json`."""
+    """Return an image from its name, its place and the other members of its sample.
+
+    `parts` has the names and contents of `cls` and `json`.
+    """
     try:
         about = _about(*parts["json"]) if "json" in parts else {}
         label = _label(parts, about)
@@ -225,14 +228,14 @@ def _label(parts: Mapping[str, tuple[str, bytes]], about: dict[str, object]) -> 
 
 
 class Writer(Appended):
-    """Writes a tar: for every sample its class, its names as JSON, and last the image."""
+    """Writes a tar: for every sample the class, then the names as JSON, then the image."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _ends(begun(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
-        """Return a sample as it stands in the file, in pieces."""
+        """Return a sample's bytes in the file, in pieces."""
         about = {"name": sample.name, "class_name": sample.class_name}
         kind = sample.name.rpartition(".")[2].lower()
         parts: dict[bytes, Bytes] = {
@@ -246,30 +249,30 @@ class Writer(Appended):
         return pieces
 
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
-        """Nothing stands beside a tar."""
+        """Return an empty list: a tar has no files that describe it."""
         return []
 
     @property
     def length(self) -> int:
-        """Bytes of the file when it is finished."""
+        """Length in bytes of the finished file."""
         end = self._ends[-1] + 2 * _BLOCK
         return end + -end % tarfile.RECORDSIZE
 
     def finish(self) -> None:
-        """End the archive and give it its name."""
+        """Write the end of the archive and give the file its final name."""
         self._write([bytes(self.length - self._ends[-1])])
         super().finish()
 
 
 def _header(name: bytes, length: int) -> bytes:
-    """Return the header of a file as tarfile makes it, which takes ten times as long."""
+    """Return the header of a file, ten times as fast as tarfile; the bytes are the same."""
     size = b"%011o\0" % length
     checksum = b"%06o\0 " % (_SUM + sum(name) + sum(size))
     return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEHIND_SIZE + checksum + _BEHIND_CHECKSUM
 
 
 def _ends(path: Path | None) -> Iterator[int]:
-    """Yield where each sample of a file ends, up to the first damage."""
+    """Yield the end of each sample of a file, up to the first damage."""
     for member in members(Places(path)) if path is not None else ():
         if isinstance(member, Damage):
             return

@@ -1,1 +1,1 @@
-"""Encoded bytes to pixels."""
+"""Decoding: from encoded bytes to pixels."""

@@ -1,4 +1,4 @@
-"""Encoded bytes -> pixels: a decoder of our own for windows of JPEGs, libjpeg-turbo for other JPEGs, Pillow for the rest.
+"""From encoded bytes to pixels: our own decoder for windows of JPEGs, libjpeg-turbo for other JPEGs, Pillow for the rest.
 
 EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays as it is stored.
 """
@@ -17,24 +17,24 @@ from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
 
-# One image is one thread's work; OpenCV's own pool would only get in the way of the loader's threads.
+# Each image is decoded by one thread; OpenCV's own pool would only slow down the loader's threads.
 cv2.setNumThreads(1)
 
-# Complaints of libjpeg that cost no pixel: bytes before a marker (a few of ImageNet's files have them), and zeros where a
-# baseline file should name all its coefficients.
+# Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
+# a baseline file should name all its coefficients.
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
-# Pillow knows dozens of formats, some of which (EPS) it hands to another program.
+# Pillow supports dozens of formats and starts another program for some of them (EPS).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _JPEG = b"\xff\xd8"
 
 
 def decode(data: bytes, reduction: int = 1) -> np.ndarray:
-    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted, transparency is left out.
+    """Return an image as uint8 RGB [height, width, 3]. Grey and CMYK are converted to RGB; transparency is dropped.
 
     A `reduction` of 2, 4 or 8 decodes a JPEG at that fraction of its size, rounded up.
 
-    Raises `ValueError` with the reason if the bytes are no image. A JPEG cut short or damaged is decoded as far as it
-    goes; `check` is there to find it.
+    Raises `ValueError` with the reason if the bytes are not an image. A truncated or damaged JPEG is decoded as far as
+    possible; use `check` to detect it.
     """
     size = _jpeg_size(data)
     if size is None:
@@ -47,10 +47,10 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
 
 
 def check(data: bytes) -> tuple[int, int]:
-    """Return height and width of an image after decoding all of it.
+    """Decode all of an image and return its height and width.
 
-    Raises `ValueError` with the reason if it is empty, cut short, damaged or no image. JPEG has no checksums: damage that
-    leaves its codes readable is not found.
+    Raises `ValueError` with the reason if it is empty, truncated, damaged or not an image. JPEG has no checksums: damage
+    that leaves its codes readable is not found.
     """
     if not data:
         raise ValueError("empty file")
@@ -58,8 +58,8 @@ def check(data: bytes) -> tuple[int, int]:
     if size is None:
         return _check_by_pillow(data)
     try:
-        # An eighth of the size: all of the file is read and entropy-decoded, at two thirds of the cost. A progressive one
-        # is held in memory as coefficients of all its pixels.
+        # At an eighth of the size, all of the file is still read and entropy-decoded, at two thirds of the cost. For a
+        # progressive JPEG, the coefficients of all its pixels are in memory.
         with decoding(size[0] * size[1]):
             simplejpeg.decode_jpeg(data, min_height=1, min_width=1)
     except ValueError as error:
@@ -69,7 +69,7 @@ def check(data: bytes) -> tuple[int, int]:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Tell whether the bytes are a JPEG that libjpeg-turbo decodes, and none whose colours Pillow converts."""
+    """Return whether the bytes are a JPEG that libjpeg-turbo decodes; False if Pillow converts its colours."""
     try:
         return _jpeg_size(data) is not None
     except ValueError:
@@ -77,7 +77,7 @@ def is_plain_jpeg(data: bytes) -> bool:
 
 
 def header_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Return height and width as an image's header says; (0, 0) if the bytes are no image."""
+    """Return height and width from an image's header; (0, 0) if the bytes are not an image."""
     try:
         if (size := _jpeg_size(data)) is not None:
             return size
@@ -90,12 +90,12 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None leaves them to Pillow."""
+    """Return height and width if the bytes are a JPEG for libjpeg-turbo; None if Pillow is to decode them."""
     if data[:2] != _JPEG:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    # Damaged, or rare but sound: TurboJPEG does not name every ratio of chroma sampling, nor simplejpeg TurboJPEG's 4:4:1
+    # Damaged, or valid but rare: TurboJPEG does not know every chroma sampling ratio, nor simplejpeg TurboJPEG's 4:4:1
     except (ValueError, KeyError):
         return None
     check_size(height, width, len(data), MOST_PIXELS)
@@ -109,20 +109,20 @@ def _pillow(data: bytes) -> np.ndarray:
 
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _loaded_by_pillow(data) as image:
-        _as_rgb(image.crop((0, 0, 1, 1)))  # whether it can be converted; all of it takes twice the memory
+        _as_rgb(image.crop((0, 0, 1, 1)))  # tests the conversion; converting all of it takes twice the memory
         return image.height, image.width
 
 
 def _as_rgb(image: Image.Image) -> np.ndarray:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
-    image.info.pop("transparency", None)  # Pillow would warn that it goes
+    image.info.pop("transparency", None)  # otherwise Pillow warns that it is dropped
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 @contextmanager
 def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
-    """Give an image with its pixels; what is raised for it within is a `ValueError`."""
+    """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         check_size(image.height, image.width, len(data))
@@ -149,9 +149,9 @@ def decode_into(
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
-    `size` is height and width of the image, `out` uint8 [size, size, 3]. Bilinear; see `Recipe.antialias` and
-    `Recipe.dct_scaling`. Only the window is decoded where that gives the same pixels. Raises `ValueError` if the bytes are
-    no image or one of another size.
+    `size` is height and width of the image; `out` is uint8 [size, size, 3]. The resize is bilinear; see `Recipe.antialias`
+    and `Recipe.dct_scaling`. Only the window is decoded if that gives the same pixels. Raises `ValueError` if the bytes are
+    not an image, or if the image has another size.
     """
     reduction = _reduction(window, resized) if dct_scaling else 1
     part = _window(data, size, window) if reduction == 1 and data.startswith(_JPEG) else None
@@ -165,14 +165,14 @@ def decode_into(
     if antialias:
         pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
     else:
-        # OpenCV writes into `out` itself where nothing is cut off or mirrored.
+        # OpenCV writes directly to `out` if nothing is cropped or flipped.
         direct = None if flip or resized != out.shape[:2] else out
         pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
         if pixels is direct:
             return
     pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
     if flip:
-        cv2.flip(pixels, 1, dst=out)  # NumPy copies pixels backwards many times slower
+        cv2.flip(pixels, 1, dst=out)  # many times faster than a reversed copy by NumPy
     else:
         out[:] = pixels
 
@@ -188,7 +188,7 @@ def _reduced(window: Window, reduction: int) -> Window:
 
 
 def _reduction(window: Window, resized: tuple[int, int]) -> int:
-    """Return the largest of libjpeg's reductions that leaves the window at least as large as it is resized to."""
+    """Return the largest of libjpeg's reductions that leaves the window at least as large as the resized one."""
     for reduction in (8, 4, 2):
         if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
             return reduction

@@ -1,6 +1,6 @@
-"""Decoding a part of a baseline JPEG, in C of our own: `_jpeg.c`, which says how.
+"""Decode a part of a baseline JPEG with our own C code, `_jpeg.c`, which documents the method.
 
-It gives the pixels of libjpeg-turbo to the last bit, faster, and leaves to it what is rare or damaged.
+It is faster than libjpeg-turbo and gives the same pixels to the last bit. Rare and damaged files are left to libjpeg-turbo.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from lockstep.data.decoding.size_limits import USUAL
 Window = tuple[int, int, int, int]
 """Top, left, height, width in pixels."""
 SWITCH = "LOCKSTEP_JPEG"
-"""Environment variable: "libjpeg" leaves all JPEGs to libjpeg-turbo."""
+"""Environment variable: with "libjpeg", libjpeg-turbo decodes all JPEGs."""
 
 _jpeg: Any = None
 if os.environ.get(SWITCH) != "libjpeg":
@@ -24,13 +24,15 @@ if os.environ.get(SWITCH) != "libjpeg":
         _jpeg = importlib.import_module("lockstep.data.decoding._jpeg")
 
 MISSING = (
-    "it takes GCC 12 when the package is built (or the wheel for Linux on x86-64), and AVX2; libjpeg-turbo does its work, "
-    "with the same pixels"
+    "it needs GCC 12 when the package is built (or the wheel for Linux on x86-64), and a processor with AVX2; "
+    "libjpeg-turbo decodes instead, with the same pixels"
 )
 
 
 class _Buffers(threading.local):
-    """Memory that a thread decodes in, with the last image's tables, and to: up to six bytes a pixel of the largest."""
+    """A thread's working memory, with the last image's tables, and its output: up to six bytes for each pixel of the largest
+    window.
+    """
 
     room = np.zeros(0, np.uint8)
     pixels = np.empty(0, np.uint8)
@@ -40,16 +42,19 @@ _of_thread = _Buffers()
 
 
 def is_there() -> bool:
-    """Tell whether the decoder was built, and runs here."""
+    """Return whether the decoder was built and runs on this machine."""
     return _jpeg is not None
 
 
 def decode_window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
     """Return a window of a JPEG whose height and width are `size`: uint8 RGB [height, width, 3].
 
-    The array is valid until the same thread decodes again. None if the decoder is not there, the window has more than usual
-    pixels (its thread would keep the memory), or the file is of a kind, or
-    damaged in a way, that is left to libjpeg-turbo. Raises `ValueError` if the window is not within the image.
+    The array is valid until the same thread decodes again. Raises `ValueError` if the window is not within the image.
+    Returns None if libjpeg-turbo must decode the file:
+
+    - the decoder is not available;
+    - the window has more than `USUAL` pixels (the thread would keep the memory);
+    - the file is of a rare kind or damaged.
     """
     _, _, height, width = window
     if _jpeg is None or height * width > USUAL:

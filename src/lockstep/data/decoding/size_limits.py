@@ -1,6 +1,6 @@
-"""How large an image may be that is decoded, and how much of all threads' is decoded at once.
+"""Limits for decoding: the size of an image, and the pixels that all threads decode at the same time.
 
-A few bytes can claim any number of pixels, and what decodes them takes memory and time for all of them.
+A few bytes can claim any number of pixels, and decoding takes memory and time for all of them.
 """
 
 import threading
@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOST_PIXELS = 2 * (1024**3 // 4 // 3)
-"""Of a JPEG, of which a reduced image or a window is decoded in little memory: Pillow's own limit, 178,956,970."""
+"""The limit for JPEGs, which can be decoded reduced or as a window in little memory: Pillow's own limit, 178,956,970."""
 MOST_PIXELS_IN_WHOLE = 100_000_000
-"""Of other formats, which are decoded in whole: 4 to 10 bytes a pixel."""
+"""The limit for other formats, which are decoded as a whole: 4 to 10 bytes for each pixel."""
 SMALL = 2**22
-"""Pixels that are decoded in a moment, however few bytes they are claimed in."""
+"""Up to this many pixels are allowed for any number of bytes, because decoding them is quick."""
 USUAL = 2**25
-"""Pixels of photos as most cameras take them: of these as many are decoded at once as there are threads."""
+"""Most cameras' photos have at most this many pixels. Every thread may decode such an image without waiting."""
 MOST_PIXELS_A_BYTE = 2**14
-"""A blank page of one bit a pixel has half as many in a PNG; more is made to take time."""
+"""The limit of pixels for each byte of a file. A PNG of a blank page with one bit a pixel has half as many. A file with more
+is made to take time."""
 
 
 def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WHOLE) -> None:
-    """Raise `ValueError` if a file of `size` bytes claims more pixels than are decoded."""
+    """Raise `ValueError` if a file of `size` bytes claims more pixels than allowed. `most` is the format's limit."""
     pixels = height * width
     if pixels > most:
         kind = "" if most == MOST_PIXELS else f" unless it is a JPEG ({MOST_PIXELS:,})"
@@ -30,7 +31,7 @@ def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WH
 
 
 class _Decoding:
-    """The pixels that all threads are decoding."""
+    """The number of pixels that all threads are decoding, in images above `USUAL`."""
 
     def __init__(self) -> None:
         self._pixels = 0
@@ -38,7 +39,7 @@ class _Decoding:
 
     @contextmanager
     def __call__(self, pixels: int) -> Iterator[None]:
-        """Wait with more than usual pixels until all such are `MOST_PIXELS` together at most, or there are no others."""
+        """Make an image above `USUAL` wait until all such have at most `MOST_PIXELS` together, or there are no others."""
         if pixels <= USUAL:
             yield
             return
@@ -54,4 +55,4 @@ class _Decoding:
 
 
 decoding = _Decoding()
-"""`with decoding(pixels):` around what decodes them. A thread that is in one begins no other."""
+"""Use as `with decoding(pixels):` around the decoding. A thread must not nest these blocks."""

@@ -1,1 +1,1 @@
-"""The plans of `lockstep.recipes.order` to batches."""
+"""Loaders, which turn the plans of `lockstep.recipes.order` into batches."""

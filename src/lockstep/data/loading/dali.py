@@ -1,7 +1,7 @@
-"""The DALI loader: NVIDIA's pipeline, given the bytes, windows and flips of a plan.
+"""The DALI loader: NVIDIA's pipeline, which gets the bytes, windows and flips of a plan.
 
-It decides nothing itself: order, crops, sharding and exact resume are those of the host loader. Decoded pixels are the same
-too; resized ones differ by rounding (docs/data.md has the measured bounds).
+It makes no decisions: order, crops, sharding and exact resume are those of the host loader. Decoded pixels are the same
+too; resized pixels differ by rounding (docs/data.md has the measured bounds).
 """
 
 import os
@@ -57,7 +57,7 @@ class DaliLoader:
         def inputs() -> Iterator[tuple[list[np.ndarray], ...]]:
             for plan in chain([first], plans):
                 started.append(plan)
-                if (plan.samples >= 0).any():  # DALI takes no empty batch; these come last
+                if (plan.samples >= 0).any():  # DALI accepts no empty batch; empty batches come last
                     yield self._inputs(plan)
 
         pipeline = self._pipeline(inputs(), len(first.samples))
@@ -90,8 +90,8 @@ class DaliLoader:
                 axis_names="HW",
                 device="cpu" if self._gpu is None else "mixed",
                 output_type=types.RGB,
-                adjust_orientation=False,  # as stored, which windows and sizes are of
-                jpeg_fancy_upsampling=True,  # on a GPU too, as libjpeg has it
+                adjust_orientation=False,  # windows and sizes refer to the image as it is stored
+                jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
             images = fn.resize(window, size=resized, interp_type=types.INTERP_LINEAR, antialias=self._antialias)
             images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
@@ -102,7 +102,7 @@ class DaliLoader:
         return pipeline
 
     def _inputs(self, plan: BatchPlan) -> tuple[list[np.ndarray], ...]:
-        """Return what DALI is told of every image that is no padding."""
+        """Return the inputs of DALI for every image that is not padding."""
         used = np.flatnonzero(plan.samples >= 0).tolist()
         encoded, windows = [], []
         for i in used:
@@ -122,7 +122,10 @@ class DaliLoader:
         )
 
     def _as_bitmap(self, sample: int, data: bytes, window: np.ndarray) -> tuple[bytes, np.ndarray]:
-        """Return the window of an image that is not left to DALI, as the host loader decodes it."""
+        """Return a bitmap of an image's window, and the window in it, for an image that DALI must not decode.
+
+        The pixels are those of the host loader.
+        """
         try:
             image = decode(data)
         except ValueError as error:
@@ -146,7 +149,7 @@ class DaliLoader:
             except ValueError as reason:
                 return self._index.changed(sample, str(reason))
         places = ", ".join(self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4])
-        return DataError(f"DALI could not make the batch of {places} ..., which libjpeg-turbo decodes: {error}")
+        return DataError(f"DALI could not make the batch of {places} ..., although libjpeg-turbo decodes these: {error}")
 
 
 def import_dali() -> tuple[Any, Any, Any]:
@@ -155,5 +158,5 @@ def import_dali() -> tuple[Any, Any, Any]:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import pipeline_def
     except ImportError as error:
-        raise BackendError(f"DALI cannot be imported ({error}): {INSTALL}") from None
+        raise BackendError(f"DALI cannot be imported ({error}); install it: {INSTALL}") from None
     return fn, types, pipeline_def

@@ -1,4 +1,4 @@
-"""The host loader: threads that read, decode, cut and resize images exactly as a plan says, some batches ahead."""
+"""The host loader: threads that read, decode, crop and resize images exactly as a plan says, some batches ahead."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from lockstep.system.machine import share_of_cores
 class HostLoader:
     """Turns plans into batches; a context manager.
 
-    What it holds is bounded by `ahead` batches being decoded and the one handed out.
+    It holds at most `ahead` batches that are being decoded, and the one that it yielded last.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HostLoader:
         padded = plan.samples < 0
         images[padded] = 0
         to_load = np.flatnonzero(~padded).tolist()
-        # Handing over every image by itself costs threads turns; too few tasks leave them idle at a batch's end.
+        # One task for each image wastes the threads' time; too few tasks leave threads idle at the end of a batch.
         each = max(len(to_load) // (4 * self._threads), 1)
         tasks = [to_load[first : first + each] for first in range(0, len(to_load), each)]
         work = [self._pool.submit(self._load, plan, some, images) for some in tasks]

@@ -1,4 +1,4 @@
-"""The loaders: what turns the plans of `order` into batches."""
+"""The choice of a loader: it turns the plans of `order` into batches."""
 
 from typing import Any
 
@@ -13,9 +13,10 @@ Loader = HostLoader | DaliLoader | SyntheticLoader
 
 
 def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> Loader:
-    """Return a loader of an index for images of `size` pixels, resized as the recipe says and run as the execution says.
+    """Return a loader of an index for images of `size` x `size` pixels.
 
-    Raises `BackendError` if the loader's library is not installed, `RecipeError` if it cannot do what the recipe says.
+    The recipe says how images are resized; the execution says which loader runs, and how. Raises `BackendError` if the
+    loader's library is not installed, `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
@@ -24,5 +25,5 @@ def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) 
     if execution.loader == "host":
         return HostLoader(index, dct_scaling=recipe.dct_scaling, **how)
     if recipe.dct_scaling:
-        raise RecipeError("DALI decodes at full size alone: leave out dct_scaling, or take the host loader")
+        raise RecipeError("DALI decodes at full size only: leave out dct_scaling, or use the host loader")
     return DaliLoader(index, on_gpu=execution.loader == "dali-gpu", **how)

@@ -1,4 +1,4 @@
-"""The synthetic loader: one batch of noise, made once and held on the device, to measure everything but the input."""
+"""The synthetic loader: one batch of noise, made once and held on the device, to measure everything except the input."""
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -11,7 +11,7 @@ from lockstep.recipes.order import BatchPlan
 
 
 class SyntheticLoader:
-    """Gives the labels and MixUp of the plans with images of noise; a context manager."""
+    """Return batches with the labels and MixUp of the plans and with images of noise; a context manager."""
 
     def __init__(self, index: Index, *, size: int) -> None:
         self._index, self._size = index, size
