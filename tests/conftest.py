@@ -1,4 +1,4 @@
-"""A model, a recipe and images small enough to train in a second."""
+"""A model, a recipe and images that are small enough to train in a second."""
 
 import os
 import signal
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# Read by NumPy's OpenBLAS when it is loaded, here and in processes that tests start. Products this small lose time to
-# threads, and where other work needs the cores twenty times as much.
+# NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads slow down products this
+# small, and twenty times as much if other work needs the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from lockstep import backends
@@ -15,7 +15,7 @@ from lockstep.data.textures import draw_data_set
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 
-# A shell that starts tests in the background has them ignore Ctrl-C, and with them all that they start.
+# If a shell starts tests in the background, the tests and all processes they start would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if backends.FRAMEWORKS["paddle"].version() is not None:
@@ -46,7 +46,7 @@ def tiny_recipe() -> Recipe:
 
 @pytest.fixture(scope="session")
 def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image folder of 60 training and 20 validation images of ten classes; read only."""
+    """An image folder of 60 training and 20 validation images of ten classes. Tests must only read it."""
     root = tmp_path_factory.mktemp("textures")
     draw_data_set(root, train_images=60, val_images=20)
     return root

@@ -1,4 +1,4 @@
-"""Running `lockstep` as a user does: in a process of its own."""
+"""Run `lockstep` as a user does: in a separate process."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Models this small lose time to threads, and many times more where another test has the other core.
+# Threads slow down models this small, and many times more if another test uses the other core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 
 
@@ -16,7 +16,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """Start a command that hears nothing and is heard through pipes."""
+    """Start a command without input, whose output and errors go to pipes."""
     return subprocess.Popen(
         command(*arguments),
         stdin=subprocess.DEVNULL,
@@ -39,13 +39,13 @@ def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, s
 
 
 def call(*arguments: object, seconds: float = 120) -> tuple[int, str, str]:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     return finish(start(*arguments), seconds)
 
 
 @contextmanager
 def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command that is killed at the end of the block, if it still runs then."""
+    """Start a command. It is killed at the end of the block if it is still running."""
     process = start(*arguments)
     try:
         yield process
@@ -56,7 +56,7 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for something another process does."""
+    """Wait until another process makes a condition true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -11,7 +11,7 @@ from lockstep.data.decoding.jpeg import Window
 
 
 def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Patches and noise: sharp borders of colour, where upsampling shows."""
+    """Return patches and noise: sharp colour borders, at which upsampling matters."""
     patches = rng.integers(0, 256, (-(-height // 7), -(-width // 7), 3)).repeat(7, 0).repeat(7, 1)[:height, :width]
     return np.clip(patches + rng.integers(-20, 21, (height, width, 3)), 0, 255).astype(np.uint8)
 
@@ -30,7 +30,7 @@ def any_window(rng: np.random.Generator, height: int, width: int) -> Window:
 def wrong_in_threads(
     decode_window: Callable[[bytes, tuple[int, int], Window], np.ndarray | None], files: Sequence[bytes]
 ) -> list[int]:
-    """Decode windows of files of 100 x 120 pixels, each in a thread of its own; return the file of every wrong one."""
+    """Decode windows of files of 100 x 120 pixels, each file in a separate thread; return the file of every wrong window."""
     wrong: list[int] = []
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""A data set with everything that is awkward about names and images, and what any storage format must hold of it."""
+"""A data set with all difficult kinds of names and images, and what every storage format must hold of it."""
 
 import io
 import os
@@ -16,17 +16,17 @@ CONTAINERS = FORMATS[1:]
 
 
 def drawn(kind: str, mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> bytes:
-    """An image in a format and mode of Pillow's."""
+    """Return an image in one of Pillow's formats and modes."""
     file = io.BytesIO()
     Image.new(mode, size).save(file, kind)
     return file.getvalue()
 
 
 MAGIC = bytes.fromhex("0a23d7ce")
-"""RecordIO's."""
+"""RecordIO's magic number."""
 NOT_UTF8 = os.fsdecode(b"\xff\xe9.jpg"), os.fsdecode(b"\xff\xfcro")
 TRAIN = {
-    # Names of which others are beginnings; bytes and code points sort the last two names and classes otherwise.
+    # Some names begin with other names. Bytes and code points give different orders of the last two names and classes.
     "a/1.jpg": jpeg(30, 40, 1),
     "a/10.jpg": jpeg(30, 40, 2),
     "a/Käuzchen 3.jpg": jpeg(31, 41, 3),
@@ -49,7 +49,7 @@ CLASSES = ("Vögel", "a", "a b", "a-b", "\ue000", NOT_UTF8[1])
 
 
 def in_order(files: dict[str, bytes], classes: tuple[str, ...] = CLASSES) -> list[tuple[str, str, bytes]]:
-    """Class, name and bytes of the images of a folder: by class, then by the bytes of the name."""
+    """Return class, name and bytes of the images of a folder, sorted by class, then by the bytes of the name."""
     parted = [(*name.split("/"), data) for name, data in files.items()]
     return sorted(parted, key=lambda image: (classes.index(image[0]), os.fsencode(image[1])))
 
@@ -66,7 +66,7 @@ def packed(source: Path, target: Path, format: str, **how: int) -> Path:
 
 
 def held(listing: Listing) -> list[tuple[str, str, bytes]]:
-    """Class, name without folders, and bytes of every image."""
+    """Return class, name without folders, and bytes of every image."""
     return [
         (listing.classes[label], listing.name(i).rpartition("/")[2], listing.encoded(i))
         for i, label in enumerate(listing.rows["label"].tolist())
@@ -79,6 +79,6 @@ def listings(data: Path) -> dict[str, Listing]:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Everything in a folder but what is Lockstep's own."""
+    """Return all files in a folder except Lockstep's own."""
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in paths if ".lockstep" not in path.parts}

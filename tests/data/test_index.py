@@ -1,4 +1,4 @@
-"""The index of an image folder: what it holds, what it leaves out and says, and when it is built again."""
+"""The index of an image folder: what it holds, what it leaves out and reports, and when it is built again."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:
 
 
 def image_folder(root: Path, files: dict[str, bytes]) -> Path:
-    """Write files; their folders seem old, so that any change of a folder shows however soon it comes."""
+    """Write files. Their folders get an old time, so that any later change of a folder changes its time."""
     for name, data in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

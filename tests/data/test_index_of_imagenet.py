@@ -1,4 +1,4 @@
-"""An index of as many images as ImageNet has: opened and planned from, in how much memory."""
+"""An index of as many images as ImageNet has: the memory to open it and to plan from it."""
 
 import json
 import subprocess
@@ -85,7 +85,7 @@ def test_an_index_of_imagenets_size_is_opened_and_planned_from(tmp_path: Path) -
     found = json.loads(output)
     assert (found["digest"], found["images"]) == (made.stdout.strip(), IMAGENET)
     assert found["mapped"]
-    # The rows alone are 24 bytes an image; they are mapped, and what is read of them is the system's to drop.
+    # The rows alone take 24 bytes for each image. They are mapped, so the system can drop the parts that were read.
     assert found["added"] < 8 * IMAGENET
     assert len(set(found["samples"])) == 256
     assert found["labels"] == [i * 1000 // IMAGENET for i in found["samples"]]

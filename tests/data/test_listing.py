@@ -1,4 +1,4 @@
-"""What files that hold many images are listed and indexed as: labels, order, classes; when an index is built again."""
+"""The listing and index of files with many images: labels, order, classes, and when an index is built again."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def sample(number: int, label: int, data: bytes = b"", name: str = "", class_nam
 
 
 def write(format: str, path: Path, samples: list[Sample]) -> Path:
-    """Write samples in this order; RecordIO's names beside it if there are any."""
+    """Write samples in this order; for RecordIO also the `.lst` if there are names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with WRITERS[format](path) as writer:
         writer.extend(map(writer.record, samples))
@@ -53,7 +53,7 @@ def labels(index: Index) -> list[int]:
 
 
 def heights(index: Index) -> list[int]:
-    """Of images drawn by `sample`, these are their numbers and 8 more."""
+    """Return the heights minus 8; for images drawn by `sample`, these are their numbers."""
     return (index.sizes[:, 0] - 8).tolist()
 
 
@@ -120,7 +120,7 @@ def test_a_tar_of_an_image_folder_has_the_digest_of_the_folder(tmp_path: Path) -
 
 
 def test_folders_called_by_numbers_are_names_in_a_tar_and_in_a_folder(tmp_path: Path) -> None:
-    """Sorted as text 10 comes before 2, which the validation images alone would not show."""
+    """As text, 10 sorts before 2. The validation images alone would not show this."""
     train, val = [f"{name}/x.jpg" for name in ("0", "1", "10", "2")], [f"{name}/x.jpg" for name in ("0", "1", "2")]
     image_folder(tmp_path / "folder", {f"train/{name}": jpeg() for name in train} | {f"val/{name}": jpeg() for name in val})
     tar(tmp_path / "tar/train-0.tar", {name: jpeg() for name in train})
@@ -138,7 +138,7 @@ def test_a_tar_with_numbers_and_folders_as_classes_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
 def test_validation_labels_follow_the_names_of_trainings_classes(format: str, tmp_path: Path) -> None:
-    """Validation has a class less, so that its numbers mean other names."""
+    """Validation has one class less, so its numbers stand for other names."""
     train = [sample(i, i, name=f"{i}.jpg", class_name=SYNSETS[i]) for i in range(3)]
     val = [sample(0, 1, name="0.jpg", class_name=SYNSETS[2]), sample(1, 0, name="1.jpg", class_name=SYNSETS[1])]
     assert labels(both(format, tmp_path, train, val)[1]) == [2, 1]
@@ -216,11 +216,11 @@ def test_damaged_images_and_damaged_records_are_listed_and_the_rest_is_kept(tmp_
     images[1] = b"<html>"
     path = write("recordio", tmp_path / "train.rec", [sample(i, 0, data) for i, data in enumerate(images)])
     data = bytearray(path.read_bytes())
-    frame = 32  # in front of every image
+    frame = 32  # bytes before every image
     data[data.find(images[3]) - frame] ^= 1
     path.write_bytes(data)
     index = open_index(tmp_path)
-    # The record before the damage is not trusted either: its length may be what is wrong.
+    # The record before the damage is not trusted either: its length may be wrong.
     assert heights(index) == [0, 4, 5]
     listed = {bad.file: bad.reason for bad in index.quarantined}
     assert listed.keys() == {f"train.rec@{data.find(images[1])}", f"train.rec@{data.find(images[2]) - frame}"}
@@ -238,7 +238,7 @@ def test_an_image_in_quarantine_is_left_out_by_its_place(tmp_path: Path) -> None
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was decoded to build an index."""
+    """The images that were decoded to build an index."""
     seen: list[bytes] = []
     check = indexing.check
     monkeypatch.setattr(indexing, "check", lambda data: seen.append(data) or check(data))
@@ -371,12 +371,12 @@ def test_an_index_takes_less_than_64_bytes_an_image_in_every_format(format: str,
 
 
 def tfrecord_of(names: dict[str, int], path: Path) -> Path:
-    """Write images in this order, named and labelled so, as NVIDIA's scripts shuffle them."""
+    """Write images with these names and labels in this order, shuffled as by NVIDIA's scripts."""
     return write("tfrecord", path, [sample(i, label, name=name) for i, (name, label) in enumerate(names.items())])
 
 
 def test_tfrecords_named_by_files_alone_come_in_the_order_of_a_folder(tmp_path: Path) -> None:
-    """As ImageNet's validation images, whose names say nothing of their classes."""
+    """The names do not have the classes, as for ImageNet's validation images."""
     names = {"val_3.JPEG": 0, "val_1.JPEG": 2, "val_2.JPEG": 0, "val_4.JPEG": 1}
     tfrecord_of(names, tmp_path / "validation-00000-of-00001")
     index = open_index(tmp_path)

@@ -1,4 +1,4 @@
-"""Writing a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
+"""Write a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
 
 import json
 import os
@@ -46,7 +46,7 @@ MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data set in all formats, in two files for each split; read only."""
+    """The data set in all formats, in two files for each split. Tests must only read it."""
     root = tmp_path_factory.mktemp("sets")
     folder = data_set(root / "folder")
     return {"folder": folder} | {format: packed(folder, root / format, format, shards=2) for format in CONTAINERS}
@@ -160,7 +160,7 @@ def test_a_split_without_images_leaves_no_folder(tmp_path: Path) -> None:
 def test_what_the_system_writes_in_part_is_written_to_the_end(
     format: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Linux does with more than 2 GiB."""
+    """Linux writes only a part if there are more than 2 GiB."""
     monkeypatch.setattr("os.writev", lambda file, pieces: os.write(file, b"".join(pieces)[:100]))
     target = packed(sets["folder"], tmp_path / "target", format, shards=2)
     assert files_of(target) == files_of(sets[format])
@@ -204,7 +204,7 @@ def test_a_list_of_classes_that_is_not_sorted_keeps_its_order(format: str, tmp_p
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_images_whose_names_cannot_keep_their_order_are_numbered(format: str, tmp_path: Path) -> None:
-    """RecordIO without names, and one whose numbers contradict them."""
+    """Test a RecordIO file without names, and one in which numbers and names have different orders."""
     images = [jpeg(8 + i, 9) for i in range(12)]
     for case, names in {"no names": [""] * 12, "falling": [f"{11 - i:02d}.jpg" for i in range(12)]}.items():
         source = tmp_path / case
@@ -219,7 +219,7 @@ def test_images_whose_names_cannot_keep_their_order_are_numbered(format: str, tm
 
 
 def write_recordio(path: Path, images: list[tuple[int, int, bytes, str]]) -> None:
-    """Write images of these numbers, labels and names in this order."""
+    """Write images with these numbers, labels and names, in this order."""
     with recordio.Writer(path) as writer:
         for number, label, data, _ in images:
             writer.extend([writer.record(Sample(number, "", label, "", data, 0, 0))])
@@ -318,7 +318,7 @@ def test_lower_quality_takes_fewer_bytes() -> None:
 def test_a_finished_pack_started_again_changes_no_file(
     format: str, resize: int, sets: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Where images keep their names, and where they are numbered."""
+    """Test a source whose images keep their names, and one whose images are numbered."""
     nameless = tmp_path / "nameless"
     nameless.mkdir()
     write_recordio(nameless / "x.rec", [(i, 0, data, "") for i, data in enumerate([jpeg(), drawn("PNG"), b"text"])])
@@ -557,7 +557,7 @@ MOMENTS = {
 
 
 def killed(source: Path, target: Path, format: str, how: str, when: int) -> bool:
-    """Pack in a process that is killed at a moment; tell whether it lived to the end."""
+    """Pack in a process that is killed at a given moment; return whether it was not killed before its end."""
     command = [sys.executable, "-B", "-c", KILLED, *map(str, (source, target, format, how, when))]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode in (0, -(signal.SIGXFSZ if how == "bytes" else signal.SIGKILL)), result.stderr
@@ -587,7 +587,7 @@ def test_a_killed_pack_started_again_ends_with_the_files_of_one_that_was_not(
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_pack_killed_again_and_again_comes_to_an_end(format: str, two_splits: Path, tmp_path: Path) -> None:
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
-    # Of RecordIO, two files that are finished at once have their indexes and lists first.
+    # RecordIO names four other files first: the indexes and lists of two files that are finished at the same time.
     target, each_time = tmp_path / "target", {"folder": 60, "recordio": 6, "webdataset": 3}.get(format, 4)
     ended = []
     while not any(ended):
@@ -614,11 +614,11 @@ def test_an_image_that_is_too_long_for_its_record_is_named(tmp_path: Path, monke
 def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
     format: str, limit: int, two_splits: Path, tmp_path: Path
 ) -> None:
-    # The system writes what there is room for, and fails when it is asked to write the rest.
+    # The system writes what fits, and fails at the next write.
     whole = files_of(packed(two_splits, tmp_path / "whole", format, shards=2))
     target = tmp_path / "target"
     arguments = ["data", "pack", str(two_splits), str(target), "--format", format, "--shards", "2"]
-    command = [sys.executable, "-B", "-m", "lockstep", *arguments]  # nor is there room for compiled modules
+    command = [sys.executable, "-B", "-m", "lockstep", *arguments]  # -B: there is no room for compiled modules either
     lower = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
     result = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
     assert result.returncode == 2
@@ -630,7 +630,7 @@ def test_a_file_for_which_there_is_no_room_is_named_and_the_pack_goes_on_later(
 
 
 def check_unfinished(target: Path, whole: dict[str, bytes]) -> None:
-    """Whatever has its final name is complete, and the whole is not taken for a data set."""
+    """Check that files with their final names are complete, and that the target is not accepted as a data set."""
     found = {name: data for name, data in files_of(target).items() if not name.endswith(".partial")}
     assert found == {name: whole[name] for name in found}
     if (target / ".lockstep" / "pack.json").exists():

@@ -1,4 +1,4 @@
-"""Packing what changed since, what is in quarantine, and what is damaged and to be reduced."""
+"""Pack again after changes, with a quarantine, and with damaged images that would be reduced."""
 
 import os
 from itertools import product
@@ -122,7 +122,7 @@ def test_files_are_looked_through_if_their_lengths_were_not_noted(noted: bytes, 
     pack(source, target, Packing("recordio", shards=2))
     assert files_of(target) == whole
     times = {name: (target / name).stat().st_mtime_ns for name in whole}
-    pack(source, target, Packing("recordio", shards=2))  # now they are
+    pack(source, target, Packing("recordio", shards=2))  # the pack before recorded the lengths
     assert {name: (target / name).stat().st_mtime_ns for name in whole} == times
 
 

@@ -1,4 +1,4 @@
-"""Images that the quarantine beside them leaves out, and files that are no images at all."""
+"""Images that a quarantine leaves out, and files that are not images."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A flat folder of validation images, sorted by each kind of labels file."""
+"""Sort a flat folder of validation images by each kind of labels file."""
 
 from pathlib import Path
 

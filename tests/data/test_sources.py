@@ -1,4 +1,4 @@
-"""Where the images of a split are: every layout, and what is said of those that are none."""
+"""Where the images of a split are: every layout, and the messages for folders without one."""
 
 from pathlib import Path
 

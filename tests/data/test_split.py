@@ -1,4 +1,4 @@
-"""A share of the images set apart for validation, and what else a run's images are found from."""
+"""The images of a run: a share set apart for validation, and other ways to give a data set."""
 
 import hashlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def silent(what: str) -> Progress:
 
 
 def images(*counts: int, first: int = 0) -> dict[str, bytes]:
-    """Classes a, b, ... of so many images."""
+    """Return images of the classes a, b, ..., this many of each."""
     return {f"{chr(97 + i)}/{n:03d}.jpg": IMAGE for i, count in enumerate(counts) for n in range(first, first + count)}
 
 

@@ -1,4 +1,4 @@
-"""The drawn data set: the same pixels everywhere, ten even classes, nothing in both splits."""
+"""The drawn data set: the same pixels on every machine, ten classes of equal size, no image in both splits."""
 
 import hashlib
 import io

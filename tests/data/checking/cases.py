@@ -1,4 +1,4 @@
-"""Data sets for the doctor, sound ones and what spoils them."""
+"""Data sets for the tests of the check: good ones and ways to damage them."""
 
 import io
 from pathlib import Path
@@ -22,7 +22,7 @@ FORMATS = ["folder", *WRITERS]
 def picture(
     seed: int, format: str = "JPEG", mode: str = "RGB", size: tuple[int, int] = (48, 40), **options: object
 ) -> bytes:
-    """An image that no other seed gives."""
+    """Return an image; every seed gives another one."""
     image = Image.frombytes("RGB", size, np.random.default_rng(seed).bytes(size[0] * size[1] * 3))
     file = io.BytesIO()
     image.convert(mode).save(file, format, **options)
@@ -97,7 +97,7 @@ def opened(data: Path) -> dict[str, Index]:
 
 
 def place_of(data: Path, name: str) -> str:
-    """Where the index of a data set as it is keeps the image `split/class/image`, sound or not."""
+    """Return the place of the image `split/class/image`, good or bad, in the listing of a data set."""
     split, _, image = name.partition("/")
     source = find_split(data, split)
     listing = list_images(source)
@@ -110,11 +110,11 @@ def kinds(report: Report) -> list[str]:
 
 
 def only(report: Report, kind: str) -> Finding:
-    """The finding of this kind, which must be the only finding."""
+    """Return the finding of this kind, which must be the only finding."""
     assert kinds(report) == [kind], report.findings
     return report.findings[0]
 
 
 def named(report: Report) -> dict[str, str]:
-    """Detail by split and kind."""
+    """Return the details of the findings by split and kind."""
     return {f"{finding.split} {finding.kind}": finding.detail for finding in report.findings}

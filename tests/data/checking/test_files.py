@@ -1,4 +1,4 @@
-"""Damage in files of many images, and the indexes and lists beside them."""
+"""Damage in files with many images, and the indexes and lists next to them."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_a_list_of_another_length_is_found(tmp_path: Path) -> None:
 
 
 def synsets(data: Path, count: int) -> Path:
-    """Write a file of as many classes, named as ImageNet names them, with one image each but for the last."""
+    """Write a file of `count` classes, named as in ImageNet, with one image each; only their last bytes differ."""
     image = picture(1, size=(32, 32))
     names = [f"n{i:08d}" for i in range(count)]
     samples = [Sample(i, f"{n}/{i}.jpg", i, n, image + i.to_bytes(2), 32, 32) for i, n in enumerate(names)]

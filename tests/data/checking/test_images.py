@@ -1,4 +1,4 @@
-"""Every kind of bad image, copies, and what is no image."""
+"""Every kind of bad image, copies, and files that are not images."""
 
 import io
 import os

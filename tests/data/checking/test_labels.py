@@ -1,4 +1,4 @@
-"""Labels that are no classes, and classes that train or val lacks."""
+"""Labels that are not classes, and classes that train or val lacks."""
 
 import io
 import tarfile
@@ -153,7 +153,7 @@ def test_absurd_labels_are_found_though_loaders_refuse_others(tmp_path: Path) ->
 
 @pytest.mark.parametrize("lines", ["ant\nbee\ncat\n", "ant\n"])
 def test_a_record_in_parts_is_read(lines: str, tmp_path: Path) -> None:
-    """With the magic number behind the image, where no decoder looks; once where loaders refuse the labels."""
+    """The magic number is after the image, where no decoder looks. In the second case, loaders refuse the labels."""
     magic = bytes.fromhex("0a23d7ce")
     images = [picture(i) + bytes(-len(picture(i)) % 4) + magic for i in range(3)]
     samples = [Sample(i, f"{i}.jpg", i, "", image, 40, 48) for i, image in enumerate(images)]

@@ -1,4 +1,4 @@
-"""Folders and files that are not laid out as a loader wants them."""
+"""Folders and files whose layout no loader accepts."""
 
 import gzip
 import os
@@ -75,7 +75,7 @@ def test_an_empty_split_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_split_of_which_nothing_can_be_used_is_found(format: str, tmp_path: Path) -> None:
-    """Before and behind the quarantine, which would leave nothing for the index."""
+    """Test before and after the quarantine is written; with it, nothing is left for the index."""
     validation = [data for name, data in SOUND.items() if name.startswith("val")]
     copies = {f"train/{name}/{i}.jpg": validation[2 * label + i] for label, name in enumerate(CLASSES) for i in range(2)}
     write(format, tmp_path, {name: data for name, data in SOUND.items() if name.startswith("val")} | copies)
@@ -102,7 +102,7 @@ def test_a_class_folder_that_cannot_be_read_is_found(tmp_path: Path, monkeypatch
 
 
 def shards(data: Path, format: str, split: str, counts: list[int], pattern: str) -> Path:
-    """Write files of so many images each."""
+    """Write files with these numbers of images."""
     number = 0
     for i, count in enumerate(counts):
         samples = [Sample(n, f"c/{n}.jpg", 0, "c", picture(n), 40, 48) for n in range(number, number + count)]

@@ -1,4 +1,4 @@
-"""The report as a whole: sound data sets, the quarantine, JSON, progress."""
+"""The report as a whole: good data sets, the quarantine, JSON, progress."""
 
 import json
 import os
@@ -235,7 +235,7 @@ def test_every_kind_says_what_it_means_and_what_to_do() -> None:
 
 
 def many(tmp_path: Path) -> Path:
-    """Several tasks for the threads, with something to find in each."""
+    """Write a data set of several tasks for the threads, with findings in each task."""
     images = {f"train/{i % 3}/{i:03d}.jpg": picture(i % 120, size=(32, 32 - i % 2)) for i in range(150)}
     return write_folder(tmp_path, images | {f"val/{i}/x.jpg": picture(200 + i) for i in range(3)} | {"val/0/y.jpg": b""})
 
@@ -249,7 +249,7 @@ def test_findings_do_not_depend_on_the_timing_of_threads(tmp_path: Path, monkeyp
     seen = threading.Event()
 
     def late(data: bytes) -> tuple[int, int]:
-        """Decode the first image only when another thread came to the last one of its class."""
+        """Decode the first image only after another thread reached the last image of the split."""
         if data == first:
             assert seen.wait(60)
         if data == last:

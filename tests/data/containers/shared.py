@@ -1,4 +1,4 @@
-"""Images, files that hold them, and what must be true of a damaged one, for the tests of all formats."""
+"""Images, files with images, and checks of damaged files, for the tests of all formats."""
 
 import random
 import re
@@ -13,25 +13,25 @@ from lockstep.data.containers import Damage, Places, Sample, Stored, begun
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 MAGIC = bytes.fromhex("0a23d7ce")
-"""RecordIO's."""
+"""RecordIO's magic number."""
 
 PIECES = st.sampled_from([MAGIC, MAGIC[:3], b"\0", b"\0" * 4, b"ustar", b"."])
 PAYLOADS = st.lists(st.binary(max_size=70) | st.lists(PIECES, max_size=9).map(b"".join), max_size=6)
-"""Empty ones, lengths of every residue, and magic numbers wherever they can stand."""
+"""Payloads that are empty, that have lengths of every residue, and that have magic numbers at any place."""
 
 
 def sample(number: int, label: int, data: bytes) -> Sample:
-    """An image of 20 x 30 pixels that is said to be `data`."""
+    """Return a sample of 20 x 30 pixels with `data` as its image."""
     return Sample(number, f"class {label}/{number}.JPEG", label, f"class {label}", data, 20, 30)
 
 
 def unlike(length: int, seed: int) -> bytes:
-    """Bytes with nothing in them that a format could take for its own."""
+    """Return random bytes, in which no format finds anything of its own."""
     return random.Random(seed).randbytes(length)
 
 
 def five(separator: bytes = b"\x01\x02\x03\x04") -> list[Sample]:
-    """Five samples of different lengths; `separator` stands in the middle of one, at a multiple of 4 behind 24 bytes."""
+    """Return five samples of different lengths; one has `separator` in the middle, at a multiple of 4 after 24 bytes."""
     images = [unlike(length, length) for length in (301, 150, 402, 275, 333)]
     images[2] = images[2][:200] + separator + images[2][204:]
     return [sample(i, label, image) for i, (label, image) in enumerate(zip((3, 0, 12, 7, 3), images, strict=True))]
@@ -42,7 +42,7 @@ def rows(samples: Sequence[Sample]) -> list[tuple[int, int, str]]:
 
 
 def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
-    """Write a file of samples and what stands beside it, continuing what an interrupted writer left."""
+    """Write a file of samples and the files that describe it; continue a file that an interrupted writer left."""
     with format.Writer(path) as writer:
         writer.extend(map(writer.record, samples[writer.written :]))
         writer.describe(rows(samples))
@@ -51,13 +51,13 @@ def write(format: ModuleType, path: Path, samples: Sequence[Sample]) -> Path:
 
 
 def read(format: ModuleType, path: Path, item: Stored) -> bytes:
-    """Read an image as the loader does: by place."""
+    """Read an image as the loader does: by its offset."""
     file = Places(path)
     return format.image_in_parts(file, item.offset) if item.in_parts else file.read(item.offset, item.length)
 
 
 def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
-    """Image and label of everything in a file that must not be damaged."""
+    """Return image and label of all images in a file, which must have no damage."""
     found = list(format.stored(path))
     assert not [item for item in found if isinstance(item, Damage)]
     images = [read(format, path, item) for item in found]
@@ -66,10 +66,10 @@ def listed(format: ModuleType, path: Path) -> list[tuple[bytes, int]]:
 
 
 def check_damaged(format: ModuleType, path: Path, samples: Sequence[Sample]) -> tuple[list[int], list[Damage]]:
-    """List a damaged file; return which samples are in it still, and the damage.
+    """List a damaged file; return the numbers of the samples that are still listed, and the damage.
 
-    Every image that is listed must be one of the samples with its own label, once and in their order; all damage must lie in
-    the file and name a byte.
+    Every listed image must be one of the samples, with its label, once and in their order. All damage must lie in the file,
+    and its reason must name a byte.
     """
     found = list(format.stored(path))
     size = path.stat().st_size
@@ -84,7 +84,7 @@ def check_damaged(format: ModuleType, path: Path, samples: Sequence[Sample]) -> 
 
 
 def flips(data: bytes, skipped: Sequence[range] = (), stride: int = 1) -> Iterator[tuple[int, bytes]]:
-    """Every `stride`-th place outside `skipped`, and the file with one, several or all bits of that byte turned."""
+    """Yield every `stride`-th place outside `skipped`, and the file with one, several or all bits of that byte flipped."""
     within = {i for each in skipped for i in each}
     for i in range(0, len(data), stride):
         if i not in within:
@@ -93,7 +93,7 @@ def flips(data: bytes, skipped: Sequence[range] = (), stride: int = 1) -> Iterat
 
 
 def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[range, bytes]]:
-    """The file with bytes missing, with zeros or other bytes added at every `stride`-th place, and which were touched."""
+    """Yield the changed range, and the file with bytes removed, or zeros or others added, at every `stride`-th place."""
     for i in range(0, len(data), stride):
         for amount in amounts:
             yield range(i, min(i + amount, len(data))), data[:i] + data[i + amount :]
@@ -102,7 +102,9 @@ def shifts(data: bytes, amounts: Sequence[int], stride: int) -> Iterator[tuple[r
 
 
 def killed(format: ModuleType, folder: Path, samples: Sequence[Sample], stride: int = 1) -> Iterator[tuple[Path, Path]]:
-    """Write samples, then again and again continue a file cut at every `stride`-th byte; yield both files."""
+    """Write samples; then, for every `stride`-th byte, continue a file that is cut there. Yield the whole and the continued
+    file each time.
+    """
     whole = write(format, folder / "whole", samples)
     data = whole.read_bytes()
     for cut in range(0, len(data) + 1, stride):

@@ -1,4 +1,4 @@
-"""Files of all formats with anything wrong with them, in many places at once."""
+"""Files of all formats with any damage, in many places at the same time."""
 
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,7 @@ from lockstep.data.containers import Damage, Stored, recordio, tfrecord, webdata
 from tests.data.containers.shared import EXAMPLES, MAGIC, PIECES, five, read, write
 
 Edit = tuple[float, int, bytes]
-"""Where in the file, how many bytes are taken out there, and what is put in."""
+"""The place in the file, how many bytes are removed there, and the bytes that are inserted."""
 EDITS = st.lists(
     st.tuples(st.floats(0, 1), st.integers(0, 700), st.binary(max_size=9) | PIECES | st.binary(min_size=512, max_size=512)),
     min_size=1,
@@ -35,7 +35,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def check_listed(format: ModuleType, path: Path) -> None:
-    """What is listed can be read, and neither it nor the damage leaves the file or comes twice."""
+    """Check that listed images can be read, and that images and damage lie in the file and appear once."""
     size = path.stat().st_size
     places = []
     for item in format.stored(path):
@@ -59,7 +59,7 @@ def test_any_damage_can_be_listed(whole: tuple[ModuleType, Path, bytes], edits: 
 @EXAMPLES
 @given(pieces=st.lists(PIECES | st.binary(max_size=600) | st.integers(0, 4000), max_size=30))
 def test_any_bytes_can_be_listed(whole: tuple[ModuleType, Path, bytes], pieces: list[bytes | int]) -> None:
-    """Also pieces of a good file put together at random, where the numbers stand."""
+    """The bytes are random pieces; a number stands for a piece of a good file from this offset."""
     format, path, data = whole
     parts = [data[piece : piece + 700] if isinstance(piece, int) else piece for piece in pieces]
     path.write_bytes(data[:1] + b"".join(parts))

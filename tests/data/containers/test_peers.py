@@ -1,6 +1,6 @@
-"""Files written here are read by the libraries whose formats they are, and theirs here.
+"""The libraries of the formats read our files, and we read theirs.
 
-Each library works in a process of its own, MXNet in an environment of its own: `make mxnet-env`, or the Python that
+Each library runs in a separate process, MXNet in a separate environment: `make mxnet-env`, or the Python that
 LOCKSTEP_MXNET_PYTHON names.
 """
 
@@ -27,7 +27,7 @@ HEIGHT, WIDTH = 20, 30
 
 
 def jpeg(seed: int, comment: bytes) -> bytes:
-    """Noise, with a comment 6 bytes behind the beginning."""
+    """Return a JPEG of noise, with a comment 6 bytes after the beginning."""
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)).save(file, "JPEG")
     data = file.getvalue()
@@ -35,7 +35,7 @@ def jpeg(seed: int, comment: bytes) -> bytes:
 
 
 def drawn() -> list[Sample]:
-    """Seven images of three classes; in two the magic number of RecordIO stands at a multiple of 4, in one elsewhere."""
+    """Return seven images of three classes. Two have RecordIO's magic number at a multiple of 4, one has it elsewhere."""
     comments = {1: b"ab" + MAGIC, 3: b"ab" + MAGIC * 2 + b"cdef" + MAGIC, 4: b"a" + MAGIC}
     names = [f"{folder}/{file}.JPEG" for folder, files in (("cat", "abc"), ("newt", "a"), ("owl", "abc")) for file in files]
     folders = [name.partition("/")[0] for name in names]
@@ -51,7 +51,7 @@ LABELS = [each.label for each in SAMPLES]
 
 def asked(python: Path | str, script: str, *arguments: object) -> Any:
     """Run a script; return the JSON of its last line."""
-    # TensorFlow says on standard error which instructions a processor has.
+    # TensorFlow prints the processor's instructions on standard error.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
         [python, PEERS / script, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
@@ -68,7 +68,7 @@ def mxnet_python() -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The images, as files and in all formats."""
+    """A folder with the images as files and in all formats."""
     folder = tmp_path_factory.mktemp("peers")
     for each in SAMPLES:
         path = folder / "images" / each.name
@@ -129,7 +129,7 @@ def test_files_of_mxnet_are_read(name: str, of_mxnet: Any, folder: Path) -> None
 def im2rec(images: Path, folder: Path, *options: str) -> Path:
     """List a folder of images and pack them, unchanged, with MXNet's own script; return the `.rec`."""
     script = next(mxnet_python().parents[1].glob("lib/python*/site-packages/mxnet/tools/im2rec.py"))
-    # It imports OpenCV even if it only copies files; this stands in for it.
+    # The script imports OpenCV even if it only copies files; this empty module replaces it.
     (folder / "cv2.py").touch()
     for step in (["--list", "--recursive", *options], ["--pass-through"]):
         command = [mxnet_python(), script, folder / "im2rec", images, *step]
@@ -148,7 +148,7 @@ def test_im2rec_makes_the_same_three_files_of_a_folder(folder: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_a_shuffled_file_of_im2rec_names_and_numbers_every_image(folder: Path, tmp_path: Path) -> None:
-    """As its users make them: the numbers are those of the sorted folder, the records stand in another order."""
+    """Users make such files: the numbers are those of the sorted folder, and the records have another order."""
     path = im2rec(folder / "images", tmp_path)
     found = [item for item in recordio.stored(path) if isinstance(item, Stored)]
     assert [item.number for item in found] != [each.number for each in SAMPLES]
@@ -197,5 +197,5 @@ def test_dali_reads_images_and_labels(format: str, first: int, of_dali: Any) -> 
 
 
 def test_dali_reads_a_tar(of_dali: Any) -> None:
-    """The class as the characters of its number."""
+    """The class is read as the characters of its number."""
     assert of_dali["webdataset"] == [[digest, list(b"%d" % label)] for digest, label in zip(DIGESTS, LABELS, strict=True)]

@@ -1,4 +1,4 @@
-"""Reading a file by place, and ahead of it."""
+"""Read a file at any offset, and read ahead."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def reading_ahead(monkeypatch: pytest.MonkeyPatch, probe: Exception | None) -> list[Read]:
-    """Have the system say of each byte whether it is in its memory; return the places read there meanwhile."""
+    """Make the system report for each byte whether it is cached; return the places that are then read ahead."""
     read: list[Read] = []
     preadv = os.preadv
 

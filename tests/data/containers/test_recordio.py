@@ -1,4 +1,4 @@
-"""RecordIO against its specification: dmlc-core's recordio.h and recordio.cc, MXNet's recordio.py and im2rec.py."""
+"""RecordIO, compared with its specification: dmlc-core's recordio.h and recordio.cc, MXNet's recordio.py and im2rec.py."""
 
 import struct
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ def test_places_numbers_and_names_are_listed(tmp_path: Path) -> None:
 
 def test_a_list_of_im2rec_may_be_shuffled_and_have_several_labels(tmp_path: Path) -> None:
     path = write(recordio, tmp_path / "val.rec", [sample(0, 3, b"a"), sample(1, 12, b"b"), sample(2, 1, b"c")])
-    # ² is a digit but no number, and what stands behind U+2028 belongs to the same line.
+    # ² is a digit but not a number. U+2028 does not end a line.
     text = "1\t12.000000\t0.500000\tb.jpg\n\n0\t3.000000\ta\u2028 2.jpg\n²\t0\tc.jpg\n2\tnothing\n"
     path.with_suffix(".lst").write_text(text, encoding="utf-8")
     assert [item.name for item in recordio.stored(path) if isinstance(item, Stored)] == ["a\u2028 2.jpg", "b.jpg", ""]
@@ -218,7 +218,7 @@ def test_records_are_listed_together_as_they_are_one_by_one(
         for together, one_by_one in ((0, 1), (2, 1), (3, 2), (2**10, 2**4)):
             patch.setattr(recordio, "_AT_ONCE", together)
             patch.setattr(recordio, "_ONE_BY_ONE", one_by_one)
-            listings.append(list(map(repr, recordio.stored(path))))  # a label may be no number
+            listings.append(list(map(repr, recordio.stored(path))))  # as text, because a label may be NaN
     assert listings == [listings[0]] * 4
 
 
@@ -255,15 +255,15 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
 
 
 def touched(records: Sequence[Record], bytes_: range) -> set[int]:
-    """The records that stand where bytes were changed, and those in front of them."""
+    """Return the records in which bytes were changed, and those before them."""
     hit = {i for i, each in enumerate(records) if each.offset < bytes_.stop and bytes_.start < each.end}
     return hit | {i - 1 for i in hit}
 
 
 def test_a_flipped_byte_of_a_frame_costs_that_record_and_the_one_in_front_of_it_at_most(file: Path) -> None:
-    """There are no checksums. A flip in a header or an image shows in neither, and one in the zeros behind means nothing.
+    """There are no checksums: a flip in a header or an image cannot be detected. A flip in the zeros after it has no effect.
 
-    Nor shows a length that is wrong by less than 4, so its lowest byte is left to the next test.
+    A length that is wrong by less than 4 cannot always be detected; the next test is about its lowest byte.
     """
     data, records = file.read_bytes(), records_of(file)
     frames = {begin - 8 + i for record in records for begin, _ in record.spans for i in (0, 1, 2, 3, 5, 6, 7)}
@@ -288,7 +288,7 @@ def test_a_length_that_is_wrong_by_4_or_more_costs_that_record_alone(file: Path)
 
 
 def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Path) -> None:
-    """Unless it ends at the very byte at which one of them does, which nothing tells from a long image."""
+    """The length must not end exactly where one of these records ends: that looks like a long image."""
     data, records = bytearray(file.read_bytes()), records_of(file)
     data[4:8] = struct.pack("<I", records[3].offset)
     file.write_bytes(data)
@@ -298,7 +298,7 @@ def test_a_length_that_reaches_over_the_next_records_does_not_lose_them(file: Pa
 
 
 def test_a_part_that_swallowed_the_next_is_damage(file: Path) -> None:
-    """All of its frames are sound, but no part can hold the magic number."""
+    """All of its frames are valid, but a part must not contain the magic number."""
     image = b"abcd" + MAGIC + b"efgh" + MAGIC + b"ijkl"
     data = bytearray(joined(packed(Header((0.0,), 0)) + image))
     struct.pack_into("<I", data, 4, 1 << 29 | 24 + 4 + 8 + 4)
@@ -327,7 +327,7 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
-    """As file systems leave it behind when the power fails."""
+    """File systems leave such holes after a power failure."""
     data, records = file.read_bytes(), records_of(file)
     begin, end = records[1].offset + 40, records[3].offset + 40
     file.write_bytes(data[:begin] + bytes(end - begin) + data[end:])

@@ -1,4 +1,4 @@
-"""TFRecord against its specification, published checksums and messages put together by hand."""
+"""TFRecord, compared with its specification, published checksums and messages made by hand."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer message that has a length."""
+    """Return a protocol buffer field that has a length."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def example(features: dict[str, bytes | int | float | list[bytes]]) -> bytes:
-    """A tensorflow.Example: a map is a repeated message of key and value, and lists of integers are packed."""
+    """Return a tensorflow.Example. A map is a repeated message of key and value; lists of integers are packed."""
     entries = b""
     for key, value in features.items():
         if isinstance(value, int):
@@ -63,7 +63,7 @@ NVIDIA: dict[str, bytes | int | float | list[bytes]] = {
     "image/height": 20,
     "image/width": 30,
 }
-"""The keys of build_imagenet_data.py, without the boxes of objects, and the values of sample(0, 3, b"the image")."""
+"""The keys of build_imagenet_data.py, without object boxes, with the values of sample(0, 3, b"the image")."""
 
 
 @pytest.fixture
@@ -96,12 +96,12 @@ def test_checksums_are_those_published_turned_by_15_bits_and_moved(data: bytes, 
 
 def test_a_record_is_length_checksum_payload_checksum() -> None:
     length = bytes.fromhex("0900000000000000")
-    # e3069283, as published, turned by 15 bits is 2507c60d; with a282ead8 that makes c78ab0e5.
+    # The published e3069283, rotated by 15 bits, is 2507c60d; plus a282ead8, it is c78ab0e5.
     assert joined(b"123456789") == length + by_definition(length) + b"123456789" + bytes.fromhex("e5b08ac7")
 
 
 def by_definition(data: bytes) -> bytes:
-    """The masked CRC-32C in little endian: the polynomial 0x1EDC6F41, reflected, bit by bit."""
+    """Return the masked CRC-32C in little endian, computed bit by bit with the reflected polynomial 0x1EDC6F41."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -218,7 +218,7 @@ def test_images_are_read_as_they_were_written(payloads: list[bytes], tmp_path_fa
 
 
 def places_of(file: Path) -> list[tuple[int, int]]:
-    """Begin and end of every record."""
+    """Return begin and end of every record."""
     found = [item for item in tfrecord.records(Places(file)) if not isinstance(item, Damage)]
     return [(offset, offset + length + 16) for offset, length in found]
 
@@ -228,7 +228,7 @@ def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
 
 
 def test_a_flipped_byte_costs_its_record_alone(file: Path) -> None:
-    """Wherever it is: everything has a checksum."""
+    """This holds for every byte, because checksums cover all bytes."""
     places = places_of(file)
     for i, damaged in flips(file.read_bytes(), stride=2):
         file.write_bytes(damaged)
@@ -255,7 +255,7 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
-    """As file systems leave it behind when the power fails. Zeros could be a length, if their checksum were one too."""
+    """File systems leave such holes after a power failure. Zeros could be a length if their checksum were 0."""
     data, places = file.read_bytes(), places_of(file)
     begin, end = places[1][0] + 40, places[3][0] + 40
     hole = bytes(end - begin + 3 * 2**20)
@@ -285,7 +285,7 @@ def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
 
 
 def test_a_writer_continues_behind_the_last_record_that_is_right(tmp_path: Path) -> None:
-    """After a power failure the file may have its length and not its bytes."""
+    """After a power failure, a file may have its full length without all its bytes."""
     whole = write(tfrecord, tmp_path / "whole", five())
     data, places = bytearray(whole.read_bytes()), places_of(whole)
     end = places[1][1]

@@ -1,4 +1,4 @@
-"""WebDataset tars: headers put together by hand from POSIX's ustar, and what tarfile writes."""
+"""WebDataset tars: headers made by hand from POSIX's ustar, and tars written by tarfile."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ SAMPLES = five()[:3]
 
 
 def header(name: str, size: int) -> bytes:
-    """A regular file's, as ustar says: numbers in octal, the checksum with spaces in its own place."""
+    """Return a regular file's header as in ustar: numbers in octal; in the sum, the checksum itself counts as spaces."""
     fields = [name.encode().ljust(100, b"\0"), b"0000644\0", b"0000000\0", b"0000000\0", b"%011o\0" % size, b"00000000000\0"]
     rest = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(32 + 32 + 8 + 8 + 155 + 12)
     front = b"".join(fields)
@@ -87,7 +87,7 @@ def test_without_a_number_the_folder_is_the_class(prefix: str, tmp_path: Path) -
         tmp_path / "any.tar", (f"{prefix}cat/a.jpg", b"1"), (f"{prefix}owl/a.b.png", b"2"), (f"{prefix}owl/c.JPEG", b"3")
     )
     found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
-    # What stands behind the first dot of a name is its kind: b.png is none of an image.
+    # The kind is all after the first dot of a name: `b.png` is not the kind of an image.
     assert [(item.label, item.class_name, item.name) for item in found] == [
         (NO_LABEL, "cat", f"{prefix}cat/a.jpg"),
         (NO_LABEL, "owl", f"{prefix}owl/c.JPEG"),
@@ -196,20 +196,20 @@ def test_what_is_no_tar_is_damage_as_a_whole(tmp_path: Path) -> None:
     "kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["file", "pax", "long name"]
 )
 def test_a_size_that_no_file_has_is_damage(kind: bytes, size: int, tmp_path: Path) -> None:
-    """GNU's numbers in base 256 can say it; a negative one would lead back to the same header for ever."""
+    """GNU's numbers in base 256 allow such sizes. With a negative size, a reader could return to the same header forever."""
     info = tarfile.TarInfo("cat/b.jpg")
     info.size, info.type = size, kind
     bad = info.tobuf(tarfile.GNU_FORMAT)
     path = tmp_path / "any.tar"
     path.write_bytes(member("cat/a.jpg", b"1") + bad + member("cat/c.jpg", b"2") + member("cat/d.jpg", b"3") + bytes(1024))
     found = list(webdataset.stored(path))
-    before = ["cat/a.jpg"] if kind == tarfile.REGTYPE else []  # what no header follows counts as damaged
+    before = ["cat/a.jpg"] if kind == tarfile.REGTYPE else []  # a member without a header after it counts as damaged
     assert [item.name for item in found if isinstance(item, Stored)] == [*before, "cat/c.jpg", "cat/d.jpg"]
     assert [(item.begin, item.end) for item in found if isinstance(item, Damage)] == [(1024 if before else 0, 1536)]
 
 
 def spans(path: Path) -> list[tuple[int, int]]:
-    """Begin and end of every sample."""
+    """Return begin and end of every sample."""
     with tarfile.open(path) as opened:
         begins = [each.offset for each in opened.getmembers() if each.name.endswith(".cls")]
         last = opened.getmembers()[-1]
@@ -226,7 +226,7 @@ def touched(file: list[tuple[int, int]], bytes_: range) -> set[int]:
 
 
 def test_a_flipped_byte_costs_its_sample_and_the_one_in_front_of_it_at_most(file: Path) -> None:
-    """Headers have checksums, contents have not: a flip in a class, a JSON or an image is not looked for here."""
+    """Headers have checksums, contents do not: flips in a class, a JSON or an image are not tested here."""
     places = spans(file)
     for i, damaged in flips(file.read_bytes(), contents(file), stride=5):
         file.write_bytes(damaged)
@@ -248,8 +248,8 @@ def test_a_flip_in_a_class_or_in_names_raises_nothing_and_moves_nothing(file: Pa
 
 
 def test_missing_and_added_bytes_cost_the_samples_they_touch_and_those_in_front_at_most(file: Path) -> None:
-    """Not told from other contents are those that move up when as many bytes are missing as some members have together, or
-    when blocks of the last one are: then the zeros at the end of the archive seem to be it.
+    """Some losses cannot be detected, and are not tested: if exactly the bytes of some members are missing, the following
+    contents move up; if blocks of the last member are missing, the zeros at the end of the archive seem to be a part of it.
     """
     data, places = file.read_bytes(), spans(file)
     blocks = (case for case in shifts(data, (512,), stride=29) if case[0].stop <= places[-1][0])
@@ -268,14 +268,14 @@ def test_a_cut_costs_what_is_behind_it(file: Path) -> None:
         file.write_bytes(data[:size])
         left, found = check_damaged(webdataset, file, SAMPLES)
         whole = [i for i, (_, end) in enumerate(places) if end <= size]
-        # A file that ends between blocks may lack bytes of its last member just as well.
+        # If a file ends between blocks, its last member may also be incomplete.
         assert left in (whole, whole[:-1])
         assert left == whole or size % 512
         assert bool(found) == bool(size % 512 or (size < places[-1][1] and size not in begins))
 
 
 def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
-    """As file systems leave it behind when the power fails."""
+    """File systems leave such holes after a power failure."""
     data, places = file.read_bytes(), spans(file)
     file.write_bytes(data[: places[0][0] + 600] + bytes(places[1][1] - places[0][0] - 600) + data[places[1][1] :])
     left, found = check_damaged(webdataset, file, SAMPLES)
@@ -288,14 +288,14 @@ def test_a_hole_of_zeros_costs_what_was_there(file: Path) -> None:
 def test_an_image_whose_class_is_lost_is_not_taken_for_one_of_its_folder(
     order: tuple[str, str], lost: int, tmp_path: Path
 ) -> None:
-    """Else it would have another label, or, where numbers and names are mixed, nothing in the file could be used."""
+    """Otherwise it would get a wrong label, or, with numbers and names mixed, no image of the file could be used."""
     files = [(f"cat/{key}.{kind}", b"5" if kind == "cls" else key.encode()) for key in "abcd" for kind in order]
     path = tar(tmp_path / "any.tar", *files)
     data = bytearray(path.read_bytes())
     data[data.index(f"cat/{'abcd'[lost]}.cls\0".encode())] ^= 1
     path.write_bytes(data)
     found = [item for item in webdataset.stored(path) if isinstance(item, Stored)]
-    gone = {lost, lost - 1} if order[0] == "cls" else {lost}  # what stands in front of the damage counts as damaged too
+    gone = {lost, lost - 1} if order[0] == "cls" else {lost}  # the member before the damage counts as damaged too
     assert [(item.label, item.name) for item in found] == [
         (5, f"cat/{key}.jpg") for i, key in enumerate("abcd") if i not in gone
     ]
@@ -313,7 +313,7 @@ def test_in_a_tar_without_numbers_an_image_beside_damage_is_taken(lost: int, tmp
 
 def test_a_killed_writer_continues_to_the_same_file(tmp_path: Path) -> None:
     samples = [sample(i, i, data) for i, data in enumerate((b"", b"a" * 512, b"ab"))]
-    # Between members there are only zeros, so that most positions are alike; 31 meets every position in a block.
+    # There are only zeros between members, so most positions are equal. A stride of 31 reaches every position in a block.
     for whole, continued in killed(webdataset, tmp_path, samples, stride=31):
         assert continued.read_bytes() == whole.read_bytes()
 

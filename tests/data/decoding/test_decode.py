@@ -1,4 +1,4 @@
-"""Decoding against Pillow and hand-made files; cutting and resizing against the bilinear formula."""
+"""Decoding, compared with Pillow and hand-made files; cropping and resizing, compared with the bilinear formula."""
 
 import io
 import struct
@@ -18,7 +18,7 @@ Use = Callable[[bytes], object]
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Soft colours with fine noise on top, as in a photo."""
+    """Return soft colours with fine noise on top, as in a photo."""
     random = np.random.default_rng(seed)
     soft = Image.fromarray(random.integers(0, 256, (6, 8, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
     noise = random.integers(-12, 13, (height, width, 3))
@@ -98,7 +98,7 @@ def test_a_jpeg_with_a_ratio_of_chroma_sampling_that_has_no_name_is_decoded(fact
     frame = header.index(b"\xff\xc0")
     for component, factor in enumerate(factors):
         header[frame + 11 + 3 * component] = factor
-    # Every block is grey 128: "difference 0, end of block" in the standard codes of luma and of chroma.
+    # Every block is grey 128: "difference 0, end of block" in the standard codes for luma and chroma.
     blocks = [("001010" if component == 0 else "0000", factor) for component, factor in enumerate(factors)]
     unit = "".join(code * ((factor >> 4) * (factor & 15)) for code, factor in blocks)
     widest, highest = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
@@ -250,7 +250,7 @@ def test_a_png_of_more_pixels_than_are_decoded_in_whole_is_refused_with_what_to_
 
 
 def test_a_jpeg_of_120_megapixels_is_decoded() -> None:
-    with pytest.raises(ValueError, match="premature end"):  # its header alone is so large
+    with pytest.raises(ValueError, match="premature end"):  # only its header has this size
         check(jpeg_that_claims(10_000, 12_000) + bytes(8_000))
 
 
@@ -317,7 +317,7 @@ def test_a_damaged_file_is_an_image_of_one_size_or_a_value_error(data: bytes) ->
 
 
 def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Four pixels each, weighed by their distance; pixel i covers i to i + 1, beyond the border its colour goes on."""
+    """Return means of four pixels, weighted by their distance. Pixel i covers i to i + 1; the border's colours continue."""
 
     def taps(count: int, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         centre = (np.arange(wanted) + 0.5) * count / wanted - 0.5

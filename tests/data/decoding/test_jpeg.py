@@ -1,4 +1,4 @@
-"""The decoder of windows against libjpeg-turbo: the same pixels to the last bit, or no answer."""
+"""The decoder of windows, compared with libjpeg-turbo: it returns the same pixels to the last bit, or None."""
 
 import io
 
@@ -17,7 +17,7 @@ from tests.data.pictures import any_window, encoded, picture, wrong_in_threads
 
 SAMPLINGS = ("444", "422", "420", "Gray")
 WIDE = 32
-"""Columns from which on images are decoded here."""
+"""The minimum width of images that our decoder decodes."""
 
 
 def by_pillow(pixels: np.ndarray, **options: object) -> bytes:
@@ -65,7 +65,7 @@ def test_codes_of_its_own_and_restarts_make_no_difference(options: dict[str, obj
 
 
 def test_codes_of_sixteen_bits_are_read() -> None:
-    # Of the standard tables: coefficients of 10 bits, and long runs of zeros, have codes of 16 bits.
+    # In the standard tables, coefficients of 10 bits and long runs of zeros have codes of 16 bits.
     rng = np.random.default_rng(3)
     noise = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     for quality in (60, 90):
@@ -84,7 +84,7 @@ def with_sampling(jpeg: bytes, factors: int) -> bytes:
 
 
 def with_a_code_of_ones(jpeg: bytes) -> bytes:
-    """Add a table that no scan uses, of the codes 0 and 1."""
+    """Add a table with the codes 0 and 1, which no scan uses."""
     place = jpeg.index(b"\xff\xda")
     return jpeg[:place] + b"\xff\xc4" + bytes([0, 21, 0x03, 2, *[0] * 15, 0, 1]) + jpeg[place:]
 
@@ -137,7 +137,7 @@ def test_an_image_of_another_size_is_left_to_libjpeg_turbo() -> None:
 def test_coefficients_that_no_image_has_are_left_to_libjpeg_turbo() -> None:
     plain = encoded(picture(np.random.default_rng(3), 40, 40), "444", 50)
     table = plain.index(b"\xff\xdb") + 5
-    # As if every coefficient of luma had been divided by 255.
+    # The quantizer says that every luma coefficient was divided by 255.
     assert decode_window(plain[:table] + b"\xff" * 64 + plain[table + 64 :], (40, 40), (0, 0, 40, 40)) is None
 
 
@@ -159,7 +159,7 @@ def test_of_a_damaged_file_there_are_the_pixels_of_libjpeg_turbo_or_none(samplin
             continue
         try:
             whole = decode(bytes(damaged))
-        except ValueError:  # of what is behind the window
+        except ValueError:  # because of damage after the window
             assert window[0] + window[2] < 60, case
             continue
         answered += 1

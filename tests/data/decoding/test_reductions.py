@@ -1,4 +1,4 @@
-"""JPEGs decoded at a part of their size."""
+"""JPEGs decoded at a fraction of their size."""
 
 import io
 
@@ -12,7 +12,7 @@ from tests.data.pictures import encoded, picture
 
 
 def test_a_reduced_image_is_the_mean_of_its_blocks() -> None:
-    # Of a grey ramp, which quantisation leaves as it is.
+    # The image is a grey ramp, which quantisation does not change.
     ramp = np.tile(np.arange(0, 192, 3, dtype=np.uint8)[:, None, None], (1, 64, 3))
     means = ramp[..., 0].reshape(16, 4, 16, 4).mean(axis=(1, 3))
     assert np.abs(decode(encoded(ramp, "444", 100), 4)[..., 0] - means).max() <= 2

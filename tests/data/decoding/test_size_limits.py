@@ -1,4 +1,4 @@
-"""Of images that are larger than usual, all threads together decode no more than a bound at once."""
+"""All threads together decode at most a limit of pixels at the same time, counting only large images."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from lockstep.data.decoding.size_limits import MOST_PIXELS, MOST_PIXELS_IN_WHOLE
 
 
 def second(pixels: int, order: list[str]) -> threading.Thread:
-    """Start a thread that decodes; return when it has begun to, or waits for its turn."""
+    """Start a thread that decodes; return when it has begun, or waits for its turn."""
 
     def decode() -> None:
         with decoding(pixels):

@@ -1,4 +1,4 @@
-"""The host loader against decoding, cutting and resizing by hand; its order, its bounds and its end."""
+"""The host loader, compared with separate decoding, cropping and resizing; its order, its limits and its end."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ def index(textures: Path) -> Index:
 
 @pytest.fixture(scope="module")
 def plans(tiny_recipe: Recipe, index: Index) -> list[BatchPlan]:
-    """Two training steps, their MixUp, and the last two batches of an evaluation, 60 images in batches of 16."""
+    """Two training steps with MixUp, and the last two batches of an evaluation of 60 images in batches of 16."""
     mixed = tiny_recipe.replace(mixup_alpha=0.2)
     training = islice(training_plans(mixed, index.sizes, 0), 2)
     return [*training, *list(evaluation_plans(tiny_recipe, index.sizes, 16))[-2:]]
@@ -39,7 +39,7 @@ def plans(tiny_recipe: Recipe, index: Index) -> list[BatchPlan]:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Index:
-    """Four images of different grey in four classes."""
+    """Four images in different greys, in four classes."""
     for i in range(4):
         (tmp_path / str(i)).mkdir()
         Image.new("RGB", (40, 40), (50 * i + 20,) * 3).save(tmp_path / str(i) / "image.jpg", quality=95)
@@ -47,7 +47,7 @@ def few(tmp_path: Path) -> Index:
 
 
 def whole(*samples: int) -> BatchPlan:
-    """A plan of whole images of 40 pixels, shrunk to `SIZE`."""
+    """Return a plan of whole images of 40 x 40 pixels, reduced to `SIZE`."""
     count = len(samples)
     return BatchPlan(
         samples=np.array(samples),
@@ -174,7 +174,7 @@ def test_training_may_stop_early_and_no_thread_stays(few: Index) -> None:
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The files decoded since, 50 ms each."""
+    """The files that are decoded during the test. Each takes 50 ms."""
     decoded: list[bytes] = []
 
     def slow(data: bytes, *how: object, **more: object) -> None:
@@ -234,7 +234,7 @@ def test_an_image_changed_since_it_was_indexed_is_named_with_the_reason(change, 
     path = Path(few.path(2))
     before = path.stat()
     path.write_bytes(change(path))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise its time tells
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise the change of time is noticed
     with pytest.raises(DataError, match=rf"2/image\.jpg is not the image that was indexed: {reason}"):
         loaded(few, [whole(0), whole(1), whole(2), whole(3)])
 

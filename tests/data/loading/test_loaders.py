@@ -1,4 +1,4 @@
-"""The loaders execute the same plans: order, labels, crops and flips are equal, pixels within rounding of the resizing."""
+"""The loaders execute the same plans: order, labels, crops and flips are equal; pixels differ by rounding when resized."""
 
 import io
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ from lockstep.system.errors import DataError, RecipeError
 
 SIZE = 32
 ROUNDING = 1
-"""Levels of 255 by which DALI's resizing differs: it rounds once, OpenCV in fixed point, Pillow after each direction."""
+"""The difference of DALI's resizing, in levels of 255. DALI rounds once, OpenCV computes in fixed point, and Pillow rounds
+after each direction."""
 ROUNDING_AT_BORDERS = 24
-"""With antialiasing, in the outermost pixels: beyond the border DALI repeats it, Pillow leaves it out."""
+"""The difference in the outermost pixels with antialiasing: outside the image, DALI repeats the border, Pillow does not."""
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +73,12 @@ def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) 
 
 
 def inner(whole: list[Batch]) -> list[Batch]:
-    """Without the outermost two pixels, which the borders of an image three times as large reach."""
+    """Return the images without the outermost two pixels, which the borders of an image three times as large influence."""
     return [Batch(batch.images[:, 2:-2, 2:-2], batch.labels) for batch in whole]
 
 
 def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index) -> None:
-    # What remains is decoding.
+    # Without resizing, only decoding is left.
     samples = np.arange(len(index))
     windows = np.array([(height // 3, width // 3, SIZE, SIZE) for height, width in index.sizes.tolist()], np.int32)
     plan = BatchPlan(
@@ -92,7 +93,7 @@ def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index)
 
 @pytest.mark.parametrize(("rank", "batch"), [(0, 16), (1, 50)])
 def test_dali_evaluates_every_image_and_pads_with_black(index: Index, tiny_recipe: Recipe, rank: int, batch: int) -> None:
-    # 60 images in batches of 50 over three ranks leave the last rank none, the second ten.
+    # With 60 images in batches of 50 over three ranks, the last rank gets none and the second gets ten.
     plans = list(evaluation_plans(tiny_recipe, index.sizes, batch, rank=rank, ranks=3))
     found, expected = batches(dali(index), plans), batches(host(index), plans)
     assert [batch.labels.tolist() for batch in found] == [batch.labels.tolist() for batch in expected]
@@ -158,7 +159,7 @@ def odd_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Index:
-    """A PNG under another name, a grey and a CMYK JPEG, and one with transparency."""
+    """A PNG with the name of a JPEG, a grey and a CMYK JPEG, and an image with transparency."""
     (tmp_path / "images").mkdir()
     for name, data in odd_files().items():
         (tmp_path / "images" / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""Reads ours.rec, ours.tfrecord and ours.tar with DALI on the CPU; prints images and labels as JSON."""
+"""Read ours.rec, ours.tfrecord and ours.tar with DALI on the CPU; print digests of images, and labels, as JSON."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from nvidia.dali import tfrecord as features
 
 
 def run(images: int, reader: Callable[[], tuple[object, object]]) -> list[list[object]]:
-    """Return digest and label (or what stands for it) of every image."""
+    """Return digest and label of every image; for a tar, the bytes of `.cls` instead of the label."""
     pipeline = dali.Pipeline(batch_size=images, num_threads=1, device_id=None)
     with pipeline:
         pipeline.set_outputs(*reader())

@@ -1,6 +1,6 @@
-"""Reads ours.rec with MXNet and writes theirs.rec and several.rec; prints what was read as JSON.
+"""Read ours.rec with MXNet and write theirs.rec and several.rec; print what was read as JSON.
 
-It runs in MXNet's own environment, without lockstep.
+The script runs in MXNet's own environment, without lockstep.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def read_in_order(folder: Path) -> list[str]:
 
 
 def read_batches(folder: Path) -> dict[str, object]:
-    """Labels and number of decoded images, as MXNet's training scripts get them."""
+    """Return labels and number of decoded images, as MXNet's training scripts get them."""
     batches = mx.io.ImageRecordIter(
         path_imgrec=str(folder / "ours.rec"),
         path_imgidx=str(folder / "ours.idx"),

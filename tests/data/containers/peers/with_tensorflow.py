@@ -1,4 +1,4 @@
-"""Reads ours.tfrecord with TensorFlow and writes theirs.tfrecord and shuffled.tfrecord; prints what was read as JSON."""
+"""Read ours.tfrecord with TensorFlow and write theirs.tfrecord and shuffled.tfrecord; print what was read as JSON."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def read(path: Path) -> list[dict[str, object]]:
 
 
 def features(folder: Path) -> list[dict[str, tf.train.Feature]]:
-    """What NVIDIA's script writes for every image."""
+    """Return the features that NVIDIA's script writes for every image."""
     found = []
     for _, label, name in json.loads((folder / "samples.json").read_text()):
         texts = {
@@ -57,7 +57,7 @@ def write(folder: Path) -> None:
     with tf.io.TFRecordWriter(str(folder / "shuffled.tfrecord")) as writer:
         for seed, feature in enumerate(features(folder)):
             keys = random.Random(seed).sample(sorted(feature), len(feature))
-            # Messages one behind the other are one message with the fields of all, in this order.
+            # Concatenated messages are one message with the fields of all, in this order.
             writer.write(b"".join(message({key: feature[key]}) for key in keys))
 
 
