@@ -1,16 +1,22 @@
 /* Decoding a window of a baseline JPEG, to the bits of libjpeg-turbo's accurate decoder.
  *
- * Reading the Huffman codes is most of an input pipeline's work, and those above a window must be read to find it. Here one
- * look at a table reads a code together with the value behind it, blocks outside the window are passed over without being
- * stored, and only what the window's pixels depend on is transformed, interpolated and converted.
+ * Most of an input pipeline's work is to read Huffman codes. The codes above a window must be read to find the window. This
+ * decoder saves work as follows:
  *
- * Whatever is rare (progressive or arithmetic coding, 12 bits, CMYK, several scans, other ratios of sampling) or unsound (a
- * code that does not exist, an early end, coefficients no image has) is left to libjpeg-turbo: the answer is False then.
- * So is all on processors without AVX2. What is behind the window's last row is not looked at.
+ * - One table look-up reads a code and the value after it.
+ * - Blocks outside the window are skipped without being stored.
+ * - Only what the window's pixels depend on is transformed, interpolated and converted.
  *
- * Names and procedures are those of ITU-T T.81. Arithmetic that T.81 leaves open is that of the independent JPEG group's
- * library: the inverse DCT of Loeffler, Ligtenberg and Moschytz in 13 bits (jidctint), "fancy" triangle interpolation of
- * chroma (jdsample) and conversion to RGB in 16 bits (jdcolor).
+ * The result is False if the file must be left to libjpeg-turbo:
+ *
+ * - rare files: progressive or arithmetic coding, 12 bits, CMYK, several scans, other sampling ratios;
+ * - invalid files: a code that does not exist, an early end, coefficients that no image has.
+ *
+ * libjpeg-turbo also decodes everything on processors without AVX2. Data after the window's last row is not read.
+ *
+ * Names and procedures are those of ITU-T T.81. Where T.81 does not define the arithmetic, it is that of the Independent
+ * JPEG Group's library: the inverse DCT of Loeffler, Ligtenberg and Moschytz in 13 bits (jidctint), "fancy" triangle
+ * interpolation of chroma (jdsample) and conversion to RGB in 16 bits (jdcolor).
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -20,36 +26,36 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Everything but the module's functions at the end is for processors with AVX2; see `PyInit__jpeg`. */
+/* All code except the module's functions at the end needs a processor with AVX2; see `PyInit__jpeg`. */
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v3")
 #define INLINE static inline __attribute__((always_inline))
 
 enum { LOOK_BITS = 11, MOST_SYMBOLS = 256, COMPONENTS = 3 };
 
-/* How far the code that ends a block moves the place in it: further than any values do, so that the sum tells. */
+/* The code that ends a block advances the position in it by this: further than values do, so the position shows the end. */
 enum { END_OF_BLOCK = 192 };
 
-/* A Huffman table, as tables of what the next bits of a scan begin with.
+/* A Huffman table, as tables that are indexed by the next bits of a scan.
  *
- * `look`: a code and the value behind it, as `value << 16 | advance << 8 | bits`: how far the place in the block moves on,
- * and how many bits are read. With PARTLY set in `bits` only the code is within LOOK_BITS: the rest of `bits` is its length,
- * and `value` the number of bits that follow. PARTLY alone: a longer code, or none. */
+ * `look`: a code and the value after it, as `value << 16 | advance << 8 | bits`. `advance` is how far the position in the
+ * block advances, and `bits` how many bits are read. If PARTLY is set in `bits`, only the code fits in LOOK_BITS: the rest of
+ * `bits` is the code's length, and `value` is the number of bits that follow. PARTLY alone means a longer code, or no code. */
 typedef struct {
     int32_t look[1 << LOOK_BITS];
-    int32_t last_code[18];    /* by length: the largest code of that length, left-aligned in 16 bits, plus one */
-    int32_t first_symbol[18]; /* by length: what to add to a code to get its place in `symbols` */
-    uint8_t counts[17];       /* codes by length, as the file defines them */
+    int32_t last_code[18];    /* by length: the largest code of this length, left-aligned in 16 bits, plus one */
+    int32_t first_symbol[18]; /* by length: the number to add to a code to get its index in `symbols` */
+    uint8_t counts[17];       /* the number of codes by length, as the file defines it */
     uint8_t symbols[MOST_SYMBOLS];
     uint8_t is_dc, is_made;
 } Huffman;
 enum { PARTLY = 64 };
 
-/* For coefficients other than the first, two more; those bits of a scan that they do not answer have PARTLY set.
+/* Two more tables, for coefficients other than the first. PARTLY is set in entries for bits that they do not cover.
  *
- * `pairs`: as `look`, for two values where both are within LOOK_BITS: the second's advance is in bits 40 to 47, its value in
- * bits 48 to 63, both 0 if there is none. `passed`: as many values as are within LOOK_BITS, where none is wanted, as
- * `advance << 7 | bits`. */
+ * `pairs`: like `look`, but for two values if both fit in LOOK_BITS. Bits 40 to 47 are the advance of the second value and
+ * bits 48 to 63 the second value; both are 0 if there is no second value.
+ * `passed`: for blocks that are skipped, all values that fit in LOOK_BITS, as `advance << 7 | bits`. */
 typedef struct {
     Huffman codes;
     uint64_t pairs[1 << LOOK_BITS];
@@ -59,28 +65,28 @@ typedef struct {
 typedef struct {
     int id, horizontal, vertical, quantizer, dc, ac;
     int width, height; /* in samples */
-    uint8_t *plane;    /* the samples of the MCUs that are decoded */
+    uint8_t *plane;    /* the samples of the decoded MCUs */
     int stride, first_row, first_column; /* of the plane */
 } Component;
 
 typedef struct {
-    Huffman dc[4]; /* kept from one image to the next: files of one source often share them */
+    Huffman dc[4]; /* kept for the next image: files of one source often have the same tables */
     HuffmanAC ac[4];
 } Tables;
 
 typedef struct {
     Tables *tables;
-    int16_t quantizers[4][64]; /* in PLACES */
+    int16_t quantizers[4][64]; /* in the order of PLACES */
     Component components[COMPONENTS];
     int count; /* of components */
     int height, width, restart_interval;
-    int has_quantizer, has_dc, has_ac; /* a bit for each of four */
+    int has_quantizer, has_dc, has_ac; /* one bit for each of four tables */
     const uint8_t *scan, *end;
 } Image;
 
-/* Where the values of a block are kept, by their order in the file: rows 0 and 4 column by column, then 1 and 5, 2 and 6, 3
- * and 7, as they are multiplied. Those of a block's end, and of values behind the 64th, which two runs of zeros may lead to,
- * go to a place that nobody reads. */
+/* Where the values of a block are stored, by their order in the file: rows 0 and 4 column by column, then rows 1 and 5, 2
+ * and 6, 3 and 7, as they are multiplied. Ends of blocks, and values after the 64th (two runs of zeros may lead there), are
+ * stored in a place that is not read. */
 enum { MOST_BLOCKS = 6, BLOCK = 64, BEHIND_BLOCK = 2 * 16 + END_OF_BLOCK };
 static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
     0, 2, 16, 32, 18, 4, 6, 20, 34, 48, 1, 50, 36, 22, 8, 10,
@@ -92,13 +98,13 @@ static const uint8_t PLACES[BLOCK + BEHIND_BLOCK] = {
 
 /* ---- the headers ---- */
 
-/* The value that is written in `size` bits. */
+/* Return the value that is coded in `size` bits. */
 INLINE int32_t signed_value(int32_t bits, int size)
 {
     return bits < 1 << (size - 1) ? bits - (1 << size) + 1 : bits;
 }
 
-/* Tell the bits of the value behind a code, and how far it moves the place in a block. False if no baseline file has it. */
+/* Set the number of bits of the value after a code, and its advance in the block. False if no baseline file has the code. */
 static int meaning(int symbol, int is_dc, int *size, int *advance)
 {
     int run = is_dc ? 0 : symbol >> 4;
@@ -116,7 +122,7 @@ static int is_made(const Huffman *table, const uint8_t *counts, const uint8_t *s
     return table->is_made && memcmp(table->counts, counts, 17) == 0 && memcmp(table->symbols, symbols, total) == 0;
 }
 
-/* False if what a table defines is no prefix code, or not for its kind of values. */
+/* Make a table. False if it does not define a prefix code, or not one for its kind of values. */
 static int make_huffman(Huffman *table, const uint8_t *counts, const uint8_t *symbols, int total, int is_dc)
 {
     table->is_made = 0;
@@ -130,13 +136,13 @@ static int make_huffman(Huffman *table, const uint8_t *counts, const uint8_t *sy
     for (int length = 1; length <= 16; length++) {
         table->first_symbol[length] = place - code;
         for (int i = 0; i < counts[length]; i++, code++, place++) {
-            if (code + 1 >= 1 << length || (is_dc && symbols[place] > 15)) /* a code of ones is none */
+            if (code + 1 >= 1 << length || (is_dc && symbols[place] > 15)) /* a code of only ones is not allowed */
                 return 0;
             if (length > LOOK_BITS)
                 continue;
             int size, advance, left = LOOK_BITS - length;
             if (!meaning(symbols[place], is_dc, &size, &advance))
-                continue; /* `read_slowly` refuses it, should it come */
+                continue; /* `read_slowly` refuses this code if a scan has it */
             int32_t *entry = table->look + (code << left);
             if (size > left) {
                 for (int rest = 0; rest < 1 << left; rest++)
@@ -211,7 +217,7 @@ static int read_huffman(Image *image, const uint8_t *at, const uint8_t *end)
 static int read_quantizers(Image *image, const uint8_t *at, const uint8_t *end)
 {
     for (; at < end; at += 65) {
-        if (at[0] > 3 || end - at < 65) /* 16 bits have other numbers */
+        if (at[0] > 3 || end - at < 65) /* tables of 16 bits have other numbers */
             return 0;
         for (int i = 0; i < 64; i++)
             image->quantizers[at[0]][PLACES[i]] = at[1 + i];
@@ -271,7 +277,7 @@ static int read_scan_header(Image *image, const uint8_t *at, const uint8_t *end)
     return spectral[0] == 0 && spectral[1] == 63 && spectral[2] == 0;
 }
 
-/* Read up to the scan. False if the file is none that is decoded here. */
+/* Read the file up to the scan. False if this decoder does not decode such a file. */
 static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
 {
     const uint8_t *at = data, *end = data + length;
@@ -283,7 +289,7 @@ static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
         if (end - at < 4 || at[0] != 0xFF)
             return 0;
         int marker = at[1], size = at[2] << 8 | at[3];
-        if (marker == 0xFF) { /* fill */
+        if (marker == 0xFF) { /* a fill byte */
             at++;
             continue;
         }
@@ -318,7 +324,7 @@ static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
             if (!read_scan_header(image, body, next))
                 return 0;
             const Component *c = image->components;
-            /* Which colours these are, as libjpeg guesses. */
+            /* Whether the colours are YCbCr, by the rules of libjpeg. */
             int are_numbered = c[0].id == 1 && c[1].id == 2 && c[2].id == 3;
             if (image->count == 3 && !(is_jfif || (transform < 0 ? are_numbered : transform == 1)))
                 return 0;
@@ -326,7 +332,7 @@ static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
             image->end = end;
             return 1;
         }
-        default: /* other applications' data and comments; all else is rare */
+        default: /* data of other applications, and comments; other markers are rare */
             sound = (marker >= 0xE1 && marker <= 0xEF) || marker == 0xFE;
         }
         if (!sound)
@@ -337,14 +343,14 @@ static int read_headers(Image *image, const uint8_t *data, Py_ssize_t length)
 
 /* ---- the scan ---- */
 
-/* Bits of a scan, in which the zeros behind every 0xFF are left out. */
+/* The bits of a scan, without the zeros after every 0xFF. */
 typedef struct {
-    uint64_t bits;  /* the next ones, from the top */
-    uint64_t count; /* its lowest six bits: how many are there */
+    uint64_t bits;  /* the next bits, from the top */
+    uint64_t count; /* the lowest six bits: how many bits are available */
     const uint8_t *at;
 } Bits;
 
-/* Have 56 bits at least. */
+/* Make at least 56 bits available. */
 INLINE void refill(Bits *bits)
 {
     uint64_t next;
@@ -354,20 +360,20 @@ INLINE void refill(Bits *bits)
     bits->count |= 56;
 }
 
-/* Leave behind as many bits as the lowest six bits of `entry` say. */
+/* Remove as many bits as the lowest six bits of `entry` say. */
 INLINE void drop(Bits *bits, uint64_t entry)
 {
     bits->bits <<= entry & 63;
     bits->count -= entry;
 }
 
-/* Bits left in an interval that ends here; fewer than 0 if more were read than there are. */
+/* Return the number of bits left in an interval that ends at `end`; below 0 if more bits were read than there are. */
 INLINE ptrdiff_t bits_left(const Bits *bits, const uint8_t *end)
 {
     return (end - bits->at) * 8 + (bits->count & 63);
 }
 
-/* Copy an interval of the scan up to the next marker, without the zeros that are stuffed in; return where it ends. */
+/* Copy an interval of the scan up to the next marker, without the stuffed zeros; return where it ends. */
 static const uint8_t *unstuff(const uint8_t *at, const uint8_t *end, uint8_t **to)
 {
     for (;;) {
@@ -385,7 +391,7 @@ static const uint8_t *unstuff(const uint8_t *at, const uint8_t *end, uint8_t **t
     }
 }
 
-/* Read a code longer than LOOK_BITS, or one that is refused: as `look` has it, but for its `bits` of up to 27; or 0. */
+/* Read a code longer than LOOK_BITS. The result is as in `look`, but with up to 27 `bits`; 0 if the code is refused. */
 static int32_t read_slowly(const Huffman *table, uint64_t bits)
 {
     int32_t next = bits >> 48;
@@ -402,7 +408,7 @@ static int32_t read_slowly(const Huffman *table, uint64_t bits)
     return (int32_t)((uint32_t)value << 16) | advance << 8 | (length + size);
 }
 
-/* Read a code and its value; the result is as in `look` but for `bits`, or 0 if there is no such code. */
+/* Read a code and its value. The result is as in `look`, except for `bits`; 0 if there is no such code. */
 INLINE int32_t read_value(const Huffman *table, Bits *bits)
 {
     int32_t entry = table->look[bits->bits >> (64 - LOOK_BITS)];
@@ -424,7 +430,7 @@ INLINE int advance_of(uint64_t entry)
     return entry >> 8 & 0xFF;
 }
 
-/* What can be read behind a refill without another, a code of up to 16 bits and its value last. */
+/* How many codes can be read after one refill. The last one may be a code of up to 16 bits with its value. */
 enum { AT_ONCE = 3 };
 _Static_assert((AT_ONCE - 1) * LOOK_BITS + 27 <= 56, "a refill must do");
 
@@ -433,7 +439,7 @@ INLINE int is_end(int k)
     return k == 64 || k > END_OF_BLOCK;
 }
 
-/* Read a block's first value. False if it is unsound. */
+/* Read a block's first value. False if it is invalid. */
 INLINE int read_first(const Huffman *dc, Bits *bits, int *predicted)
 {
     refill(bits);
@@ -442,7 +448,7 @@ INLINE int read_first(const Huffman *dc, Bits *bits, int *predicted)
     return entry && *predicted >= -INT16_MAX && *predicted <= INT16_MAX;
 }
 
-/* Read the other values of a block; return the place behind the last one, or 0 if they are unsound. */
+/* Read the other values of a block; return the position after the last one, or 0 if they are invalid. */
 INLINE int read_others(const HuffmanAC *ac, Bits *bits, int16_t *block)
 {
     int k = 1;
@@ -467,7 +473,7 @@ INLINE int read_others(const HuffmanAC *ac, Bits *bits, int16_t *block)
             block[PLACES[k - 1]] = (int16_t)(pair >> 48);
             block[PLACES[place - 1]] = (int16_t)(pair >> 16);
             if (k >= 64) {
-                if (__builtin_expect(place >= 64 && k != place, 0)) { /* the second is another block's */
+                if (__builtin_expect(place >= 64 && k != place, 0)) { /* the second value belongs to the next block */
                     *bits = before;
                     drop(bits, ac->codes.look[bits->bits >> (64 - LOOK_BITS)] & 63);
                     k = place;
@@ -478,7 +484,7 @@ INLINE int read_others(const HuffmanAC *ac, Bits *bits, int16_t *block)
     }
 }
 
-/* Pass over the other values of a block. False if they are unsound. */
+/* Skip the other values of a block. False if they are invalid. */
 INLINE int pass_others(const HuffmanAC *ac, Bits *bits)
 {
     int k = 1;
@@ -492,7 +498,7 @@ INLINE int pass_others(const HuffmanAC *ac, Bits *bits)
                     drop(bits, passed);
                     return 1;
                 }
-                /* A long code; or values of another block are among these. */
+                /* A long code, or some of these values belong to the next block. */
                 int32_t entry = read_value(&ac->codes, bits);
                 if (!entry)
                     return 0;
@@ -509,17 +515,18 @@ INLINE int pass_others(const HuffmanAC *ac, Bits *bits)
 
 /* ---- the inverse DCT ---- */
 
-/* Bits of the constants, and of the fraction kept between the passes. */
+/* The bits of the constants, and of the fraction that is kept between the passes. */
 enum { CONSTANT_BITS = 13, KEPT_BITS = 2 };
 
-/* Two constants for `_mm256_madd_epi16`, which adds up the products of two neighbours each. */
+/* Two constants for `_mm256_madd_epi16`, which adds the products of each two neighbours. */
 #define BOTH(a, b) _mm256_set1_epi32((int32_t)((uint32_t)(b) << 16 | ((a) & 0xFFFF)))
 
-/* Transform eight columns, or rows, whose values are in pairs: 0 and 4, 1 and 5, 2 and 6, 3 and 7; round off `shift` bits.
+/* Transform eight columns or rows, whose values are in pairs: 0 and 4, 1 and 5, 2 and 6, 3 and 7. Round off `shift` bits.
  *
- * The products of jidctint are collected by what they multiply: sums of the constants 0.298631336, 0.390180644, 0.541196100,
- * 0.765366865, 0.899976223, 1.175875602, 1.501321110, 1.847759065, 1.961570560, 2.053119869, 2.562915447 and 3.072711026,
- * each rounded to 13 bits before. No sum is rounded, so it is the same number. */
+ * The products of jidctint are grouped by the value that is multiplied. So the factors are sums of the constants
+ * 0.298631336, 0.390180644, 0.541196100, 0.765366865, 0.899976223, 1.175875602, 1.501321110, 1.847759065, 1.961570560,
+ * 2.053119869, 2.562915447 and 3.072711026, each rounded to 13 bits first. The sums are not rounded, so the result is the
+ * same number. */
 INLINE void transform(const __m256i *pairs, int shift, __m256i *to)
 {
     __m256i half = _mm256_set1_epi32(1 << (shift - 1));
@@ -553,14 +560,14 @@ INLINE void transform(const __m256i *pairs, int shift, __m256i *to)
     }
 }
 
-/* Make pairs of columns of eight rows; a lane of `pairs` is a row then. */
+/* Make pairs of columns from eight rows. Each lane of `pairs` is then a row. */
 INLINE void transpose(const __m256i *rows, __m256i *pairs)
 {
     __m256i a = _mm256_packs_epi32(rows[0], rows[4]), b = _mm256_packs_epi32(rows[1], rows[5]);
     __m256i c = _mm256_packs_epi32(rows[2], rows[6]), d = _mm256_packs_epi32(rows[3], rows[7]);
     __m256i upper[2] = {_mm256_unpacklo_epi16(a, b), _mm256_unpacklo_epi16(c, d)}; /* rows 0 to 3 */
     __m256i lower[2] = {_mm256_unpackhi_epi16(a, b), _mm256_unpackhi_epi16(c, d)};
-    /* Columns 0 and 1, behind them 4 and 5; then 2 and 3, 6 and 7. */
+    /* Columns 0 and 1, followed by 4 and 5; then 2 and 3, followed by 6 and 7. */
     __m256i upper01 = _mm256_unpacklo_epi32(upper[0], upper[1]), upper23 = _mm256_unpackhi_epi32(upper[0], upper[1]);
     __m256i lower01 = _mm256_unpacklo_epi32(lower[0], lower[1]), lower23 = _mm256_unpackhi_epi32(lower[0], lower[1]);
     __m256i columns01 = _mm256_permute2x128_si256(upper01, lower01, 0x20);
@@ -573,11 +580,11 @@ INLINE void transpose(const __m256i *rows, __m256i *pairs)
     pairs[3] = _mm256_unpackhi_epi16(columns23, columns67);
 }
 
-/* The largest sum of magnitudes of a column for which 16 bits, here and in libjpeg-turbo's vectors, hold all that comes up:
- * after the first pass a value is at most 1.387 * 4 times it, and two of these are added. */
+/* The largest sum of magnitudes of a column for which 16 bits hold all intermediate values, here and in libjpeg-turbo's
+ * vectors: after the first pass, a value is at most 1.387 * 4 times this sum, and two of these values are added. */
 enum { LARGEST_COLUMN = 2900 };
 
-/* Write the 8 x 8 samples of a block. False if its values are larger than an image's. */
+/* Write the 8 x 8 samples of a block. False if its values are larger than those of any image. */
 INLINE int write_block(const int16_t *block, const int16_t *quantizer, uint8_t *to, int stride)
 {
     __m256i pairs[4], v[8], sums = _mm256_setzero_si256();
@@ -592,10 +599,10 @@ INLINE int write_block(const int16_t *block, const int16_t *quantizer, uint8_t *
     transform(pairs, CONSTANT_BITS - KEPT_BITS, v);
     transpose(v, pairs);
     transform(pairs, CONSTANT_BITS + KEPT_BITS + 3, v);
-    /* Columns of samples now, 128 less. */
+    /* `v` has columns of samples, minus 128. */
     __m256i a = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[4]), _mm256_packs_epi32(v[2], v[6]));
     __m256i b = _mm256_packs_epi16(_mm256_packs_epi32(v[1], v[5]), _mm256_packs_epi32(v[3], v[7]));
-    __m256i columns01 = _mm256_unpacklo_epi8(a, b), columns23 = _mm256_unpackhi_epi8(a, b); /* and 45, 67 behind them */
+    __m256i columns01 = _mm256_unpacklo_epi8(a, b), columns23 = _mm256_unpackhi_epi8(a, b); /* followed by 45 and 67 */
     __m256i columns0123 = _mm256_unpacklo_epi16(columns01, columns23);
     __m256i columns4567 = _mm256_unpackhi_epi16(columns01, columns23);
     __m256i middle = _mm256_set1_epi8((char)128);
@@ -630,7 +637,7 @@ typedef struct {
     int top, left, bottom, right;
 } Area;
 
-/* Decode the samples of the MCUs in an area, which is in MCUs. False if the scan is unsound. */
+/* Decode the samples of the MCUs in an area; `area` counts MCUs. False if the scan is invalid. */
 static int read_scan(Image *image, Area area, uint8_t *room)
 {
     const Component *c = image->components;
@@ -647,7 +654,7 @@ static int read_scan(Image *image, Area area, uint8_t *room)
             if (until_restart == 0) {
                 if (image->end - at < 2 || at[0] != 0xFF || at[1] != 0xD0 + restarts % 8)
                     return 0;
-                if (bits_left(&bits, end) < 0 || bits_left(&bits, end) > 7) /* a part of a byte may be */
+                if (bits_left(&bits, end) < 0 || bits_left(&bits, end) > 7) /* a part of a byte may be left */
                     return 0;
                 restarts++;
                 until_restart = image->restart_interval;
@@ -721,8 +728,8 @@ static void remove_gaps(uint8_t *room, size_t size)
 }
 #endif
 
-/* Bytes for a row of a component's samples and some beside it. LINES are needed: two of chroma, and one of sums, which are
- * of half as many samples with two bytes each. */
+/* The bytes for a row of a component's samples, and some extra. LINES of them are needed: two for chroma, and one for sums,
+ * which are half as many with two bytes each. */
 enum { LINES = 3 };
 static size_t line_size(size_t width)
 {
@@ -734,8 +741,8 @@ INLINE int clamped(int value, int below)
     return value < 0 ? 0 : value >= below ? below - 1 : value;
 }
 
-/* Return the samples of a component for the pixels of a row from `left` to `right`, interpolated in `to` if there are fewer.
- * `sums` has room for one sample more than these need on each side. */
+/* Return the samples of a component for the pixels of a row from `left` to `right`. If there are fewer samples than pixels,
+ * they are interpolated in `to`. `sums` has room for one more sample on each side. */
 INLINE const uint8_t *samples(
     const Component *c, int horizontal, int vertical, int row, int left, int right, uint16_t *sums, uint8_t *to)
 {
@@ -768,7 +775,7 @@ INLINE const uint8_t *samples(
     return to + (left & 1);
 }
 
-/* Where the bytes of red, green and blue go in each third of 16 pixels. */
+/* The positions of the bytes of red, green and blue in each third of 16 pixels. */
 #define X 0x80
 static const uint8_t THIRDS[3][3][16] = {
     {
@@ -789,13 +796,13 @@ static const uint8_t THIRDS[3][3][16] = {
 };
 #undef X
 
-/* Pixels of a row that are written at a time, and how many bytes that may be more than there are. */
+/* How many pixels of a row are written at a time, and how many bytes this may write after the end. */
 enum { AT_A_TIME = 16, BEHIND_PIXELS = 3 * (AT_A_TIME - 1) };
 
 /* Convert a row to RGB.
  *
- * The factors of jdcolor are 1.40200, 0.34414, 0.71414 and 1.77200 in 16 bits: 91881, 22554, 46802 and 116130. What is too
- * large for a signed one is added as a whole: 91881 = 65536 + 26345, and so on. */
+ * The factors of jdcolor are 1.40200, 0.34414, 0.71414 and 1.77200 in 16 bits: 91881, 22554, 46802 and 116130. A factor that
+ * is too large for a signed number is split, and the integer part is added: 91881 = 65536 + 26345, and so on. */
 INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, int width, uint8_t *out)
 {
     __m256i middle = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1), half = _mm256_set1_epi32(1 << 15);
@@ -804,7 +811,7 @@ INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *r
         __m256i b = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(blue + i))), middle);
         __m256i r = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(red + i))), middle);
         __m256i b2 = _mm256_add_epi16(b, b), r2 = _mm256_add_epi16(r, r);
-        /* The half of a product of the double, which is rounded: the upper 16 bits alone are left of it. */
+        /* Multiply the double, which leaves only the upper 16 bits of the product; then halve with rounding. */
         __m256i to_r = _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(r2, _mm256_set1_epi16(26345)), one), 1);
         __m256i to_b = _mm256_srai_epi16(_mm256_add_epi16(_mm256_mulhi_epi16(b2, _mm256_set1_epi16(-14942)), one), 1);
         __m256i factors = BOTH(-22554, 65536 - 46802);
@@ -828,7 +835,7 @@ INLINE void write_row(const uint8_t *luma, const uint8_t *blue, const uint8_t *r
     }
 }
 
-/* Write the window's pixels as RGB from the samples. */
+/* Write the window's pixels as RGB, from the samples. */
 static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_t *out)
 {
     const Component *c = image->components;
@@ -850,13 +857,13 @@ static void write_pixels(const Image *image, Area window, uint8_t *lines, uint8_
 
 /* ---- the module ---- */
 
-/* What reading an MCU may take from behind the scan: six blocks of 64 values of 27 bits, and the bytes of a refill. Sides as
- * libjpeg-turbo limits them, and a length with which no sum of these overflows. */
+/* BEHIND_SCAN: how many bytes reading an MCU may take after the end of the scan: six blocks of 64 values of 27 bits, and the
+ * bytes of a refill. LARGEST_SIDE is libjpeg-turbo's limit. With LARGEST_LENGTH, no sum of these overflows. */
 enum { BEHIND_SCAN = 2048, LARGEST_MCU = 16, LARGEST_SIDE = 65500, LARGEST_LENGTH = 1 << 30 };
 
 static size_t planes_size(size_t height, size_t width)
 {
-    /* The window's MCUs and one more on each side. */
+    /* The window's MCUs, and one more on each side. */
     return 3 * (height + 4 * LARGEST_MCU) * (width + 4 * LARGEST_MCU);
 }
 
@@ -881,11 +888,11 @@ static int decode(const uint8_t *data, Py_ssize_t length, int height, int width,
         return 0;
     Component *c = image.components;
     int horizontal = c->horizontal, vertical = c->vertical;
-    /* Of narrower images libjpeg repeats the chroma's columns; nothing narrow is worth the trouble. */
+    /* For narrower images, libjpeg repeats the chroma's columns; they are left to it. */
     if (width < 2 * LARGEST_MCU)
         return 0;
     int mcu_width = 8 * horizontal, mcu_height = 8 * vertical;
-    /* Chroma one sample beside the window's has a say in its edge. */
+    /* The chroma sample next to the window influences the window's edge. */
     Area area = {
         window.top > vertical ? (window.top - vertical) / mcu_height : 0,
         window.left > horizontal ? (window.left - horizontal) / mcu_width : 0,
