@@ -291,7 +291,7 @@ def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray,
 
     # One task for each image would take 2 GB for ImageNet.
     tasks = [range(first, min(first + 64, len(rows))) for first in range(0, len(rows), 64)]
-    # `inspected` is closed before the pool, so that an interruption does not wait for waiting tasks.
+    # `inspected` is closed before the pool, so that an interruption does not wait for tasks not begun.
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
             if progress is not None:

@@ -198,7 +198,8 @@ def list_images(
     `first_label` is the number of the first class in files that have numbers as labels. `progress` is called with the
     megabytes listed and the total; it is not called for an image folder.
 
-    Labels are positions in `classes`, or in the source's own list. The order of images does not depend on the format:
+    Labels are positions in `classes`, or in the source's own list. The images of a data set have the same order in every
+    format:
 
     - RecordIO: by the number from im2rec.
     - Other formats: by class and name, or only by name if all names are numbers.

@@ -79,7 +79,7 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def draw_texture(kind: str, number: int, seed: int = 0) -> np.ndarray:
-    """Return an image of a kind: uint8 RGB [height, width, 3]. Different numbers are different images."""
+    """Return an image of a kind: uint8 RGB [height, width, 3]. Different numbers give different images."""
     stream = sorted(PATTERNS).index(kind)
     chance = uniform(draw(seed, Purpose.TEXTURE, 0, 8, epoch=number, attempt=stream)).reshape(-1)
     longer = SHORTER_PIXELS + int(chance[0] * 49)

@@ -1,4 +1,4 @@
-"""The check of a data set: in one pass, it finds all that would stop a training or spoil its result.
+"""The check of a data set: in one pass, it finds everything that would stop a training run or spoil its result.
 
 A problem of the data does not raise an error here. It becomes a `Finding`, and the rest of the data is still examined.
 """

@@ -49,7 +49,7 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
             found += [(i, kind, detail) for kind, detail in problems]
         return len(some), size, found
 
-    # As in the index: one task for each image takes too much memory, and an interruption does not wait for waiting tasks.
+    # As in the index: one task for each image takes too much memory; an interruption does not wait for tasks not begun.
     tasks = [range(first, min(first + 64, len(part.kept))) for first in range(0, len(part.kept), 64)]
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done, size, found in inspected:

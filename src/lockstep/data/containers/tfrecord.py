@@ -209,9 +209,9 @@ def _decoded(text: bytes) -> str:
 
 
 def example(sample: Sample) -> tuple[bytes, Bytes, bytes]:
-    """Return the message of a sample in pieces, with the keys and the first label of NVIDIA's scripts in alphabetical order.
+    """Return the message of a sample in pieces, with the first label of NVIDIA's scripts and their keys, sorted by name.
 
-    The image is put between them by hand: the library would copy it twice.
+    The image is inserted without the protobuf library, which would copy it twice.
     """
     front, image = _before_image(sample.class_name, sample.label), _before_text(b"image/encoded", len(sample.data))
     name = sample.name.encode("utf-8", "surrogateescape")

@@ -39,8 +39,8 @@ enum { END_OF_BLOCK = 192 };
 /* A Huffman table, as tables that are indexed by the next bits of a scan.
  *
  * `look`: a code and the value after it, as `value << 16 | advance << 8 | bits`. `advance` is how far the position in the
- * block advances, and `bits` how many bits are read. If PARTLY is set in `bits`, only the code fits in LOOK_BITS: the rest of
- * `bits` is the code's length, and `value` is the number of bits that follow. PARTLY alone means a longer code, or no code. */
+ * block advances, and `bits` how many bits are read. If PARTLY is set in `bits`, only the code fits in LOOK_BITS: the rest
+ * of `bits` is the code's length, and `value` is the number of bits that follow. PARTLY alone: a longer code, or no code. */
 typedef struct {
     int32_t look[1 << LOOK_BITS];
     int32_t last_code[18];    /* by length: the largest code of this length, left-aligned in 16 bits, plus one */

@@ -1,4 +1,4 @@
-"""The choice of a loader: it turns the plans of `order` into batches."""
+"""The choice of the loader that turns the plans of `order` into batches."""
 
 from typing import Any
 

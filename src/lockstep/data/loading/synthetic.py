@@ -11,7 +11,7 @@ from lockstep.recipes.order import BatchPlan
 
 
 class SyntheticLoader:
-    """Return batches with the labels and MixUp of the plans and with images of noise; a context manager."""
+    """Turns plans into batches with their labels and MixUp, and with images of noise; a context manager."""
 
     def __init__(self, index: Index, *, size: int) -> None:
         self._index, self._size = index, size
