@@ -128,4 +128,4 @@ $(DIST)/.made: constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(MXNET) $(HOROVOD) $(DIST) demo build dist src/*.egg-info src/lockstep/data/*.so src/lockstep/data/formats/*.so
+	rm -rf $(VENV) $(MXNET) $(HOROVOD) $(DIST) demo build dist src/*.egg-info src/lockstep/data/decoding/*.so

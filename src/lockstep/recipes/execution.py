@@ -33,7 +33,7 @@ class Execution(Settings):
     deterministic: bool = True
     """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
     distributed: Literal["native", "horovod"] = "native"
-    """What adds up over ranks: the framework's own way, or Horovod, which TensorFlow's engine has too."""
+    """What adds up over ranks: the framework's own way, or Horovod, which the engines of TensorFlow and MXNet have."""
     all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
     """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet, which add up all in one, take no
     notice."""

