@@ -12,8 +12,8 @@ from lockstep.data.index import open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
+from tests.data.cases import image_folder, jpeg
 from tests.data.sets import FORMATS, NOT_UTF8, TRAIN, data_set, files_of, packed
-from tests.data.test_index import image_folder, jpeg
 from tests.processes import call
 
 Run = Callable[..., tuple[int, str, str]]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lockstep.cli import terminal
 from lockstep.cli.console import Reporter
-from tests.data.test_index import image_folder, jpeg
+from tests.data.cases import image_folder, jpeg
 
 Run = Callable[..., tuple[int, str, str]]
 NAME = "\x1b]0;owned\x07\x1b[31m\x9b2J\rred\u202egpj"

@@ -9,7 +9,7 @@ from PIL import Image
 from lockstep.data.listing import Listing, list_images
 from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import find_split
-from tests.data.test_index import image_folder, jpeg
+from tests.data.cases import image_folder, jpeg
 
 FORMATS = ("folder", "recordio", "tfrecord", "webdataset")
 CONTAINERS = FORMATS[1:]

@@ -16,24 +16,7 @@ from lockstep.data import index as module
 from lockstep.data.index import Index, open_index, stored_index
 from lockstep.data.sources import find_source
 from lockstep.system.errors import DataError
-
-
-def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), (colour, 128, 128)).save(file, "JPEG")
-    return file.getvalue()
-
-
-def image_folder(root: Path, files: dict[str, bytes]) -> Path:
-    """Write files. Their folders get an old time, so that any later change of a folder changes its time."""
-    for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    for folder in {(root / name).parent for name in files}:
-        os.utime(folder, (1, 1))
-    return root
-
+from tests.data.cases import COUNTED, image_folder, jpeg
 
 FILES = {
     "owl/b.jpg": jpeg(20, 30),
@@ -460,22 +443,6 @@ def test_an_index_that_is_open_survives_another_build(root: Path) -> None:
     (root / "cat/a.jpg").write_bytes(jpeg())
     open_index(root)
     assert (cached.digest, paths(cached)) == (digest, names)
-
-
-COUNTED = """
-import os, sys
-from lockstep.data import index
-
-def counted(data):
-    os.write(log, b".")
-    return check(data)
-
-check, index.check = index.check, counted
-log = os.open(sys.argv[2], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-print("ready", flush=True)
-sys.stdin.readline()
-print(index.open_index(sys.argv[1]).digest)
-"""
 
 
 def test_of_two_processes_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:

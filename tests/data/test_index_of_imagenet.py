@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_listing import sample, write
+from tests.data.cases import sample, write
 
 IMAGENET = 1_281_167
 

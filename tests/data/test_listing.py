@@ -15,30 +15,13 @@ import pytest
 
 from lockstep.data import index as indexing
 from lockstep.data import listing as listing_module
-from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
+from lockstep.data.containers import Sample
 from lockstep.data.index import Index, open_index
 from lockstep.data.pack import shard_name
 from lockstep.data.sources import find_split
 from lockstep.system.errors import DataError
+from tests.data.cases import COUNTED, image_folder, jpeg, sample, write
 from tests.data.sets import CONTAINERS, MAGIC
-from tests.data.test_index import COUNTED, image_folder, jpeg
-
-WRITERS = {"recordio": recordio.Writer, "tfrecord": tfrecord.Writer, "webdataset": webdataset.Writer}
-
-
-def sample(number: int, label: int, data: bytes = b"", name: str = "", class_name: str = "") -> Sample:
-    return Sample(number, name, label, class_name, data or jpeg(8 + number, 8), 0, 0)
-
-
-def write(format: str, path: Path, samples: list[Sample]) -> Path:
-    """Write samples in this order; for RecordIO also the `.lst` if there are names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with WRITERS[format](path) as writer:
-        writer.extend(map(writer.record, samples))
-        if format == "recordio" and any(each.name for each in samples):
-            writer.describe((each.number, each.label, each.name) for each in samples)
-        writer.finish()
-    return path
 
 
 def both(format: str, root: Path, train: list[Sample], val: list[Sample]) -> tuple[Index, Index]:

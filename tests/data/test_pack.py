@@ -25,6 +25,7 @@ from lockstep.data.listing import Quarantined, list_images
 from lockstep.data.pack import Packing, pack, reduced, shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg
 from tests.data.sets import (
     CLASSES,
     CONTAINERS,
@@ -39,7 +40,6 @@ from tests.data.sets import (
     listings,
     packed,
 )
-from tests.data.test_index import image_folder, jpeg
 
 MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
 

@@ -13,8 +13,8 @@ from lockstep.data.index import open_index
 from lockstep.data.pack import Packing, pack
 from lockstep.data.sources import FORMATS, find_source
 from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg
 from tests.data.sets import files_of
-from tests.data.test_index import image_folder, jpeg
 
 
 @pytest.fixture

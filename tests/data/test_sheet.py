@@ -13,8 +13,8 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.data.sheet import contact_sheet, first_plan, write_sheet
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
+from tests.data.cases import image_folder, jpeg
 from tests.data.sets import CONTAINERS, packed
-from tests.data.test_index import image_folder, jpeg
 
 MARGIN, LINE = 8, 16
 

@@ -7,7 +7,7 @@ import pytest
 from lockstep.data.index import open_index
 from lockstep.data.sorting import sort_into_classes
 from lockstep.system.errors import DataError
-from tests.data.test_index import jpeg
+from tests.data.cases import jpeg
 
 IMAGES = {f"ILSVRC2012_val_0000000{i}.JPEG": jpeg(8 + i, 8) for i in range(1, 5)}
 CLASSES = {1: "n02", 2: "n01", 3: "n02", 4: "n03"}

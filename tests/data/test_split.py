@@ -10,8 +10,8 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.listing import Progress
 from lockstep.data.split import divided, open_sets, stored_validation
 from lockstep.system.errors import DataError
+from tests.data.cases import image_folder, jpeg
 from tests.data.sets import FORMATS, packed
-from tests.data.test_index import image_folder, jpeg
 
 IMAGE = jpeg(8, 9)
 SHARE = 0.3

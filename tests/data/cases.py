@@ -1,0 +1,58 @@
+"""Small images, folders of them and files of other formats, for the tests of data."""
+
+import io
+import os
+from pathlib import Path
+
+from PIL import Image
+
+from lockstep.data.containers import Sample, recordio, tfrecord, webdataset
+
+WRITERS = {"recordio": recordio.Writer, "tfrecord": tfrecord.Writer, "webdataset": webdataset.Writer}
+
+COUNTED = """
+import os, sys
+from lockstep.data import index
+
+def counted(data):
+    os.write(log, b".")
+    return check(data)
+
+check, index.check = index.check, counted
+log = os.open(sys.argv[2], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+print("ready", flush=True)
+sys.stdin.readline()
+print(index.open_index(sys.argv[1]).digest)
+"""
+
+
+def jpeg(height: int = 16, width: int = 24, colour: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (colour, 128, 128)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def image_folder(root: Path, files: dict[str, bytes]) -> Path:
+    """Write files. Their folders get an old time, so that any later change of a folder changes its time."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for folder in {(root / name).parent for name in files}:
+        os.utime(folder, (1, 1))
+    return root
+
+
+def sample(number: int, label: int, data: bytes = b"", name: str = "", class_name: str = "") -> Sample:
+    return Sample(number, name, label, class_name, data or jpeg(8 + number, 8), 0, 0)
+
+
+def write(format: str, path: Path, samples: list[Sample]) -> Path:
+    """Write samples in this order; for RecordIO also the `.lst` if there are names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with WRITERS[format](path) as writer:
+        writer.extend(map(writer.record, samples))
+        if format == "recordio" and any(each.name for each in samples):
+            writer.describe((each.number, each.label, each.name) for each in samples)
+        writer.finish()
+    return path
