@@ -107,13 +107,13 @@ def test_a_report_is_written_and_held_against_another(
     monkeypatch.setitem(SECONDS, "fp32", 2.0)
     code, output, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
     assert code == 0
-    table = output[output.index("this report (left) beside the other") :]
+    table = output[output.index("this report (left) next to the other") :]
     assert "batch 4 2.000 (2.000 to 2.000) 1.000 (1.000 to 1.000) 2.000 apart" in " ".join(table.split())
     report = json.loads(now.read_text())
     assert report["command"].startswith("lockstep benchmark train -b 4 -i 9 -o ")
     assert report["environment"]["torch"] == {"torch": "2"}
-    assert "measured in one report alone: 0 cells here, 1 there" in table
-    assert "nothing is divided" not in table
+    assert "measured only in one report: 0 cells here, 1 there" in table
+    assert "no quotients are shown" not in table
     # Again: measured already, and the two still beside each other.
     done = len(measured)
     _, again, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
@@ -128,10 +128,10 @@ def test_nothing_is_divided_by_a_report_of_other_settings(
     then = tmp_path / "then.json"
     assert answer("benchmark", "train", "-b", 4, "-i", 9, "--set", "image_size=64", "-o", then)[0] == 0
     _, output, _ = answer("benchmark", "train", "-b", 4, "-i", 12, "--compare", then)
-    table = output[output.index("this report (left) beside the other") :]
+    table = output[output.index("this report (left) next to the other") :]
     assert "iterations: 12 here, 9 there" in table
     assert "changes: {} here, {'image_size': 64} there" in table
-    assert "these are not the same measurement (changes), so nothing is divided" in table
+    assert "no quotients are shown: the measurements differ in changes" in table
     assert "batch 4 1.000 (1.000 to 1.000) 1.000 (1.000 to 1.000)" in " ".join(table.split())
     assert "quotient" not in table
     assert "apart" not in table
@@ -165,9 +165,9 @@ def test_what_is_not_steady_is_said(answer: Answer, measured: list[dict[str, Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "-b", "four"), "-b is 'four', expected numbers parted by commas"),
+        (("train", "-b", "four"), "-b is 'four', expected comma-separated numbers"),
         (("train", "-n", ","), "-n is ',', expected numbers"),
-        (("train", "--only-inference"), "leaves nothing of `benchmark train`"),
+        (("train", "--only-inference"), "leaves nothing to measure in `benchmark train`"),
         (("train", "--dtype", "fp8"), "precision"),
         (("train", "--backend", "tortch"), "Did you mean torch"),
         (("train", "--model", "resnet51"), "there is no model 'resnet51'"),
@@ -208,7 +208,7 @@ def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(answer: Answer
     code, output, errors = answer("benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json")
     assert code == 0
     assert errors.splitlines() == [
-        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; fp32 is not: --dtype fp32"
+        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; use --dtype fp32, which is not"
     ]
     assert len(json.loads(output)["cells"]) == len(measured) == 8
 

@@ -51,7 +51,7 @@ def test_of_a_model_nobody_published_that_is_said(answer: Callable[..., Answer],
     (tmp_path / "report.json").write_text(json.dumps(report({"model": "resnet18"})))
     code, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 0
-    assert output.endswith("this report\nnothing was published of this model\n\n")
+    assert output.endswith("this report\nthere are no published figures for this model\n\n")
 
 
 def test_another_file_is_refused(answer: Callable[..., Answer], tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "a start": ([START], [FIRST_LINE]),
     "a start with a note": ([START | {"notes": ["[x] is slow"]}], ["note: [x] is slow", FIRST_LINE]),
     "a start of several ranks": ([begun(ranks=4)], [f"{FIRST_LINE}, 4 ranks"]),
-    "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "going on after step 16 of 40"]),
+    "a start that goes on": ([START | {"step": 16}], [FIRST_LINE, "resuming after step 16 of 40"]),
     "a start after damage": (
         [START | {"step": 16, "damaged": ["step-00000024/model.safetensors is damaged [x]"]}],
         [
-            "skipped a damaged checkpoint: step-00000024/model.safetensors is damaged [x]",
+            "skipped a corrupt checkpoint: step-00000024/model.safetensors is damaged [x]",
             FIRST_LINE,
-            "going on after step 16 of 40",
+            "resuming after step 16 of 40",
         ],
     ),
     "a start with bad images": (
@@ -145,7 +145,7 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "a run that was finished": (
         [event("already_finished", report=REPORT, out="runs/[a]")],
-        ["this run was finished at step 40; nothing is left to do", *SUMMARY],
+        ["this run is finished (step 40); nothing is left to do", *SUMMARY],
     ),
     "short progress": ([event("progress", what="evaluating", done=done, total=3) for done in (1, 2, 3)], []),
     "progress in leaps": (

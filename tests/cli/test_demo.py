@@ -34,8 +34,8 @@ def test_the_demo_again_finds_itself_finished(answer: Run, tmp_path: Path, monke
     monkeypatch.setattr("lockstep.system.machine.fast_precision", lambda on_gpu: "fp32")
     code, output, errors = answer("demo", "--out", tmp_path, *SMALL)
     assert (code, errors) == (0, "")
-    assert "precision bf16: the run that is there was begun in it" in output
-    assert "this run was finished" in output
+    assert "precision bf16: the existing run was started with it" in output
+    assert "this run is finished" in output
 
 
 def precision(run: Path) -> str:

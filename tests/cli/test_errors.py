@@ -58,7 +58,7 @@ WRONG = [
     ("predict IMAGE --run MISSING", "there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint .*missing"),
     ("recipes show dmo", "there is no recipe and no file 'dmo'. Did you mean demo?"),
     ("recipes diff demo dmo", "Did you mean demo?"),
-    ("launch -n 2", "nothing to launch; expected a command behind --"),
+    ("launch -n 2", "nothing to launch; expected a command after --"),
     ("launch -n 2 --backend trch -- train", "Did you mean torch?"),
 ]
 

@@ -90,7 +90,7 @@ def test_a_framework_that_both_name_is_not_repeated(answer: Run, launched: Launc
 def test_two_frameworks_are_refused_with_both_names(answer: Run, launched: Launched, said: list[str]) -> None:
     code, output, errors = answer("launch", "-n", 2, "--backend", "torch", "--", "train", *said)
     assert (code, output, launched) == (2, "", [])
-    assert errors.startswith("lockstep: launch --backend is torch, but the command behind -- says tensorflow")
+    assert errors.startswith("lockstep: launch --backend is torch, but the command after -- says tensorflow")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_the_launch_may_say_the_one_and_its_command_the_other(answer: Run, launc
 def test_two_ways_to_add_up_are_refused_with_both_names(answer: Run, launched: Launched, said: list[str]) -> None:
     code, output, errors = answer("launch", "-n", 2, "--distributed", "native", "--", "train", *said)
     assert (code, output, launched) == (2, "", [])
-    assert errors.startswith("lockstep: launch --distributed is native, but the command behind -- says horovod")
+    assert errors.startswith("lockstep: launch --distributed is native, but the command after -- says horovod")
 
 
 @pytest.mark.parametrize(

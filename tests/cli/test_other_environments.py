@@ -74,7 +74,7 @@ def test_a_python_without_lockstep_is_named(stub: Callable[..., Path]) -> None:
     folder = stub(imports=1)
     code, output, errors = call("evaluate", "run", "--data", "d", "--backend", "mxnet")
     assert (code, output) == (2, "")
-    assert f"{folder / 'a folder' / 'python'} is to carry out --backend mxnet, but cannot import lockstep" in errors
+    assert f"{folder / 'a folder' / 'python'} cannot import lockstep, but must run --backend mxnet" in errors
 
 
 def test_a_python_without_the_engine_is_asked_once(stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
     assert "stopped by SIGTERM" in errors
     code, output, errors = call(*command, "--set", "save_every_steps=5")
     assert (code, errors) == (0, "")
-    assert "going on after step" in output
+    assert "resuming after step" in output
     assert (
         len([loss for entry in read_log(run / "log.jsonl") if entry["kind"] == "train" for loss in entry["losses"]]) == 280
     )

@@ -112,7 +112,7 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
             wait_until(lambda step=step: last_step(killed) >= step)  # type: ignore[misc]
     code, output, errors = call(*arguments, "--out", killed)
     assert code == 0, errors
-    assert "going on after step" in output
+    assert "resuming after step" in output
     assert losses(killed) == losses(tmp_path / "whole")
     assert len(losses(killed)) == 42
     a, b = newest_weights(killed), newest_weights(tmp_path / "whole")
@@ -136,7 +136,7 @@ def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
     assert code == 75, errors
     code, output, errors = call(*arguments, "--backend", second, "--out", run)
     assert code == 0, errors
-    assert "going on after step" in output
+    assert "resuming after step" in output
     assert len(losses(run)) == 42
     assert losses(run) == pytest.approx(losses(whole), rel=BOUNDS["loss"].value)
     begin = initial_tensors(tiny_recipe)

@@ -27,7 +27,7 @@ from lockstep.cli.terminal import print
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
 
-# Click's, which Typer holds under another name in each of its versions.
+# Click's exception class. Each version of Typer has it under another name.
 _Misuse: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ app.command("doctor", cls=Command)(doctor.command)
 
 
 def run() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
+    """Run the command line and exit. Exit codes: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
     130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
     code = _code()
@@ -89,7 +89,7 @@ def _code() -> int:
     except LockstepError as error:
         _complain(error)
         return error.exit_code
-    except BrokenPipeError:  # the reader of our output has gone, such as `head`
+    except BrokenPipeError:  # the reader of the output has exited, such as `head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for the interpreter's own flush at exit
         return 1
     except MemoryError as error:
@@ -97,7 +97,7 @@ def _code() -> int:
             f"not enough memory{f': {error}' if str(error) else ''}. Use a smaller batch, image or model, or fewer threads"
         )
         return 1
-    except OSError as error:  # a full disk, a folder without permission: the system's words name the file and the reason
+    except OSError as error:  # a full disk, missing permissions: the system's message names file and reason
         _complain(error)
         return UserError.exit_code
     except SystemExit as stop:
@@ -105,7 +105,7 @@ def _code() -> int:
 
 
 def _explain(misuse: Any) -> None:
-    """Print usage and what is wrong with it, or the help of a command that was given nothing."""
+    """Print the usage and the error, or the help of a command that was given no arguments."""
     words = io.StringIO()
     misuse.show(file=words)
     print(words.getvalue(), end="", file=sys.stderr)

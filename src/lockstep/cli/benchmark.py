@@ -1,4 +1,4 @@
-"""`lockstep benchmark`; here its `loader`, the others in files beside this."""
+"""`lockstep benchmark`: its command `loader`; the other commands are in the files `benchmark_*.py`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,20 +19,24 @@ app.command("convert")(benchmark_convert.command)
 
 @app.command("loader")
 def loader(
-    data: Annotated[Path, typer.Argument(help="A folder of JPEGs by class, or a data set of such.")],
-    loaders: Annotated[
-        str, typer.Option(help="Which to compare, parted by commas; the first is what others are held to.")
-    ] = ("host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole"),
-    threads: Annotated[int, typer.Option(min=1, help="Threads, or worker processes, and the cores they may use.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
-    size: Annotated[int, typer.Option(min=1, help="Pixels of a side of the output.")] = 224,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn.")] = 5.0,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of each loader, one after the other.")] = 3,
+    data: Annotated[
+        Path, typer.Argument(help="A folder of JPEGs, one subfolder for each class, or a data set of such folders.")
+    ],
+    loaders: Annotated[str, typer.Option(help="Loaders to compare, comma-separated; the first one is the baseline.")] = (
+        "host,dali,dali-fused,torch-pillow,tf-data,libjpeg-whole"
+    ),
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads or worker processes of a loader; it may use this many cores.")
+    ] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Images in each batch.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Height and width of the output images, in pixels.")] = 224,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of one measurement, in seconds.")] = 5.0,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each loader; the loaders alternate.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare loaders on the same JPEGs, cores and output.
 
-    In images a second, and processor time of an image.
+    Prints images per second, and processor time for each image.
     """
     from lockstep.benchmark.loader import Work, compare
     from lockstep.cli.console import Reporter

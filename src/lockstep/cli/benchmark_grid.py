@@ -1,4 +1,4 @@
-"""`lockstep benchmark train`, `inference` and `all`; and `cell`, which they start for every cell."""
+"""`lockstep benchmark train`, `inference` and `all`, and `cell`, which they start for every cell."""
 
 import shlex
 import signal
@@ -19,30 +19,38 @@ if TYPE_CHECKING:
     from lockstep.benchmark.cells import Cell
 
 COMMANDS = {
-    "train": "Measure training steps and what bounds their speed.",
+    "train": "Measure training steps and what limits their speed.",
     "inference": "Measure inference, from uint8 images to logits.",
     "all": "Measure training and inference, in one report.",
 }
-"""Each with its help; docs/benchmarking.md says how every figure is computed."""
+"""Every command with its help text. docs/benchmarking.md explains how every figure is computed."""
 
-Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Processes that compute together.")]
-Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Images of one process in a step.")]
+Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Numbers of ranks: processes that compute together.")]
+Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")]
 Dtypes = Annotated[str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16.")]
 Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
 Models = Annotated[str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")]
-Compilers = Annotated[str, typer.Option("--compile", metavar="off,on", help="XLA, torch.compile: auto, on, off.")]
-Layouts = Annotated[str, typer.Option("--layout", metavar="nhwc,nchw", help="auto, nhwc, nchw; PyTorch has both.")]
-Data = Annotated[str, typer.Option(help="Images in any storage format, or synthetic: one batch, held.")]
-Iterations = Annotated[int, typer.Option("-i", help="Steps, or batches of inference, of an epoch.", min=1)]
-Epochs = Annotated[int, typer.Option("-e", help="Epochs that count.", min=1)]
-Warmup = Annotated[int, typer.Option("-w", help="Epochs before these that do not count.", min=0)]
+Compilers = Annotated[
+    str, typer.Option("--compile", metavar="off,on", help="Compiler, XLA or torch.compile: auto, on, off.")
+]
+Layouts = Annotated[
+    str, typer.Option("--layout", metavar="nhwc,nchw", help="Layouts: auto, nhwc, nchw. PyTorch supports all.")
+]
+Data = Annotated[str, typer.Option(help="Images in any storage format, or synthetic: one batch, reused in every step.")]
+Iterations = Annotated[
+    int, typer.Option("-i", help="Iterations of an epoch: training steps or batches of inference.", min=1)
+]
+Epochs = Annotated[int, typer.Option("-e", help="Epochs that are measured.", min=1)]
+Warmup = Annotated[int, typer.Option("-w", help="Warm-up epochs before the measured ones.", min=0)]
 Examples = Annotated[
-    int | None, typer.Option("--num-examples", help="Images of the data to go through; default all.", min=1)
+    int | None, typer.Option("--num-examples", help="Use this many images of the data; by default all.", min=1)
 ]
 Recipe = Annotated[str, typer.Option(help="A published recipe or a YAML file.")]
-Out = Annotated[Path | None, typer.Option("-o", help="Report (JSON); cells that are in it are not measured again.")]
-Compare = Annotated[Path | None, typer.Option("--compare", help="Another report, to be shown beside this one.")]
-OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Leave training out.")]
+Out = Annotated[
+    Path | None, typer.Option("-o", help="Report file (JSON). Cells with a result in it are not measured again.")
+]
+Compare = Annotated[Path | None, typer.Option("--compare", help="Another report, shown next to this one.")]
+OnlyInference = Annotated[bool, typer.Option("--only-inference", help="Do not measure training.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
 
@@ -67,7 +75,7 @@ def measure(
     compare: Compare = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a grid of cells; which, is said by the command's name."""
+    """Measure a grid of cells. The name of the command says what is measured."""
     from lockstep.benchmark.cells import Plan, grid
     from lockstep.benchmark.failures import OK
     from lockstep.benchmark.grid import benchmark, entries_of
@@ -76,7 +84,7 @@ def measure(
     from lockstep.cli.console import Reporter
     from lockstep.recipes import parse_settings
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: end the worker and keep what is there
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: stop the worker and keep the finished cells
         signal.signal(number, _interrupt)
     other = None if compare is None else read_benchmark(compare)
     changes, execution = parse_settings(assignments or [])
@@ -126,19 +134,19 @@ def _whats(command: str, only_inference: bool) -> list[str]:
         what for what in ("train", "inference") if command in (what, "all") and not (only_inference and what == "train")
     ]
     if not found:
-        raise UserError("--only-inference leaves nothing of `benchmark train`; use `benchmark inference`")
+        raise UserError("--only-inference leaves nothing to measure in `benchmark train`; use `benchmark inference`")
     return found
 
 
 def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
-    """Return what of a grid this processor emulates, each once; nothing where a GPU computes."""
+    """Return a note for each precision of a backend that this processor emulates. On a GPU there are none."""
     from lockstep.backends.emulation import emulation
     from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
     asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)
     found = [(backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked]
-    return [f"{backend}: {each}; {each.instead} is not: --dtype {each.instead}" for backend, each in found if each]
+    return [f"{backend}: {each}; use --dtype {each.instead}, which is not" for backend, each in found if each]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -159,5 +167,5 @@ def _numbers(text: str, option: str) -> list[int]:
     except ValueError:
         found = []
     if not found:
-        raise UserError(f"{option} is {text!r}, expected numbers parted by commas, such as 1,2,4")
+        raise UserError(f"{option} is {text!r}, expected comma-separated numbers, such as 1,2,4")
     return found

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from lockstep.benchmark.published_speeds import Beside, Comparison
 
 _LINE = "{:>10} {:>8} {:>8}  {:<36} {:<22} {:<9} {:>5}  {}"
-_HEAD = _LINE.format("images/s", "p90 ms", "p99 ms", "hardware", "software", "precision", "batch", "ours by theirs, source")
+_HEAD = _LINE.format("images/s", "p90 ms", "p99 ms", "hardware", "software", "precision", "batch", "ours / theirs, source")
 
 
 def command(
-    report: Annotated[Path, typer.Argument(help="A benchmark report: what `lockstep benchmark train -o` wrote.")],
+    report: Annotated[Path, typer.Argument(help="A benchmark report, written by `lockstep benchmark train -o`.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Rows of other batches and other numbers of accelerators too.")
+        bool, typer.Option("--all", help="Also show other batches and other numbers of accelerators.")
     ] = False,
 ) -> None:
-    """Compare with what NVIDIA and MLPerf published.
+    """Compare a report with what NVIDIA and MLPerf published.
 
-    Speeds are divided only on the same hardware.
+    Speeds are divided only if the hardware is the same.
     """
     from lockstep.benchmark.published_speeds import compare, published_rows
     from lockstep.benchmark.report_file import read_benchmark
@@ -45,10 +45,10 @@ def _lines(comparison: "Comparison") -> list[str]:
     for beside in comparison.published:
         lines += _published(beside)
     if not comparison.published and not comparison.left_out:
-        lines.append("nothing was published of this model")
+        lines.append("there are no published figures for this model")
     if comparison.left_out:
         lines.append(
-            f"{comparison.left_out} rows of other batches or numbers of accelerators are left out; --all shows them"
+            f"{comparison.left_out} rows with other batches or numbers of accelerators are left out; --all shows them"
         )
     return [*lines, ""]
 

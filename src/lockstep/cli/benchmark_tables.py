@@ -1,4 +1,4 @@
-"""A benchmark's report as a person reads it."""
+"""Print a benchmark report as tables."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from lockstep.cli import terminal
 Entry = dict[str, Any]
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "p100")
 _OTHERS = 0.05
-"""Share of the processors from which on other programs are mentioned."""
+"""Other programs are mentioned if they used more than this share of the processors."""
 _WORDS = ("", "95 %", "bound by", "over", "intervals")
 _WIDTH = 500
-"""Columns that lines may take: a table's row is one line, whatever the terminal, so that it can be searched and cut."""
+"""Columns that a line may take. A table row is one line on any terminal, so that tools can search and cut it."""
 
 
 def line(entry: Entry, *, kept: bool) -> str:
-    """Return a cell's result in one line; `kept`: it was in the report already."""
+    """Return a cell's result in one line. `kept` says that the result was already in the report."""
     name = _name(entry) + (" (kept)" if kept else "")
     if entry["status"] != OK:
         return f"{name}: {entry['status']}: {str(entry['reason']).splitlines()[0]}"
@@ -28,7 +28,7 @@ def line(entry: Entry, *, kept: bool) -> str:
 
 
 def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
-    """Print the tables of a report; with another, also the two side by side."""
+    """Print the tables of a report. With another report, also print the two side by side."""
     console = terminal.console(width=_WIDTH)
     measured = [entry for entry in report["cells"] if entry["status"] == OK]
     for what in dict.fromkeys(entry["what"] for entry in measured):
@@ -39,7 +39,7 @@ def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
         console.print("\nquotients of the rates above", markup=False)
         console.print(_quotients(pairs))
     if other is not None:
-        console.print("\nthis report (left) beside the other", markup=False)
+        console.print("\nthis report (left) next to the other", markup=False)
         _beside(console, report, other)
     _remarks(console, report["cells"])
 
@@ -63,7 +63,7 @@ def _rates(entries: list[Entry]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """Return a table whose columns stand to the right, but for words."""
+    """Return a table. Columns of words are aligned left, all others right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in _WORDS else "right")
@@ -71,7 +71,7 @@ def _table(*columns: str) -> Table:
 
 
 def _bound(entry: Entry) -> str:
-    """Return what bounds a cell, with both ceilings where there are two."""
+    """Return what limits the speed of a cell, and both ceilings if there are two."""
     loading = entry["loader_only_images_per_sec"]
     if loading is None:
         return str(entry["bound_by"])
@@ -100,17 +100,20 @@ def _name_of(pair: Pair) -> str:
 
 
 def _beside(console: Console, report: dict[str, Any], other: dict[str, Any]) -> None:
-    """Print how two reports were measured differently, and the cells of both, divided if they are the same measurement."""
+    """Print how the measurements of two reports differ, and the cells that both have.
+
+    Rates are divided only if both reports are the same measurement.
+    """
     found, pairs = differences(report, other), between(report, other)
     for each in found:
         console.print(f"{each.name}: {each.ours} here, {each.theirs} there", markup=False)
     hinder = [each.name for each in found if not each.divides]
     if hinder:
-        console.print(f"these are not the same measurement ({', '.join(hinder)}), so nothing is divided", markup=False)
+        console.print(f"no quotients are shown: the measurements differ in {', '.join(hinder)}", markup=False)
     console.print(_side_by_side(pairs, divided=not hinder))
     alone = [sum(entry["status"] == OK for entry in each["cells"]) - len(pairs) for each in (report, other)]
     if any(alone):
-        console.print(f"measured in one report alone: {alone[0]} cells here, {alone[1]} there", markup=False)
+        console.print(f"measured only in one report: {alone[0]} cells here, {alone[1]} there", markup=False)
 
 
 def _side_by_side(pairs: list[Pair], *, divided: bool) -> Table:
@@ -128,7 +131,7 @@ def _values(pair: Pair) -> tuple[str, str, str, str]:
 
 
 def _remarks(console: Console, entries: list[Entry]) -> None:
-    """Print what else is to be said of cells, once where it is the same of several."""
+    """Print the notes on cells. A note that several cells share is printed once."""
     said: dict[str, list[str]] = {}
     for entry in entries:
         if entry["status"] != OK:
@@ -138,7 +141,7 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
             said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
         if (entry["other_programs_share"] or 0) > _OTHERS:
             share = entry["other_programs_share"]
-            said.setdefault(f"other programs had {share:.0%} of the processors meanwhile", []).append(_name(entry))
+            said.setdefault(f"other programs used {share:.0%} of the processors meanwhile", []).append(_name(entry))
         for remark in entry["remarks"]:
             said.setdefault(remark, []).append(_name(entry))
     for what, names in said.items():

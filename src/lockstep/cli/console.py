@@ -1,4 +1,4 @@
-"""Events as a person reads them: a progress bar and lines on a terminal, plain lines otherwise."""
+"""Show events to a person: a progress bar and lines on a terminal, plain lines elsewhere."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -13,7 +13,7 @@ from lockstep.system.ranks import is_leading
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """A task's own words about the time left; where it has none, the time that its bar's speed gives."""
+    """Shows the time left that a task reports. If it reports none, the time follows from the speed of its bar."""
 
     def render(self, task: Task) -> Text:
         """Return the text of a task."""
@@ -22,7 +22,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 def time_left(seconds: float) -> str:
-    """Return a time as a person says it who does not know it exactly.
+    """Return an estimated time, rounded for a person to read.
 
     >>> time_left(0.2), time_left(75), time_left(3 * 3600 + 125), time_left(50 * 3600)
     ('1 s', '1 min', '3 h 2 min', '2 d 2 h')
@@ -47,7 +47,7 @@ class Reporter:
         self.console = console(soft_wrap=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),  # epoch, steps, time left and loss fit into 80 columns with it
+            BarColumn(bar_width=20),  # leaves room for epoch, steps, time left and loss in 80 columns
             MofNCompleteColumn(),
             _TimeLeft(),
             TextColumn("{task.fields[note]}"),
@@ -59,7 +59,7 @@ class Reporter:
         self._tenths: dict[str, int] = {}
         self._total = self._per_epoch = self._epochs = self._first = 0
         self._since: tuple[int, float] | None = None
-        """Step and second from which the time left is reckoned."""
+        """Step and second from which the time left is estimated."""
         self._shows_top5 = True
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class Reporter:
             show(event)
 
     def progress(self, what: str) -> Callable[[int, int], None]:
-        """Return a function that shows what is done and the total."""
+        """Return a function that takes how much is done and the total, and shows the progress."""
         return lambda done, total: self({"kind": "progress", "what": what, "done": done, "total": total})
 
     def say(self, text: str) -> None:
@@ -85,7 +85,7 @@ class Reporter:
 
     def _advance(self, what: str, done: int, total: int, note: str = "", left: str | None = None, title: str = "") -> None:
         if what not in self._tasks:
-            # With what was done before: a bar that jumps there would take it for speed.
+            # Start at the steps done before: a bar that jumps there would count them as speed.
             self._tasks[what] = self._bar.add_task(what, total=total, completed=done, note="", left=None)
         self._bar.update(self._tasks[what], completed=done, note=note, left=left, description=title or what)
         if done == total:
@@ -93,7 +93,7 @@ class Reporter:
 
     def _on_progress(self, event: dict[str, Any]) -> None:
         self._advance(event["what"], event["done"], event["total"])
-        # Without a terminal a long task still shows that it lives: one line each tenth.
+        # Without a terminal, a long task prints one line for each tenth, to show that it is running.
         done, total = event["done"], event["total"]
         tenth = done * 10 // total
         if not self.console.is_terminal and total >= 1000 and tenth > self._tenths.get(event["what"], 0):
@@ -115,7 +115,7 @@ class Reporter:
         self._since = (event["step"], event["elapsed_sec"]) if "elapsed_sec" in event else None
         self._shows_top5 = top5_tells(about["classes"])
         for message in event["damaged"]:
-            self.say(f"skipped a damaged checkpoint: {message}")
+            self.say(f"skipped a corrupt checkpoint: {message}")
         for note in event["notes"]:
             self.say(f"note: {note}")
         if self._per_epoch:
@@ -132,7 +132,7 @@ class Reporter:
         if len(bad) > 10:
             self.say(f"  ... and {len(bad) - 10} more, all in environment.json")
         if event["step"]:
-            self.say(f"going on after step {event['step']} of {event['total']}")
+            self.say(f"resuming after step {event['step']} of {event['total']}")
         self._advance("training", event["step"], event["total"], title=self._epoch(event["step"] + 1))
 
     def _recipe_line(self, name: str, changed: dict[str, Any]) -> str:
@@ -143,13 +143,13 @@ class Reporter:
         return f"recipe {printable(name)}{given}: {length}" if name else f"a recipe of {length}"
 
     def _epoch(self, step: int) -> str:
-        """Return which epoch has the step, counted from 1; "training" if that is not known."""
+        """Return the epoch of a step, counted from 1; "training" if the epoch is unknown."""
         if not self._per_epoch:
             return "training"
         return f"epoch {min((step - 1) // self._per_epoch + 1, self._epochs)} of {self._epochs}"
 
     def _left(self, step: int, second: float) -> str | None:
-        """Return how long the rest takes if it goes on as it has in this process, evaluation and saving included."""
+        """Return the time left, estimated from the speed of this process. It includes evaluation and saving."""
         if self._since is None or step <= self._since[0] or step >= self._total:
             return None
         return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
@@ -180,7 +180,7 @@ class Reporter:
         self.say(f"warning: {event['message']}")
 
     def _on_already_finished(self, event: dict[str, Any]) -> None:
-        self.say(f"this run was finished at step {event['report']['steps']}; nothing is left to do")
+        self.say(f"this run is finished (step {event['report']['steps']}); nothing is left to do")
         self._summary(event)
 
     def _on_finish(self, event: dict[str, Any]) -> None:

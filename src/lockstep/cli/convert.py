@@ -12,10 +12,12 @@ from lockstep.cli.terminal import print
 def command(
     source: Annotated[
         Path,
-        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
+        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
     ],
-    target: Annotated[Path, typer.Argument(help="A new file, or for NVIDIA's code a new prefix such as model.ckpt-0.")],
-    to: Annotated[str, typer.Option(help="safetensors, nvidia-tensorflow, nvidia-paddle or nvidia-mxnet.")] = "safetensors",
+    target: Annotated[Path, typer.Argument(help="A new file; for NVIDIA's formats, a new prefix such as model.ckpt-0.")],
+    to: Annotated[
+        str, typer.Option(help="Format: safetensors, nvidia-tensorflow, nvidia-paddle or nvidia-mxnet.")
+    ] = "safetensors",
     which: options.Which = "newest",
     ema: options.Ema = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`lockstep data`: look at data sets, check them, and write them in another storage format."""
+"""`lockstep data`: inspect and check data sets, and write them in another storage format."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ app = typer.Typer(help="Index, inspect, check and convert data sets.", no_args_i
 
 Data = Annotated[Path, typer.Argument(help="A data set with training and validation images, or a folder of images.")]
 _SHOWN = 5
-"""Findings of a kind that a table lists."""
+"""A table lists at most this many findings of a kind."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -25,16 +25,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def pack(
     source: Annotated[Path, typer.Argument(help="The data set to read, in any storage format.")],
     target: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    format: Annotated[str, typer.Option(help="recordio, tfrecord, webdataset or folder.")],
-    shards: Annotated[int, typer.Option(min=0, help="Files for each split; 0: one for RecordIO, else by size.")] = 0,
+    format: Annotated[str, typer.Option(help="Storage format: recordio, tfrecord, webdataset or folder.")],
+    shards: Annotated[int, typer.Option(min=0, help="Files for each split; 0: one for RecordIO, otherwise by size.")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
-    resize: Annotated[int, typer.Option(min=0, help="Reduce the shorter side to this; 0: leave the bytes alone.")] = 0,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of what is reduced.")] = 95,
-    first_label: Annotated[int, typer.Option(min=0, help="The number the source's files give their first class.")] = 0,
+    resize: Annotated[int, typer.Option(min=0, help="Reduce the shorter side to this many pixels; 0: copy the bytes.")] = 0,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality of reduced images.")] = 95,
+    first_label: Annotated[int, typer.Option(min=0, help="The label of the first class in the source's files.")] = 0,
 ) -> None:
     """Write a data set in another storage format.
 
-    It has the same images in the same order, byte for byte unless reduced.
+    The images and their order stay the same. Images that are not reduced are copied byte for byte.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.listing import printable
@@ -55,9 +55,9 @@ def pack(
 
 @app.command("index")
 def index(data: Data) -> None:
-    """Decode every image once and keep what training needs to know.
+    """Decode every image once and save what training needs to know.
 
-    An index that is there is made again.
+    An existing index is replaced.
     """
     for split, index in _indexes(data, anew=True):
         print(f"{split}: {len(index)} images of {len(index.classes)} classes, {len(index.quarantined)} left out")
@@ -101,14 +101,14 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, str]]:
 @app.command("check")
 def check(
     data: Data,
-    logits: Annotated[int, typer.Option(min=0, help="Outputs of the model the labels are for; 0: what the data says.")] = 0,
-    smallest: Annotated[int, typer.Option(min=1, help="Images with a shorter side below this are called tiny.")] = 32,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Write unusable images to quarantine.json.")] = False,
+    logits: Annotated[int, typer.Option(min=0, help="Outputs of the model for these labels; 0: as the data says.")] = 0,
+    smallest: Annotated[int, typer.Option(min=1, help="Report images as tiny if their shorter side is below this.")] = 32,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="List unusable images in quarantine.json.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read all images and look for what would spoil a training.
+    """Read all images and look for problems that would spoil training.
 
-    The exit code is 1 if something was found.
+    The exit code is 1 if something is found.
     """
     from lockstep.cli.console import Reporter
     from lockstep.data.checking import examine
@@ -123,7 +123,7 @@ def check(
         for line in _report_lines(report):
             print(line)
         for path in written:
-            print(f"wrote {path}: every loader leaves out what it lists")
+            print(f"wrote {path}: every loader leaves out the images in it")
     if report.findings:
         raise typer.Exit(1)
 
@@ -133,7 +133,7 @@ def _report_lines(report: "Report") -> Iterator[str]:
     from lockstep.data.listing import printable
 
     for split in report.splits:
-        left_out = f", {split.left_out} left out before" if split.left_out else ""
+        left_out = f", {split.left_out} already left out" if split.left_out else ""
         what = f"{split.images} images of {split.classes} classes, {split.total_bytes / 1e6:,.1f} MB{left_out}"
         yield f"{split.name or split.root} ({split.format or 'two formats'}): {what}"
     for kind, count in report.by_kind().items():
@@ -153,14 +153,14 @@ def _report_lines(report: "Report") -> Iterator[str]:
 @app.command("show")
 def show(
     data: Data,
-    recipe: Annotated[str, typer.Option(help="Name or file of a recipe.")],
+    recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")],
     out: Annotated[Path, typer.Option(help="The PNG to write.")] = Path("sheet.png"),
-    images: Annotated[int, typer.Option(min=1, max=1000, help="How many images.")] = 32,
-    split: Annotated[str, typer.Option(help="train, as the first step sees it, or val, as an evaluation does.")] = "train",
+    images: Annotated[int, typer.Option(min=1, max=1000, help="Number of images.")] = 32,
+    split: Annotated[str, typer.Option(help="train (as the first step sees it) or val (as an evaluation does).")] = "train",
 ) -> None:
     """Draw a contact sheet of images as the model sees them.
 
-    They are cropped, flipped and resized.
+    The images are cropped, flipped and resized.
     """
     from lockstep.data.sheet import contact_sheet, write_sheet
     from lockstep.recipes import load_recipe
@@ -177,9 +177,14 @@ def show(
 @app.command("sort-val")
 def sort_val(
     folder: Annotated[Path, typer.Argument(help="The folder of validation images.")],
-    labels: Annotated[Path, typer.Option(help="A line for each image: its name and class, or in their order the class.")],
+    labels: Annotated[
+        Path,
+        typer.Option(
+            help="A file with a line for each image: its name and class, or only the class, in the order of sorted names."
+        ),
+    ],
 ) -> None:
-    """Move the images of a flat folder into a folder for each class."""
+    """Move the images of a flat folder into one folder for each class."""
     from lockstep.data.sorting import sort_into_classes
 
     print(f"{sort_into_classes(folder, labels)} images sorted into classes in {folder}")

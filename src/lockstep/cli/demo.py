@@ -10,14 +10,14 @@ from lockstep.cli.terminal import print
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 KINDS = ("checks", "dots", "rays", "rings", "stripes")
-"""The textures that are drawn: those that a network tells apart soonest."""
+"""The textures that are drawn. A network learns to tell these apart soonest."""
 IMAGES = 1100
 
 
 def command(
     out: Annotated[Path, typer.Option(help="Folder for images and run.")] = Path("demo"),
     images: Annotated[
-        int, typer.Option(help="Training images to draw; a fifth as many are for validation.", min=5 * len(KINDS))
+        int, typer.Option(help="Training images to draw; validation gets a fifth as many.", min=5 * len(KINDS))
     ] = IMAGES,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
@@ -28,11 +28,11 @@ def command(
     from lockstep.data.textures import draw_data_set
 
     changes, execution = options.settings(assignments, backend)
-    # What is wrong with a setting, and a framework that is missing, are told before anything is drawn.
+    # Wrong settings and a missing framework are reported before anything is drawn.
     recipe = load_recipe("demo").replace(**({"logits": len(KINDS)} | changes))
     backends.check_installed(execution.backend)
     data, run = out / "data", out / "run"
-    data.mkdir(parents=True, exist_ok=True)  # what cannot be written is said first
+    data.mkdir(parents=True, exist_ok=True)  # an unwritable folder is reported first
     with Reporter() as reporter:
         training = images // len(KINDS) * len(KINDS)
         validation = images // len(KINDS) // 5 * len(KINDS)
@@ -53,19 +53,19 @@ def command(
 
 
 def _precision(run: Path, execution: Any) -> tuple[str, str]:
-    """Return what to train in and why: what a run that is there was begun in, else what this machine is fast in."""
+    """Return the precision to train in, and why: that of an existing run, else one that is fast on this machine."""
     from lockstep import backends, load_recipe
     from lockstep.backends.emulation import emulation
     from lockstep.system.machine import fast_precision
 
     if (run / "recipe.yaml").is_file():
-        return load_recipe(run).precision, "the run that is there was begun in it"
+        return load_recipe(run).precision, "the existing run was started with it"
     world = backends.load(execution.backend).world(execution)
     world.close()
     device = world.device if world.on_gpu else "this processor"
     if fast_precision(world.on_gpu) == "bf16":
         return "bf16", f"{device} multiplies it in hardware"
-    if world.on_gpu:  # its fp16, which older ones have, needs loss scaling
+    if world.on_gpu:  # older GPUs have fp16, but it needs loss scaling
         return "fp32", f"{device} does not multiply bf16 in hardware"
     emulated = emulation("bf16", on_gpu=False, backend=execution.backend)
     return "fp32", str(emulated) if emulated else "training in bf16 was not measured on processors like this one"

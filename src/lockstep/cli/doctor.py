@@ -42,7 +42,7 @@ def command() -> None:
 
 
 def multiplies(found: "Arithmetic") -> str:
-    """Return what a device multiplies in hardware and what pays, as a person reads it.
+    """Return which precisions a device multiplies in hardware and which to train in, for a person to read.
 
     >>> from lockstep.system.machine import arithmetic_of
     >>> multiplies(arithmetic_of("flags: avx2 fma", {}))
@@ -57,7 +57,7 @@ def multiplies(found: "Arithmetic") -> str:
 
 
 def found_here(name: str) -> str:
-    """Return version and devices of a framework that is installed, or why it does not load."""
+    """Return the version and devices of an installed framework, or why it does not load."""
     from lockstep import backends
     from lockstep.system.errors import BackendError
 
@@ -69,7 +69,7 @@ def found_here(name: str) -> str:
 
 
 def _found_by(python: Path, name: str) -> str:
-    """Return what a framework's own environment says of it."""
+    """Return what `found_here` returns in a framework's own environment."""
     code = f"from lockstep.cli.doctor import found_here; print(found_here({name!r}))"
     try:
         done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=False)

@@ -13,16 +13,18 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 def command(
     source: Annotated[
         Path,
-        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
+        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
     ],
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
     split: Annotated[
         float | None,
-        typer.Option(help="Evaluate this share of images that have no validation part; unless given, the run's. 0: all."),
+        typer.Option(
+            help="Share of the images to evaluate if the data has no validation part; by default the run's. 0: all."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images computed at once on each rank.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="Images in a batch on each rank.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
     backend: options.Backend = DEFAULT_BACKEND,
     loader: options.Loader = None,

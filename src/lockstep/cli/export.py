@@ -12,17 +12,17 @@ from lockstep.cli.terminal import print
 def command(
     source: Annotated[
         Path,
-        typer.Argument(help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."),
+        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
     ],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    to: Annotated[str, typer.Option(help="savedmodel, paddle-inference or onnx.")] = "savedmodel",
+    to: Annotated[str, typer.Option(help="Format: savedmodel, paddle-inference or onnx.")] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
     precision: Annotated[
-        str | None, typer.Option(help="What a SavedModel computes in: fp32 (default), bf16 or fp16.", show_default=False)
+        str | None, typer.Option(help="Precision of a SavedModel: fp32 (default), bf16 or fp16.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a model for a framework's server, preprocessing inside."""
+    """Write a model for a framework's server, with its preprocessing."""
     from lockstep import export
 
     result = export(source, folder, to=to, which=which, ema=ema, precision=precision)

@@ -1,4 +1,4 @@
-"""What is meant by an option that a command does not have: what other programs have as options is a field of the recipe."""
+"""Hints for options that a command does not have: options of other programs are often fields of the recipe here."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from lockstep.system.errors import UserError
 
 
 class Command(TyperCommand):
-    """A command that says what to type instead of an option that it does not have."""
+    """A command that suggests what to type instead of an option that it does not have."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. Raises `UserError` for an unknown option, if what it can mean is known."""
+        """Parse a command line. Raises `UserError` for an unknown option if there is something to suggest."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Typer brings its own copy of click or uses click's, by its version: the class has a name alone in common.
+            # Some versions of Typer use click, others contain a copy of it. Only the name of the class is the same in both.
             if type(error).__name__ != "NoSuchOption":
                 raise
             option = getattr(error, "option_name", "")
@@ -35,7 +35,7 @@ class Command(TyperCommand):
 
 
 def _value_of(option: str, given: list[str]) -> str:
-    """Return what a command line says behind an option; VALUE if it says nothing.
+    """Return the value of an option in a command line; "VALUE" if it has none.
 
     >>> _value_of("--lr", ["--lr", "0.1"]), _value_of("--lr", ["--lr=0.1"]), _value_of("--amp", ["--amp", "--lr", "1"])
     ('0.1', '0.1', 'VALUE')

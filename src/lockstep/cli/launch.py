@@ -14,12 +14,12 @@ def command(
     processes: Annotated[int, typer.Option("-n", help="Processes on this machine, one for each GPU.", min=1)],
     backend: Annotated[str | None, typer.Option(help="Framework; by default that of the command.")] = None,
     distributed: Annotated[
-        str | None, typer.Option(help="What adds up over ranks: native or horovod; by default that of the command.")
+        str | None, typer.Option(help="Library that adds up over ranks: native or horovod; by default that of the command.")
     ] = None,
 ) -> None:
     """Run a command in several processes, one for each GPU.
 
-    Such as: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
+    Example: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
     """
     from lockstep import backends
     from lockstep.recipes import Execution
@@ -27,7 +27,7 @@ def command(
     from lockstep.system.ranks import LOCKSTEP
 
     if not context.args:
-        raise UserError("nothing to launch; expected a command behind --, such as: lockstep launch -n 2 -- train ...")
+        raise UserError("nothing to launch; expected a command after --, such as: lockstep launch -n 2 -- train ...")
     arguments = list(context.args)
     last = _last(arguments)
     found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
@@ -37,7 +37,7 @@ def command(
 
 
 def _last(arguments: list[str]) -> dict[str, Any]:
-    """Return how the run was last carried out that a launched command resumes; empty if it says its recipe itself."""
+    """Return the last execution of the run that a launched command resumes; empty if the command names a recipe."""
     from lockstep.runs.resuming import last_execution
 
     out = _said("out", arguments)
@@ -45,19 +45,19 @@ def _last(arguments: list[str]) -> dict[str, Any]:
 
 
 def _agreed(name: str, value: str | None, arguments: list[str]) -> str | None:
-    """Return what the launch or its command says of a field; told to the command if the launch alone says it."""
+    """Return the value of a field from the launch or its command. If only the launch has it, add it to the command."""
     from lockstep.system.errors import UserError
 
     said = _said(name, arguments)
     if value is not None and said is not None and value != said:
-        raise UserError(f"launch --{name} is {value}, but the command behind -- says {said}; one of them is enough")
+        raise UserError(f"launch --{name} is {value}, but the command after -- says {said}; give only one of them")
     if value is not None and said is None:
         arguments += [f"--{name}", value]
     return value or said
 
 
 def _said(name: str, arguments: list[str]) -> str | None:
-    """Return what a command line says of a field of the execution: the last --set of it, else the last option."""
+    """Return the value of an execution's field in a command line: its last --set, else its last option."""
     given, settings = [], []
     for argument, following in pairwise([*arguments, ""]):
         option, equals, text = argument.partition("=")

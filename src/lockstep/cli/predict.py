@@ -15,17 +15,17 @@ def command(
     source: Annotated[
         Path,
         typer.Option(
-            "--run", help="A run's folder, a checkpoint, TensorFlow's, Paddle's or MXNet's too, or a .safetensors file."
+            "--run", help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."
         ),
     ],
-    top: Annotated[int, typer.Option(help="Classes shown of each image.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
     which: options.Which = "newest",
     ema: options.Ema = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object an image.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object for each image.")] = False,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
-    """Show the likeliest classes of images, with their probabilities."""
+    """Show the most likely classes of images and their probabilities."""
     from lockstep import predict
 
     how = options.for_inference(assignments, backend)

@@ -12,7 +12,7 @@ app = typer.Typer(help="The published recipes.", invoke_without_command=True, ri
 
 @app.callback()
 def listing(context: typer.Context) -> None:
-    """List the published recipes; `show` prints one, `diff` compares two, `fields` describes what can be set."""
+    """List the published recipes. `show` prints one, `diff` compares two, `fields` describes what can be set."""
     from lockstep.recipes.published import RECIPES
 
     if context.invoked_subcommand is None:
@@ -23,7 +23,7 @@ def listing(context: typer.Context) -> None:
 
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
-    """Print every field of a recipe as YAML, with its source in front."""
+    """Print the source of a recipe, then every field as YAML."""
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published import RECIPES
 
@@ -52,9 +52,9 @@ def fields() -> None:
 @app.command("diff")
 def diff(
     a: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")],
-    b: Annotated[str, typer.Argument(help="Another.")],
+    b: Annotated[str, typer.Argument(help="Another recipe, to compare with the first.")],
 ) -> None:
-    """Show the fields in which two recipes differ."""
+    """Show the fields that differ between two recipes."""
     from rich.table import Column, Table
 
     from lockstep.recipes import difference, load_recipe

@@ -12,7 +12,7 @@ def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
     out: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the figures there too, each as PNG and SVG.")
+        Path | None, typer.Option(metavar="FOLDER", help="Also write each figure into this folder, as PNG and SVG.")
     ] = None,
 ) -> None:
     """Write one HTML page about one or several runs.

@@ -1,7 +1,7 @@
-"""Everything the command line prints goes through here, so that no name of a file can command the terminal.
+"""Print safely: all output of the command line goes through here, so that no file name can control the terminal.
 
-What a terminal would obey instead of show is written as its escape: control characters, among them those that begin colours,
-titles and moves of the cursor, and marks that turn the order of letters around. Ruff's T20 refuses Python's own `print`.
+Characters that a terminal obeys instead of showing them are written as escapes: control characters, including those that
+start colours, titles and cursor moves, and marks that reverse the order of letters. Ruff's T20 refuses Python's own `print`.
 """
 
 import builtins
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _OBEYED = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the end of a line
-    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"  # directions of writing, and what has no width
-    "\u2028\u2029\ufeff\ufff9-\ufffb"  # ends of lines and paragraphs, marks of bytes and of notes
-    "\ud800-\udfff\U000e0000-\U000e007f]"  # halves of characters, and tags
+    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and newline
+    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"  # writing directions, and characters without width
+    "\u2028\u2029\ufeff\ufff9-\ufffb"  # line and paragraph separators, byte order mark, annotation marks
+    "\ud800-\udfff\U000e0000-\U000e007f]"  # surrogates, and tags
 )
 
 
 def shown(text: str) -> str:
-    r"""Return a text of lines in which nothing is left that a terminal obeys.
+    r"""Return a text of one or more lines with everything escaped that a terminal obeys.
 
     >>> print(shown("\x1b[31mred\u202egpj.exe"))
     \x1b[31mred\u202egpj.exe
@@ -31,7 +31,7 @@ def shown(text: str) -> str:
 
 
 def in_line(text: str) -> str:
-    r"""Return a text, such as a name, without ends of lines either.
+    r"""Return a text, such as a name, in one line: newlines and tabs are escaped too.
 
     >>> print(in_line("a\nlockstep: all is well"))
     a\nlockstep: all is well
@@ -40,12 +40,12 @@ def in_line(text: str) -> str:
 
 
 def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print as Python's `print` does what `shown` leaves of it."""
+    """Print like Python's `print`, with the text passed through `shown`."""
     builtins.print(shown(" ".join(map(str, values))), end=end, file=file or sys.stdout)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON; what a terminal obeys is escaped as JSON does, so that it can be read back."""
+    """Print a value as indented JSON. What a terminal obeys becomes a JSON escape, so that it can be read back."""
     from lockstep.system.strict_json import to_json
 
     text = to_json(value, indent=1)
@@ -53,7 +53,7 @@ def print_json(value: Any) -> None:
 
 
 def console(**options: Any) -> "Console":
-    """Return a console of rich's whose texts, tables and bars are shown so, too; its own colours and moves stay."""
+    """Return a rich console that escapes texts, tables and bars in the same way. Rich's own colours and moves stay."""
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType

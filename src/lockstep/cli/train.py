@@ -9,12 +9,12 @@ from lockstep.cli import options
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder of the run; a run that is there resumes, and needs no other option.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run. An existing run resumes and needs no other option.")],
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default that of a run that is "
-            "there, else one that suits the images and the device (docs/my-images.md)."
+            help="A published recipe (`lockstep recipes`), a YAML file or a run's folder; by default that of the existing "
+            "run, else one that suits the images and the device (docs/my-images.md)."
         ),
     ] = None,
     data: Annotated[
@@ -22,10 +22,13 @@ def command(
     ] = None,
     split: Annotated[
         float | None,
-        typer.Option(help="Share of the images to set apart for validation, such as 0.1, where the data set has no such."),
+        typer.Option(
+            help="Share of the images to use for validation, such as 0.1, if the data set has no validation images."
+        ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Start a new run from these: a run, a checkpoint or a file; see docs/checkpoints.md.")
+        Path | None,
+        typer.Option(help="Start a new run from the weights of a run, checkpoint or file (docs/checkpoints.md)."),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")] = None,
     loader: options.Loader = None,
@@ -37,20 +40,23 @@ def command(
     tensorboard: Annotated[
         bool | None,
         typer.Option(
-            "--tensorboard/--no-tensorboard", help="Write events for TensorBoard into the run's folder; the default."
+            "--tensorboard/--no-tensorboard", help="Write events for TensorBoard into the run's folder (default: yes)."
         ),
     ] = None,
     loggers: Annotated[
-        list[str] | None, typer.Option("--logger", help="Send figures to mlflow or wandb, too; may be repeated.")
+        list[str] | None, typer.Option("--logger", help="Also send metrics to mlflow or wandb; may be repeated.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="N[:M]", help="Trace M steps (1 unless said) from step N on into the run's folder.")
+        str | None,
+        typer.Option(
+            metavar="N[:M]", help="Profile M steps (default 1) from step N on; write the trace to the run's folder."
+        ),
     ] = None,
     assignments: options.Set = None,
 ) -> None:
-    """Train a recipe, or resume a run, evaluating and saving.
+    """Train a recipe or resume a run; evaluate and save checkpoints.
 
-    The same command again, or --out alone, resumes a run where it stopped.
+    To resume a run where it stopped, give the same command again, or --out alone.
     """
     from lockstep import train
     from lockstep.cli.console import Reporter
@@ -86,7 +92,7 @@ def command(
 
 
 def _loggers(tensorboard: bool | None, others: list[str] | None) -> list[str] | None:
-    """Return where figures go; None if nothing was said of it."""
+    """Return where metrics go; None if neither option is given."""
     if tensorboard is None and others is None:
         return None
     return list(dict.fromkeys([*([] if tensorboard is False else ["tensorboard"]), *(others or [])]))

@@ -11,19 +11,19 @@ from lockstep.cli.terminal import console, print, print_json
 
 def command(
     engines: Annotated[
-        str | None, typer.Option("--backends", metavar="A,B", help="Default: all that are installed.")
+        str | None, typer.Option("--backends", metavar="A,B", help="Frameworks; by default all that are installed.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Another model than the recipe's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to use instead of the recipe's.")] = None,
     recipe: Annotated[str, typer.Option(help="A published recipe or a YAML file.")] = "resnet50-paddle-90ep",
     steps: Annotated[int | None, typer.Option(help="Steps of the free run; default 20, or 3 with --full.", min=3)] = None,
-    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")] = "fp32",
-    full: Annotated[bool, typer.Option("--full", help="The model at its own size, not a narrow variant at 64 px.")] = False,
+    precision: Annotated[str, typer.Option(help="Precision: fp32, tf32, bf16 or fp16.")] = "fp32",
+    full: Annotated[bool, typer.Option("--full", help="Use the full-size model, not a narrow variant at 64 px.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the loss curves into this file (png, svg, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON.")] = False,
 ) -> None:
     """Show that all engines compute the same numbers.
 
-    Each is compared with a reference in NumPy; the exit code is 1 if one differs by more than rounding explains.
+    Each one is compared with a reference in NumPy. The exit code is 1 if a difference is larger than rounding explains.
     """
     from lockstep import verify
     from lockstep.cli.console import Reporter
@@ -33,7 +33,7 @@ def command(
         from lockstep.verification.plot import plot as draw
 
         check_path(plot)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: end the worker and remove its folder
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: stop the worker and remove its folder
         signal.signal(number, _exit)
     names = None if engines is None else [name.strip() for name in engines.split(",")]
     with Reporter() as reporter:
@@ -88,7 +88,7 @@ def _show(report: dict[str, Any]) -> None:
     elif any("error" in engine for engine in report["engines"].values()):
         print("NOT verified: an engine did not run")
     else:
-        print("NOT within bounds; docs/numerics.md says what each quantity shows")
+        print("NOT within bounds; docs/numerics.md explains each quantity")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -103,7 +103,7 @@ def _summary(engine: dict[str, Any]) -> str:
     loader = engine["loader"]
     same = [name for name in ("samples", "windows", "flips") if loader[name]]
     off = loader["largest_pixel_difference"]
-    pixels = f"pixels up to {off} of 255 off" if off else "pixels"
+    pixels = f"pixels (within {off} of 255)" if off else "pixels"
     return (
         f"{engine['version']} on {engine['device']}, free run {engine['train_sec']:.2f} s; "
         f"its loader gives the same {', '.join((*same, pixels))}"
