@@ -64,7 +64,7 @@ def test_an_axis_of_the_grid_is_not_set_twice(name: str) -> None:
 
 
 def test_one_iteration_is_refused_since_it_has_no_interval() -> None:
-    with pytest.raises(UserError, match="measure two at least"):
+    with pytest.raises(UserError, match="measure at least two"):
         Plan(iterations=1, epochs=1)
     assert Plan(iterations=1, epochs=2)
 

@@ -57,7 +57,7 @@ SILENT = Ended(-signal.SIGKILL, "")
     ("ended", "of_ranks", "killed", "ranks", "status", "reason"),
     [
         (SILENT, [], True, 1, OUT_OF_MEMORY, "the system killed"),
-        (SILENT, [], False, 1, FAILED, "ended with SIGKILL: it said nothing"),
+        (SILENT, [], False, 1, FAILED, "ended with SIGKILL: it printed nothing"),
         (Ended(1, "KeyError: 'x'"), [], True, 1, FAILED, "exit code 1: KeyError"),
         (Ended(-signal.SIGABRT, "what(): std::bad_alloc"), [], False, 1, OUT_OF_MEMORY, "SIGABRT"),
         (

@@ -205,7 +205,7 @@ def test_a_grid_of_inference_alone_has_its_key_alone(tmp_path: Path) -> None:
     ],
 )
 def test_a_report_of_more_than_the_grid_has_place_for_is_refused(name: str, values: tuple, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"the form has one {name}, the report has {', '.join(values)}"):
+    with pytest.raises(DataError, match=f"the format has one {name}, the report has {', '.join(values)}"):
         converted(written(tmp_path, *({name: value} for value in values)), "nvidia-benchmark")
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_made_is_refused(run: Path, tmp_path: Path) -> None:
         converted(run, "tim")
     with pytest.raises(UserError, match="nvidia-benchmark is made from a benchmark report"):
         converted(run, "nvidia-benchmark")
-    with pytest.raises(UserError, match="timm is made from the folder of a run"):
+    with pytest.raises(UserError, match="timm is made from a run's folder"):
         converted(written(tmp_path, {}), "timm")
 
 
@@ -250,7 +250,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
     with pytest.raises(UserError, match="there is no recipe and no file"):
         converted(tmp_path, "timm")
     (run / "environment.json").unlink()
-    with pytest.raises(DataError, match=r"holds no run that has begun \(No such file"):
+    with pytest.raises(DataError, match=r"holds no run that has started \(No such file"):
         converted(run, "timm")
 
 

@@ -90,7 +90,7 @@ def test_ranks_are_started_by_the_backends_launcher(textures: Path) -> None:
 def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
     report = benchmark(cells(data=str(textures)), replace(PLAN, num_examples=3))
     assert report["cells"][0]["status"] == "failed"
-    assert "has 3 images to go through, fewer than the 4 of a step" in report["cells"][0]["reason"]
+    assert "has 3 images to use, fewer than the 4 of a step" in report["cells"][0]["reason"]
     assert report["cells"][0]["images_per_sec"] is None
 
 
@@ -162,7 +162,7 @@ def test_an_engine_that_is_nowhere_is_missing_with_how_to_get_it(monkeypatch: py
 def test_a_process_that_says_nothing_has_failed(worker: Callable[..., None]) -> None:
     worker(lambda folder: Ended(1, ""))
     (entry,) = benchmark(cells(), PLAN)["cells"]
-    assert (entry["status"], entry["reason"]) == ("failed", "the process ended with exit code 1: it said nothing")
+    assert (entry["status"], entry["reason"]) == ("failed", "the process ended with exit code 1: it printed nothing")
 
 
 def test_failed_cells_are_measured_again_and_those_without_memory_are_not(
@@ -201,7 +201,7 @@ def test_environments_are_kept_by_backend_and_a_new_version_is_a_remark(worker: 
     assert environment_of(report, "reference")["python"] == "reference"
     versions["torch"] = "2.1"
     first, _, again = benchmark(cells(engines=["torch"], batches=(8,)), PLAN, out=out)["cells"]
-    assert (first["remarks"], again["remarks"]) == ([], ["measured with torch 2.1, cells before with 2.0"])
+    assert (first["remarks"], again["remarks"]) == ([], ["measured with torch 2.1, earlier cells with 2.0"])
 
 
 def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_ctrl_c_keeps_what_is_there(worker: Callable[..., None], tmp_path: Path)
 
     worker(interrupted)
     out = tmp_path / "report.json"
-    with pytest.raises(Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command goes on") as stopped:
+    with pytest.raises(Interrupted, match=r"after 1 of 2 cells, kept in .*; the same command resumes") as stopped:
         benchmark(cells(batches=(4, 8)), PLAN, out=out)
     assert stopped.value.exit_code == 130
     assert [entry["batch"] for entry in read_benchmark(out)["cells"]] == [4]
@@ -284,7 +284,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         benchmark(cells(), PLAN, out=tmp_path / "none" / "report.json")
 
 

@@ -114,7 +114,7 @@ def test_speed_and_mean_latency_of_a_row_agree_or_it_is_said() -> None:
 def test_what_cannot_be_is_remarked() -> None:
     falling = [row for row in published_rows() if list(row.percentiles_ms()) != sorted(row.percentiles_ms())]
     assert [(row.batch_images, row.p95_ms, row.p99_ms) for row in falling] == [(128, 157.49, 77.42), (256, 356.58, 78.99)]
-    assert {row.remark for row in falling} == {"p95 is above p99, which cannot be."}
+    assert {row.remark for row in falling} == {"p95 is above p99, which is impossible."}
 
 
 @pytest.mark.parametrize(

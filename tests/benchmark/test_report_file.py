@@ -19,9 +19,9 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "cannot be read: No such file"),
-        ("{", "is no report of"),
-        ("[]", "is no report of"),
-        ('{"final": {}}', "is no report of"),
+        ("{", "is not a report of"),
+        ("[]", "is not a report of"),
+        ('{"final": {}}', "is not a report of"),
         ('{"kind": "lockstep-benchmark", "version": 2}', "version 2, expected 1"),
     ],
 )

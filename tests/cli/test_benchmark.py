@@ -56,7 +56,7 @@ def test_a_contender_that_cannot_run_is_named_with_the_reason(
         (("--loaders", "host,dalli"), "there is no loader 'dalli' to measure. Did you mean dali"),
         (("--threads", 0), "threads"),
         (("--threads", 1000), "1000 threads are more than the"),
-        (("--batch", 61), "has 60 images, fewer than a batch: --batch 60"),
+        (("--batch", 61), "has 60 images, fewer than a batch; use --batch 60"),
     ],
 )
 def test_wrong_use_is_answered(answer: Callable[..., Answer], images: Path, arguments: tuple, message: str) -> None:
@@ -72,4 +72,4 @@ def test_images_that_not_every_loader_decodes_are_refused(
     Image.new("RGB", (40, 40)).save(tmp_path / "data" / "class" / "picture.png")
     code, _, errors = answer("benchmark", "loader", tmp_path / "data", *QUICK, "--batch", 1)
     assert code == 2
-    assert "picture.png is no JPEG that every loader decodes" in errors
+    assert "picture.png is not a JPEG that every loader decodes" in errors

@@ -199,7 +199,7 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == expected, (output, errors)
-    assert f"of 4 cells, kept in {out}; the same command goes on" in errors
+    assert f"of 4 cells, kept in {out}; the same command resumes" in errors
     assert json.loads(out.read_text())["cells"][0]["status"] == "ok"
 
 

@@ -29,7 +29,7 @@ def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(answer: Callab
     for line in rows:
         assert " x NVIDIA" in line or " x Tesla" in line
         assert "  NVIDIA/DeepLearningExamples" in line  # the source, and no quotient before it
-    assert "(p95 is above p99, which cannot be.)" in output
+    assert "(p95 is above p99, which is impossible.)" in output
     assert "are left out; --all shows them" in output
 
 
@@ -58,4 +58,4 @@ def test_another_file_is_refused(answer: Callable[..., Answer], tmp_path: Path) 
     (tmp_path / "report.json").write_text("{}")
     code, _, errors = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert code == 2
-    assert "is no report of `lockstep benchmark`" in errors
+    assert "is not a report of `lockstep benchmark`" in errors

@@ -1,1 +1,1 @@
-"""Measuring Lockstep beside what people would pick instead, in one run."""
+"""Measure Lockstep and what people would use instead, in one run."""

@@ -1,4 +1,4 @@
-"""The rates a machine reaches: matrix products by the framework that is measured, and copies of memory."""
+"""Measure the rates that a machine reaches: matrix products with the measured framework, and memory copies."""
 
 import time
 from collections.abc import Callable
@@ -11,18 +11,86 @@ from lockstep import backends
 from lockstep.system.machine import share_of_cores
 
 PRODUCT_SIZE = {"cpu": 2048, "gpu": 8192}
-"""Rows and columns of the square matrices: large enough that reading them takes no part of the time."""
+"""Rows and columns of the square matrices. They are so large that the time to read them does not matter."""
 COPY_BYTES = {"cpu": 2**28, "gpu": 2**30}
-"""More than any cache holds."""
+"""Bytes that a copy reads: more than any cache holds."""
 SECONDS = 0.5
-"""Products and copies are repeated for so long. The fastest counts, since nothing runs faster than a machine can; of several
-ranks, whose rates are added up, the median: one rank is fastest when others pause, and each would count so."""
+"""Products and copies are repeated for this many seconds. With one rank the fastest one counts: nothing runs faster than the
+machine can. With several ranks the median counts: their rates are added up, and each rank is fastest while others pause."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The functions that multiply matrices with a framework."""
+
+    tensor: Callable[[np.ndarray, str], Any]
+    """Put an array onto the device, in a precision."""
+    wait: Callable[[Any], object]
+    """Wait until a result is ready."""
+    product: Callable[[Any, Any], Any] = operator.matmul
+
+
+def _torch(on_gpu: bool) -> Arithmetic:
+    import torch
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    device = torch.device("cuda" if on_gpu else "cpu")
+    return Arithmetic(
+        lambda array, dtype: torch.from_numpy(array).to(device, dtypes.get(dtype, torch.float32)),
+        lambda result: torch.cuda.synchronize() if on_gpu else None,
+    )
+
+
+def _tensorflow(on_gpu: bool) -> Arithmetic:
+    from lockstep.backends.tensorflow.loading import tf
+
+    dtypes = {"bf16": tf.bfloat16, "fp16": tf.float16}
+    return Arithmetic(
+        lambda array, dtype: tf.cast(tf.constant(array), dtypes.get(dtype, tf.float32)),
+        lambda result: result[:1, :1].numpy(),
+    )
+
+
+def _paddle(on_gpu: bool) -> Arithmetic:
+    from lockstep.backends.paddle.loading import paddle
+
+    names = {"bf16": "bfloat16", "fp16": "float16"}
+    return Arithmetic(
+        lambda array, dtype: paddle.to_tensor(array).astype(names.get(dtype, "float32")),
+        lambda result: paddle.device.synchronize() if on_gpu else None,
+    )
+
+
+def _mxnet(on_gpu: bool) -> Arithmetic:
+    from lockstep.backends.mxnet.loading import mx
+
+    names = {"bf16": "bfloat16", "fp16": "float16"}
+    context = mx.gpu(int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else mx.cpu()
+    return Arithmetic(
+        lambda array, dtype: mx.nd.array(array, context).astype(names.get(dtype, "float32")),
+        lambda result: result.wait_to_read(),
+        lambda a, b: mx.nd.dot(a, b),
+    )
+
+
+def _reference(on_gpu: bool) -> Arithmetic:
+    # The reference computes in float64 at every precision, whatever it rounds in between.
+    return Arithmetic(lambda array, dtype: array.astype(np.float64), lambda result: None)
+
+
+ARITHMETIC: dict[str, Callable[[bool], Arithmetic]] = {
+    "mxnet": _mxnet,
+    "paddle": _paddle,
+    "reference": _reference,
+    "tensorflow": _tensorflow,
+    "torch": _torch,
+}
 
 
 def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool, ranks: int) -> float:
-    """Return the rate of a large matrix product, in GFLOP/s, on all that this process may use, one of so many that measure.
+    """Return the rate of a large matrix product in GFLOP/s, with all that this process may use.
 
-    Raises whatever the framework does where it has no such product.
+    `ranks` processes measure at the same time. Raises whatever the framework raises if it has no such product.
     """
     size = PRODUCT_SIZE["gpu" if on_gpu else "cpu"]
     framework = backends.load(backend).products(on_gpu)
@@ -32,9 +100,9 @@ def gemm_gflops(backend: str, dtype: str, *, on_gpu: bool, ranks: int) -> float:
 
 
 def copy_gb_per_sec(backend: str, *, on_gpu: bool, ranks: int) -> float:
-    """Return the rate of a copy by one of so many ranks, in 1e9 bytes a second, read and written bytes counted each.
+    """Return the rate of a memory copy by one of `ranks` ranks, in 1e9 bytes per second. Bytes read and written both count.
 
-    On a CPU by NumPy in a thread for each core, whatever the framework: few of them copy with more than one.
+    On a CPU, NumPy copies with one thread for each core, for every framework: few frameworks copy with more than one thread.
     """
     if on_gpu:
         size, framework = COPY_BYTES["gpu"], backends.load(backend).products(True)
@@ -47,7 +115,7 @@ def copy_gb_per_sec(backend: str, *, on_gpu: bool, ranks: int) -> float:
 
 
 def _seconds(work: Callable[[], object], ranks: int) -> float:
-    """Return the shortest time of several, in seconds, or of several ranks the median; the first is left out."""
+    """Return the shortest of several times in seconds, or the median if there are several ranks. The first is left out."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS

@@ -1,6 +1,6 @@
-"""The processes that measure one cell: a launcher of ranks, or a rank (see `lockstep.benchmark.grid`, which starts it).
+"""The processes that measure one cell: a launcher of ranks, or a rank (see `lockstep.benchmark.grid`, which starts them).
 
-The folder holds `cell.json`; every rank leaves `rank-<r>.json` there, or `failure-<r>.json`.
+The folder holds `cell.json`. Every rank writes `rank-<r>.json` or `failure-<r>.json` into it.
 """
 
 import json
@@ -20,14 +20,15 @@ from lockstep.system.workers import end_with_parent, tell
 
 
 def save_task(folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution) -> None:
-    """Write what a worker is to measure."""
+    """Write the task of a worker: what it must measure."""
     task = {"cell": cell.fields(), "plan": plan.fields(), "recipe": recipe.fields(), "execution": execution.fields()}
     write_json(folder / "cell.json", task)
 
 
 def work(folder: Path) -> int:
-    """Measure the cell in `folder`: as a rank if this process is one or the only one, else by launching ranks. Return the
-    exit code.
+    """Measure the cell in `folder` and return the exit code.
+
+    If this process is a rank, or the only process, it measures. Otherwise it launches ranks that measure.
     """
     task = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
     cell, plan = Cell(**task["cell"]), Plan(**task["plan"])

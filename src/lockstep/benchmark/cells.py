@@ -1,4 +1,7 @@
-"""What is measured: a grid of cells, each one model on one engine at one precision and batch; and how long each is."""
+"""What is measured: a grid of cells, and how long each cell is.
+
+A cell is one model on one engine at one precision and batch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +15,7 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 
 SYNTHETIC = "synthetic"
-"""In place of a folder: one batch of noise, held."""
+"""Used in place of a folder: one batch of noise, which every step uses again."""
 TRAIN, INFERENCE = "train", "inference"
 GIVEN_OTHERWISE = {
     "model": "--model",
@@ -22,7 +25,7 @@ GIVEN_OTHERWISE = {
     "compile": "--compile",
     "layout": "--layout",
 }
-"""Fields that are an axis of the grid, and the option that says it."""
+"""Fields that are an axis of the grid, with the option that sets each."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,11 @@ class Cell:
     """`TRAIN` or `INFERENCE`."""
     backend: str
     model: str
-    """With "-v1.5" where there is a v1 of the same name."""
+    """The model's name, with "-v1.5" if there is a v1 of the same name."""
     dtype: str
     """The recipe's `precision`."""
     batch: int
-    """Images of one process in a step."""
+    """Images of one rank in a step."""
     ranks: int
     compile: str
     """The execution's `compile`."""
@@ -53,28 +56,28 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all cells of a report have in common."""
+    """The settings that all cells of a report share."""
 
     iterations: int = 100
-    """Of an epoch: training steps, or batches of inference."""
+    """Iterations of an epoch: training steps, or batches of inference."""
     epochs: int = 1
-    """That count."""
+    """Epochs that are measured."""
     warmup_epochs: int = 1
-    """That go before and do not count."""
+    """Warm-up epochs before the measured ones."""
     num_examples: int | None = None
-    """Images of the data that are gone through again and again; None: all."""
+    """Use this many images of the data, again and again; None: all."""
     recipe: str = "resnet50-paddle-90ep"
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of the recipe's fields."""
+    """Changed fields of the recipe."""
     execution: dict[str, Any] = field(default_factory=dict)
-    """Fields of the execution, but for the grid's."""
+    """Fields of the execution, except those that the grid sets."""
 
     def __post_init__(self) -> None:
         examples = 1 if self.num_examples is None else self.num_examples
         if min(self.iterations, self.epochs, examples) < 1 or self.warmup_epochs < 0:
             raise UserError("iterations, epochs and num_examples must be at least 1, warmup_epochs at least 0")
         if self.iterations * self.epochs < 2:
-            raise UserError("one iteration has a time and no interval; measure two at least: -i 2")
+            raise UserError("one iteration has a time but no interval; measure at least two: -i 2")
         for name, option in GIVEN_OTHERWISE.items():
             if name in self.changes or name in self.execution:
                 raise RecipeError(f"{name} is an axis of the grid: give it as {option}, not with --set")
@@ -97,7 +100,7 @@ class Plan:
 
 
 def full_name(model: str) -> str:
-    """Return a model's name as reports have it: with its version, where two have the same layers.
+    """Return a model's name as in reports: with its version if two versions have the same layers.
 
     >>> full_name("resnet50"), full_name("resnet50-v1"), full_name("resnext101-32x4d")
     ('resnet50-v1.5', 'resnet50-v1', 'resnext101-32x4d')
@@ -107,7 +110,7 @@ def full_name(model: str) -> str:
 
 
 def plain_name(model: str) -> str:
-    """Return a model's name as recipes have it. Raises `RecipeError` if there is no such model.
+    """Return a model's name as in recipes. Raises `RecipeError` if there is no such model.
 
     >>> plain_name("resnet50-v1.5")
     'resnet50'
@@ -129,8 +132,9 @@ def grid(
     layouts: Sequence[str] = ("auto",),
     data: str = SYNTHETIC,
 ) -> list[Cell]:
-    """Return every combination, the batch changing fastest. Raises `UserError` for an unknown engine or model, or a number
-    below 1.
+    """Return a cell for every combination of values. The batch changes fastest.
+
+    Raises `UserError` for an unknown engine or model, or a number below 1.
     """
     for name in engines:
         if name not in FRAMEWORKS:

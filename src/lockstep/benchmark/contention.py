@@ -1,4 +1,4 @@
-"""Who else used the processors while something was measured."""
+"""Measure how much other programs used the processors during a measurement."""
 
 import os
 import time
@@ -7,26 +7,29 @@ from pathlib import Path
 from typing import Self
 
 _COUNTED = (0, 1, 2, 5, 6, 7)
-"""Fields in /proc/stat: user, nice, system, interrupts (two), other guests of the host; neither idle nor waiting."""
+"""Fields of /proc/stat that count as busy: user, nice, system, interrupts (two), and other guests of the host.
+
+Idle and waiting do not count.
+"""
 
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Seconds since some beginning, at one moment."""
+    """Clocks at one moment: seconds since an arbitrary start."""
 
     wall_sec: float
     own_sec: float
-    """Of this process on all cores."""
+    """Processor time of this process on all cores."""
     busy_sec: float | None
-    """Of all programs on all cores of the machine; None if the system does not tell."""
+    """Processor time of all programs on all cores of the machine; None if the system does not report it."""
 
     @classmethod
     def now(cls) -> Self:
-        """Return what the clocks show."""
+        """Return the clocks of this moment."""
         return cls(time.monotonic(), time.process_time(), _busy_sec())
 
     def since(self, earlier: Self) -> "ProcessorTime":
-        """Return what has passed."""
+        """Return the time that has passed since `earlier`."""
         busy = None if self.busy_sec is None or earlier.busy_sec is None else self.busy_sec - earlier.busy_sec
         return ProcessorTime(self.wall_sec - earlier.wall_sec, self.own_sec - earlier.own_sec, busy)
 
@@ -40,7 +43,7 @@ def _busy_sec() -> float | None:
 
 
 def share_of_others(passed: list[ProcessorTime], cores: int) -> float | None:
-    """Return the share of all cores that went to other programs than these ranks, from what has passed on each.
+    """Return the share of all cores that other programs than these ranks used. `passed` has the times of each rank.
 
     >>> share_of_others([ProcessorTime(10.0, own_sec=4.0, busy_sec=15.0), ProcessorTime(10.0, 6.0, 15.0)], cores=2)
     0.25

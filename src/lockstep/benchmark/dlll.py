@@ -1,7 +1,8 @@
-"""`DLLL {json}` lines, as NVIDIA's dllogger writes them, with the keys and units of the example for the run's framework.
+"""Write `DLLL {json}` lines as NVIDIA's dllogger does, with the keys and units of the example for the run's framework.
 
-What an example logs and Lockstep does not measure is left out; what it measures otherwise keeps the example's unit. Keys and
-units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow 20.06).
+What an example logs and Lockstep does not measure is left out. What Lockstep measures differently has the example's unit.
+Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow
+20.06).
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +20,15 @@ PER_SEC, SEC, MS = "images/s", "s", "ms"
 
 @dataclass(frozen=True)
 class Key:
-    """What an example calls a figure."""
+    """The key of a figure in an example."""
 
     name: str
     figure: str
-    """What Lockstep calls it, in `_of_interval`, `_of_evaluation` and `_of_cell`."""
+    """Lockstep's name for the figure: in `_of_interval`, in an evaluation of the log, or in a cell of a report."""
     factor: float = 1.0
-    """From Lockstep's unit (percent, milliseconds, seconds) to the example's."""
+    """Factor from Lockstep's unit (percent, milliseconds, seconds) to the example's unit."""
     unit: str | None = None
-    """As the example's metadata give it."""
+    """The unit in the example's metadata; None if the example gives none."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Keys:
     """The keys of one example."""
 
     interval: tuple[Key, ...]
-    """Of training steps."""
+    """Keys of training steps."""
     evaluation: tuple[Key, ...]
     trained: tuple[Key, ...]
-    """Of a benchmark of training."""
+    """Keys of a training benchmark."""
     inferred: tuple[Key, ...]
-    """Of a benchmark of inference."""
+    """Keys of an inference benchmark."""
 
     def all(self) -> Iterator[Key]:
         """Yield every key once."""
@@ -132,13 +133,15 @@ _TENSORFLOW = Keys(
     ),
 )
 _OF_SPEED = {"images_per_sec", "compute_images_per_sec", "batch_sec", "data_sec", "compute_sec"}
-KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
-"""By NVIDIA's example: `Framework.nvidia_example`."""
+KEYS = {"paddle": _PADDLE, "torch": _PYTORCH, "mxnet": _MXNET, "tensorflow": _TENSORFLOW, "reference": _PYTORCH}
+"""Keys by backend. The reference engine has no example, so it uses PyTorch's keys."""
 
 
 def of_run(run: LoggedRun) -> str:
-    """Return a run's log: a line of the parameters, one of every interval ([epoch, step]) and evaluation ([epoch]), and the
-    last evaluation again ([]). Intervals of steps under a profiler are without figures of speed.
+    """Return a run's log as lines.
+
+    There is a line of parameters, a line for every interval ([epoch, step]) and evaluation ([epoch]), and the last
+    evaluation again ([]). Intervals of profiled steps have no figures of speed.
     """
     keys = KEYS[FRAMEWORKS[run.environment["execution"]["backend"]].nvidia_example]
     began = run.ended_at - run.seconds
@@ -161,9 +164,9 @@ def of_run(run: LoggedRun) -> str:
 
 
 def of_benchmark(report: dict[str, Any]) -> str:
-    """Return a benchmark's cells: for each that was measured a line of parameters and the summary ([]).
+    """Return a benchmark's cells as lines: for each measured cell a line of parameters and the summary ([]).
 
-    `written_at` of the report: when it was, in seconds since 1970.
+    `report["written_at"]` is the time at which the report was written, in seconds since 1970.
     """
     measured = [cell for cell in report["cells"] if cell["status"] == "ok"]
     began, elapsed = report["written_at"] - sum(sum(cell["times_sec"]) for cell in measured), 0.0
@@ -180,7 +183,7 @@ def of_benchmark(report: dict[str, Any]) -> str:
 
 
 def _of_interval(entry: Entry) -> dict[str, float]:
-    """Return an interval's figures, times being the means of a step."""
+    """Return an interval's figures. The times are means over its steps."""
     seconds = seconds_of(entry) / (entry["step"] - entry["first_step"])
     data = seconds * entry["data_wait_share"]
     compute = max(seconds - data, 1e-9)
@@ -203,7 +206,7 @@ def _line(began: float, elapsed: float, step: list[int] | str, data: dict[str, A
 
 
 def _times(began: float, elapsed: float) -> dict[str, str]:
-    """Return the three times of a line as texts: seconds since 1970, local time, and seconds since the log began."""
+    """Return the three times of a line as texts: seconds since 1970, local time, and seconds since the start of the log."""
     at = began + elapsed
     return {"timestamp": str(at), "datetime": str(datetime.fromtimestamp(at)), "elapsedtime": str(elapsed)}
 

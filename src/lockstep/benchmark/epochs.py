@@ -1,4 +1,4 @@
-"""The log of a run by epochs, which is how other programs report theirs."""
+"""Read the log of a run by epochs. Other programs report their runs in this way."""
 
 import math
 from collections.abc import Iterable
@@ -20,58 +20,58 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a run logged of one epoch."""
+    """What a run logged in one epoch."""
 
     number: int
-    """From 0."""
+    """The epoch's number, from 0."""
     intervals: tuple[Entry, ...]
-    """Entries of training, in order; at least one."""
+    """Training entries in order; at least one."""
     evaluations: dict[str, Entry]
-    """Entries of the evaluation at its end, by weights ("trained", "ema"); empty without one."""
+    """Entries of the evaluation at the end of the epoch, by weights ("trained", "ema"); empty without an evaluation."""
 
     @property
     def timed(self) -> tuple[Entry, ...]:
-        """The intervals whose speed counts: all but those of steps under a profiler."""
+        """The intervals whose speed counts: all except those of profiled steps."""
         return tuple(entry for entry in self.intervals if "traced" not in entry)
 
     @property
     def lr(self) -> float:
-        """Learning rate of the last step."""
+        """The learning rate of the last step."""
         return float(self.intervals[-1]["lr"])
 
     def mean(self, name: str) -> float:
-        """Return the mean over the epoch's images of a figure that every interval has the mean of; NaN if one has none."""
+        """Return the mean of a figure over the epoch's images, from the means of the intervals; NaN if one has none."""
         found = [math.nan if entry[name] is None else entry[name] * entry["images"] for entry in self.intervals]
         return sum(found) / images_of(self.intervals)
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a run's folder tells of it."""
+    """What a run's folder says about the run."""
 
     recipe: Recipe
     environment: dict[str, Any]
     epochs: tuple[Epoch, ...]
-    """Those that were begun."""
+    """The epochs that were started."""
     seconds: float
-    """From the start of each process to its last entry, added up."""
+    """Time from the start of each process to its last entry, added up over all processes."""
     ended_at: float
-    """When the last entry was written: seconds since 1970."""
+    """Time of the last entry, in seconds since 1970."""
 
 
 def images_of(entries: Iterable[Entry]) -> int:
-    """Return the images of some intervals of training."""
+    """Return the number of images in some training intervals."""
     return sum(entry["images"] for entry in entries)
 
 
 def read_run(folder: Path) -> LoggedRun:
-    """Read a run's folder. Raises `DataError` if it holds no run, a damaged one, or one that has trained nothing yet."""
+    """Read a run's folder. Raises `DataError` if it holds no run, a corrupt run, or a run that has trained nothing yet."""
     try:
         recipe = load_recipe(folder)
         environment = _environment(folder / "environment.json")
         ended_at = (folder / "log.jsonl").stat().st_mtime
     except OSError as error:
-        raise DataError(f"{folder} holds no run that has begun ({error.strerror}: {error.filename})") from None
+        raise DataError(f"{folder} holds no run that has started ({error.strerror}: {error.filename})") from None
     entries = read_log(folder / "log.jsonl", whole=True)
     for entry in entries:
         missing = {"elapsed_sec", *(["lr"] if entry["kind"] == "train" else [])} - entry.keys()
@@ -89,7 +89,7 @@ def _environment(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path} is not JSON ({error}); restore the file") from None
     if not is_environment(found) or not is_count(found.get("train", {}).get("images")) or not is_count(found.get("ranks")):
-        raise DataError(f"{path} is not what a run notes of its environment; restore the file")
+        raise DataError(f"{path} is not a run's record of its environment; restore the file")
     return found
 
 
@@ -106,6 +106,6 @@ def _epochs(entries: list[Entry], per_epoch: int) -> tuple[Epoch, ...]:
 
 
 def _seconds(entries: list[Entry]) -> float:
-    """Return the time of all processes; every one logs its start and counts from there."""
+    """Return the time of all processes in seconds. Every process logs its start and counts from there."""
     ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]
     return float(sum(entry["elapsed_sec"] for entry in [*ends, *entries[-1:]]))

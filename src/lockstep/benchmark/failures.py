@@ -1,4 +1,4 @@
-"""Why a cell has no figures."""
+"""Find out why a cell has no figures."""
 
 import re
 import signal
@@ -13,16 +13,16 @@ _WORDS = re.compile(
     r"|could not create a memory|ResourceExhausted",
     re.IGNORECASE,
 )
-"""How the frameworks, NumPy, oneDNN, C++ and the system say it."""
+"""The words of the frameworks, NumPy, oneDNN, C++ and the system for lack of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory is short."""
+    """Return whether an error reports a lack of memory."""
     return isinstance(error, MemoryError) or says_out_of_memory(f"{type(error).__name__}: {error}")
 
 
 def says_out_of_memory(text: str) -> bool:
-    """Return whether these are words for want of memory.
+    """Return whether a text reports a lack of memory.
 
     >>> says_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
     True
@@ -31,10 +31,10 @@ def says_out_of_memory(text: str) -> bool:
 
 
 def why(ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: int) -> tuple[str, str]:
-    """Return status and reason of a cell whose processes did not all leave a result.
+    """Return status and reason of a cell if not all of its processes wrote a result.
 
-    `of_ranks` are the statuses and reasons that ranks left; `killed` says whether the system killed some process for want
-    of memory meanwhile (a killed process says nothing, and its launcher no more than that it failed).
+    `of_ranks` are the statuses and reasons that ranks wrote. `killed` says whether the system killed some process during the
+    measurement because memory ran out: a killed process reports nothing, and its launcher reports only that it failed.
     """
     short = [failure for failure in of_ranks if failure["status"] == OUT_OF_MEMORY]
     if short:
@@ -45,11 +45,11 @@ def why(ended: Ended, of_ranks: list[dict[str, str]], *, killed: bool, ranks: in
         return FAILED, of_ranks[0]["reason"]
     how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
     status = OUT_OF_MEMORY if says_out_of_memory(ended.said) else FAILED
-    return status, f"the process ended with {how}: {ended.said or 'it said nothing'}"
+    return status, f"the process ended with {how}: {ended.said or 'it printed nothing'}"
 
 
 def system_kills() -> int | None:
-    """Return how many processes the system has killed for want of memory since it started; None if it does not tell."""
+    """Return how many processes the system has killed for lack of memory since it started; None if it does not report it."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the ranks of a cell measured -> the figures of its report: pure functions."""
+"""Compute the figures of a cell's report from what its ranks measured. All functions are pure."""
 
 import math
 from typing import Any
@@ -34,9 +34,9 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 
 
 def times_of_all(timelines: list[dict[str, Any]]) -> list[float]:
-    """Return how long each iteration took on all ranks together, in seconds: it ends when it has ended on every rank.
+    """Return how long each iteration took on all ranks together, in seconds. It ends when it has ended on every rank.
 
-    They add up to the time from the first rank's beginning to the last rank's end.
+    The times add up to the time from the first rank's start to the last rank's end.
     """
     ends = [max(ends) for ends in zip(*(timeline["ends"] for timeline in timelines), strict=True)]
     starts = [min(timeline["began"] for timeline in timelines), *ends]
@@ -81,9 +81,9 @@ def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | Non
 
 
 def _roofline(cell: Cell, recipe: Recipe, ranks: list[dict[str, Any]], rate: float) -> dict[str, Any]:
-    """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set and the share of it.
+    """Return operations and bytes of an image, the rates of all ranks' devices, the limit they set, and the share reached.
 
-    A rate is None where some rank could not measure it, and with it limit and share.
+    A rate is None if a rank could not measure it. Then the limit and the share are None too.
     """
     of_image = image_work(cell, recipe)
     gemm, copy = (_added([rank[name] for rank in ranks]) for name in ("gemm_gflops", "copy_gb_per_sec"))
@@ -104,7 +104,7 @@ def _added(rates: list[float | None]) -> float | None:
 
 
 def image_work(cell: Cell, recipe: Recipe) -> Work:
-    """Return what one image of a cell costs at least."""
+    """Return the least work that one image of a cell costs."""
     training = cell.what == TRAIN
     size = recipe.image_size if training else recipe.eval_crop
     return work(model_spec(recipe.model), size, recipe.logits, precision=cell.dtype, batch=cell.batch, training=training)

@@ -1,7 +1,7 @@
-"""Runs and benchmark reports in the forms of other programs, for what reads those.
+"""Write runs and benchmark reports in the formats of other programs, for tools that read those.
 
-The figures are Lockstep's. A log has times of intervals and not of single steps, so that all steps of an epoch count here,
-where MXNet's example leaves its first iteration out.
+The figures are Lockstep's. A log has the times of intervals, not of single steps. Therefore all steps of an epoch count
+here, while MXNet's example leaves out the first iteration of an epoch.
 """
 
 import csv
@@ -23,7 +23,7 @@ Report = dict[str, Any]
 
 
 def converted(source: Path, form: str) -> str:
-    """Return a run's folder or a benchmark report in one of `FORMS`. Raises `UserError` where that cannot be."""
+    """Return a run's folder or a benchmark report in one of `FORMS`. Raises `UserError` if that is impossible."""
     if form not in FORMS:
         raise UserError(f"there is no form {form!r}. {nearest(form, FORMS)}")
     of_run, of_report = FORMS[form]
@@ -32,15 +32,15 @@ def converted(source: Path, form: str) -> str:
             raise UserError(f"{form} is made from a benchmark report; {source} is a folder")
         return of_run(read_run(source))
     if of_report is None:
-        raise UserError(f"{form} is made from the folder of a run; {source} is none")
+        raise UserError(f"{form} is made from a run's folder; {source} is not a folder")
     return of_report(read_benchmark(source) | {"written_at": source.stat().st_mtime})
 
 
 def nvidia_report(run: LoggedRun) -> str:
     """Return the JSON of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py).
 
-    Metrics are lists by epoch, accuracies in percent. `time` is the mean of an iteration in seconds. What was not
-    measured in every epoch has fewer values; steps under a profiler have no speed.
+    Metrics are lists by epoch; accuracies are in percent. `time` is the mean of an iteration in seconds. A metric that was
+    not measured in every epoch has fewer values. Profiled steps have no speed.
     """
     metrics: dict[str, list[float]] = {}
     for epoch in run.epochs:
@@ -88,14 +88,14 @@ def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
 def nvidia_benchmark(report: Report) -> str:
     """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s by GPUs and batch.
 
-    The form has one engine, model, precision, layout and kind of data; a report of more is refused. A cell that failed has
-    no value.
+    The format has one engine, model, precision, layout and kind of data. A report with several is refused. A cell that
+    failed has no value.
     """
     for name in ("backend", "model", "dtype", "data", "compile", "layout"):
         found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
         if len(found) > 1:
             raise DataError(
-                f"the form has one {name}, the report has {', '.join(found)}; measure each into a report of its own"
+                f"the format has one {name}, the report has {', '.join(found)}; measure each into a separate report"
             )
     keys = {"train": "train.total_ips", "inference": "val.total_ips"}
     ranks = list(dict.fromkeys(cell["ranks"] for cell in report["cells"]))
@@ -110,9 +110,10 @@ def nvidia_benchmark(report: Report) -> str:
 
 
 def timm_summary(run: LoggedRun) -> str:
-    """Return timm's `summary.csv`: a row an epoch, from 0, with the learning rate of its last step.
+    """Return timm's `summary.csv`: a row for each epoch, from 0, with the learning rate of its last step.
 
-    As in timm, evaluations are those of the moving average where there is one. Without one an epoch's columns are empty.
+    As in timm, evaluations are those of the moving average if there is one. Columns of an epoch without evaluation are
+    empty.
     """
     text = io.StringIO()
     rows = csv.writer(text)
@@ -130,4 +131,4 @@ FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[Report], str
     "dlll": (dlll.of_run, dlll.of_benchmark),
     "timm": (timm_summary, None),
 }
-"""By name: how a run and how a benchmark report is written, None where the form has no such."""
+"""By name: the functions that write a run and a benchmark report; None if the format does not have it."""

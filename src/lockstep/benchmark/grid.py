@@ -1,4 +1,4 @@
-"""Measuring a grid of cells, each in fresh processes, and the report that holds what is there so far."""
+"""Measure a grid of cells, each in new processes, and keep a report of the results so far."""
 
 import json
 import tempfile
@@ -31,10 +31,10 @@ def benchmark(
     command: str = "",
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Measure cells and return the report; `out` holds it from the beginning, and is whole at every moment.
+    """Measure cells and return the report. `out` holds the report from the start and is complete at every moment.
 
-    Started again with the same `out`, cells that have figures, or had too little memory, are not measured again; those that
-    failed are. `command` is noted in the report. A cell that cannot be measured has a `status` other than "ok" and a reason.
+    If started again with the same `out`, cells that have figures, or ran out of memory, are not measured again; cells that
+    failed are. The report contains `command`. A cell that cannot be measured has a `status` other than "ok" and a reason.
 
     Raises `UserError` for a wrong cell or plan, or an `out` that holds something else, and `Interrupted` after Ctrl-C,
     or when the handler of a signal raises it.
@@ -42,8 +42,8 @@ def benchmark(
     plan = plan or Plan()
     settings = plan.fields() | _machine()
     if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
-        raise UserError("num_examples says how many images of --data DIR to go through; synthetic data are one batch")
-    recipes = [plan.recipe_of(cell) for cell in cells]  # all that is wrong with them is said before anything is measured
+        raise UserError("num_examples needs images: it limits how many of --data DIR are used; synthetic data is one batch")
+    recipes = [plan.recipe_of(cell) for cell in cells]  # all errors in them are reported before anything is measured
     for cell in cells:
         plan.execution_of(cell)
         if cell.data != SYNTHETIC:
@@ -70,14 +70,14 @@ def benchmark(
             recorder.tell({"kind": "cell", "cell": entry, "kept": is_kept})
         progress(len(cells), len(cells))
     except (KeyboardInterrupt, Interrupted) as stop:
-        kept = f"kept in {path}; the same command goes on" if path is not None else "not kept: there was no -o"
+        kept = f"kept in {path}; the same command resumes" if path is not None else "not kept: -o was not given"
         code = stop.exit_code if isinstance(stop, Interrupted) else EXIT_INTERRUPTED
         raise Interrupted(f"stopped after {done} of {len(cells)} cells, {kept}", code) from None
     return report
 
 
 def _machine() -> dict[str, Any]:
-    """Return what cells of one report must have in common besides the plan."""
+    """Return what the cells of one report must share in addition to the plan."""
     found = gpus()
     return {
         "lockstep": version(),
@@ -89,10 +89,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the report that is there, or one without cells."""
+    """Return the existing report, or a new one without cells."""
     if path is None or not path.exists():
         if path is not None and not path.parent.is_dir():
-            raise UserError(f"{path.parent} is no folder, so that no report can be written there; make it first")
+            raise UserError(f"{path.parent} is not a folder, so no report can be written there; create it first")
         machine: dict[str, Any] = {"gemm_gflops": {}, "copy_gb_per_sec": None}
         return {
             "kind": KIND,
@@ -108,12 +108,12 @@ def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
     other = {name: value for name, value in settings.items() if there.get(name) != value}
     if other:
         lines = [f"  {name}: {there.get(name)} there, {value} now" for name, value in other.items()]
-        raise UserError(f"{path} holds what was measured otherwise:\n" + "\n".join(lines) + "\nUse another -o.")
+        raise UserError(f"{path} holds measurements with other settings:\n" + "\n".join(lines) + "\nUse another -o.")
     return report
 
 
 def key(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what tells a report's cells apart."""
+    """Return the fields that identify a cell in a report."""
     return tuple(entry[name] for name in Cell.__dataclass_fields__)
 
 
@@ -123,19 +123,19 @@ def _place(report: dict[str, Any], cell: Cell) -> int | None:
 
 
 def entries_of(report: dict[str, Any], cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return the report's entries of these cells, all of which it must have."""
+    """Return the report's entries of these cells. The report must have all of them."""
     places = {key(entry): entry for entry in report["cells"]}
     return [places[key(cell.fields())] for cell in cells]
 
 
 def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: Cell) -> None:
-    """Put a cell into the report, and what it says of the machine: the fastest that any cell found."""
+    """Put a cell into the report, and update the machine's rates: the fastest that any cell measured."""
     environment = found.pop("environment", None)
     if environment is not None:
         kept = report["environment"].setdefault(cell.backend, environment)
         now, before = environment.get(cell.backend), kept.get(cell.backend)
         if now != before:
-            found["remarks"].append(f"measured with {cell.backend} {now}, cells before with {before}")
+            found["remarks"].append(f"measured with {cell.backend} {now}, earlier cells with {before}")
     roofline, machine = found["roofline"], report["machine"]
     if roofline is not None:
         machine["copy_gb_per_sec"] = _faster(machine["copy_gb_per_sec"], roofline["copy_gb_per_sec"])
@@ -152,7 +152,7 @@ def _faster(*rates: float | None) -> float | None:
 
 
 def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dict[str, Any]:
-    """Return a cell's entry, with the `environment` it was measured in if it has figures."""
+    """Measure a cell and return its entry. An entry with figures also has the `environment` of the measurement."""
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
     entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
     python = backends.interpreter(cell.backend)
@@ -177,6 +177,6 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
 
 
 def _left(folder: Path, what: str) -> list[dict[str, Any]]:
-    """Return what ranks left in the folder, by rank."""
+    """Return what the ranks wrote into the folder, by rank."""
     files = sorted(folder.glob(f"{what}-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]

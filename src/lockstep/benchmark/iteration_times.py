@@ -1,7 +1,7 @@
-"""Figures made from the times of iterations: pure functions. docs/benchmarking.md says why they are these.
+"""Compute figures from the times of iterations. All functions are pure. docs/benchmarking.md explains the choice of figures.
 
-An iteration is a training step, or a batch of inference. Times are in seconds, one after the other without a gap, so that
-they add up to the wall time.
+An iteration is a training step, or a batch of inference. Times are in seconds. They follow each other without a gap, so they
+add up to the wall time.
 """
 
 import math
@@ -12,12 +12,12 @@ import numpy as np
 
 PERCENTILES = (50, 90, 95, 99, 100)
 RESAMPLES = 2000
-"""Of the bootstrap."""
+"""Number of samples that the bootstrap draws."""
 SEED = 0
 LARGEST_DRIFT = 0.05
-"""Of the median iteration from the first third of the times to the last, where they count as steady."""
+"""Times count as steady if their median changes by at most this share from the first third to the last third."""
 FEWEST_TO_TELL = 9
-"""Iterations from which on drift is looked for: three in a third."""
+"""Drift is checked from this many iterations on: three in each third."""
 
 
 def images_per_sec(times_sec: Sequence[float], images: int) -> float:
@@ -32,8 +32,8 @@ def images_per_sec(times_sec: Sequence[float], images: int) -> float:
 def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
     """Return mean and percentiles in milliseconds, by "mean", "p50", "p90", "p95", "p99" and "p100" (the longest).
 
-    A percentile is the smallest time that at least so many in a hundred do not exceed (nearest rank): a time that was
-    measured, never one between two.
+    A percentile is the smallest time that at least that percentage of the times do not exceed (nearest rank). It is a
+    measured time, never a value between two.
 
     >>> latency_ms([0.001, 0.002, 0.003, 0.006])["p50"], latency_ms([0.001, 0.002, 0.003, 0.006])["mean"]
     (2.0, 3.0)
@@ -47,10 +47,10 @@ def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
 def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:
     """Return a 95 % bootstrap interval of `images_per_sec`, the same for the same times.
 
-    Neighbouring iterations are alike (a processor's clock, another program), so blocks of about sqrt(n) in a row, a third of
-    the times at most, are drawn with replacement, around the end (circular block bootstrap, Politis and Romano 1992), and
-    not single iterations, which would make the interval too narrow. One time alone says nothing of how they vary: there
-    must be two.
+    The method is the circular block bootstrap (Politis and Romano 1992). It draws, with replacement, blocks of about sqrt(n)
+    successive times, at most a third of the times; a block can wrap around the end. Neighbouring iterations are alike
+    (because of a processor's clock, or another program), so drawing single iterations would make the interval too narrow.
+    There must be at least two times, because one time does not show how times vary.
     """
     assert len(times_sec) > 1
     times = np.asarray(times_sec, np.float64)
@@ -66,33 +66,33 @@ def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Steadiness:
-    """Whether a rate belongs to a steady state, and what was seen."""
+    """Whether a rate belongs to a steady state, and why."""
 
     steady: bool
     reason: str
 
 
 def steadiness(times_sec: Sequence[float]) -> Steadiness:
-    """Say whether the median time of the first third of the iterations and that of the last differ by at most 5 %.
+    """Return whether the median times of the first and the last third of the iterations differ by at most 5 %.
 
-    Medians: single slow iterations, which the percentiles show, are no drift.
+    Medians are used because single slow iterations are not drift. The percentiles show those.
     """
     third = len(times_sec) // 3
     if len(times_sec) < FEWEST_TO_TELL:
-        return Steadiness(False, f"{len(times_sec)} iterations are too few to tell; at least {FEWEST_TO_TELL}")
+        return Steadiness(False, f"{len(times_sec)} iterations are too few to tell; at least {FEWEST_TO_TELL} are needed")
     drift = float(np.median(times_sec[-third:]) / np.median(times_sec[:third])) - 1
     return Steadiness(
         abs(drift) <= LARGEST_DRIFT,
-        f"the last third's median iteration took {drift:+.1%} against the first third's; ±{LARGEST_DRIFT:.0%} is steady",
+        f"the median time changed by {drift:+.1%} from the first third to the last; up to ±{LARGEST_DRIFT:.0%} is steady",
     )
 
 
 def other_definitions(
     times_sec: Sequence[float], warmup_sec: Sequence[float], images: int, epochs: int
 ) -> dict[str, float | None]:
-    """Return the throughput as the originals compute it, by their names; None where theirs leaves nothing to measure.
+    """Return the throughput as NVIDIA's examples compute it, by name; None if a definition leaves nothing to measure.
 
-    `times_sec` are `epochs` epochs of equal length, `warmup_sec` the iterations before. The sources are their code:
+    `times_sec` are `epochs` epochs of equal length, `warmup_sec` the iterations before. The source is the examples' code:
 
     - paddlepaddle: images / mean time of the measured steps.
     - mxnet-18.12: harmonic mean over epochs of images / mean time, the first iteration of each epoch left out.
@@ -100,7 +100,7 @@ def other_definitions(
     - pytorch: arithmetic mean of the iterations' rates, warm-up included.
     - tensorflow: arithmetic mean of the measured iterations' rates.
 
-    An arithmetic mean of rates is never below images over wall time, and above it when times differ.
+    An arithmetic mean of rates is never below images over wall time. It is above it if times differ.
     """
     times = np.asarray(times_sec, np.float64)
     of_epochs = times.reshape(epochs, -1)
@@ -116,7 +116,7 @@ def other_definitions(
 
 
 def check(times_sec: Sequence[float], images: int, rate: float, latency: dict[str, float]) -> None:
-    """Assert what holds for any figures rightly made of these times: published tables break each of these rules."""
+    """Assert rules that correct figures of these times always follow. Published tables break each of these rules."""
     rising = [latency[f"p{percent}"] for percent in PERCENTILES]
     assert rising == sorted(rising), f"percentiles fall: {rising}"
     total = math.fsum(times_sec)
@@ -125,17 +125,17 @@ def check(times_sec: Sequence[float], images: int, rate: float, latency: dict[st
 
 
 def printed(rate: float) -> str:
-    """Return a rate with four digits that count.
+    """Return a rate with four significant digits; digits before the point are never rounded away.
 
     >>> printed(9.87654), printed(98.7654), printed(98765.4), printed(0.0123456)
     ('9.877', '98.77', '98765', '0.01235')
     """
-    exponent = int(f"{rate:.3e}".partition("e")[2])  # after it was rounded: 9.9996 is 10.00
+    exponent = int(f"{rate:.3e}".partition("e")[2])  # after rounding: 9.9996 is 10.00
     return f"{rate:.{max(3 - exponent, 0)}f}"
 
 
 def quotient(over: float, under: float) -> float:
-    """Return the quotient of two rates as they are printed, so that a printed speed-up follows from the printed speeds.
+    """Return the quotient of two rates as printed, so that a printed speed-up follows from the printed speeds.
 
     >>> quotient(3410.4, 1055.3)  # 3410 over 1055
     3.2322274881516586
@@ -144,7 +144,7 @@ def quotient(over: float, under: float) -> float:
 
 
 def overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether two intervals, each its low and its high end, have a point in common.
+    """Return whether two intervals, each (low, high), have a point in common.
 
     >>> overlap((1.0, 2.0), (2.0, 3.0)), overlap((1.0, 2.0), (2.1, 3.0))
     (True, False)

@@ -1,8 +1,8 @@
-"""Loaders side by side: the same JPEGs, the same cores, the same output, in turns, each turn a process of its own.
+"""Compare loaders: the same JPEGs, the same cores, the same output. Loaders alternate; each turn is a separate process.
 
-All give batches of uint8 RGB [N, size, size, 3]: of every image a random window of 8 to 100 % of its area, resized
-bilinearly and mirrored half the time. Lockstep's loaders, DALI and TensorFlow resize without antialiasing; Pillow always
-antialiases. The peers are written as their documentation shows.
+All yield batches of uint8 RGB [N, size, size, 3]. From every image they take a random window of 8 to 100 % of its area,
+resize it bilinearly and mirror it half the time. Lockstep's loaders, DALI and TensorFlow resize without antialiasing; Pillow
+always antialiases. The loaders of others are written as their documentation shows.
 """
 
 import json
@@ -32,48 +32,48 @@ from lockstep.system.machine import cores
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 WARMUP_BATCHES = 3
 MOST_IMAGES = 4096
-"""Taken from a data set; some contenders hold them in memory."""
+"""At most this many images are taken from a data set; some loaders hold them in memory."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every loader is asked to do."""
+    """The task of every loader."""
 
     data: str
     threads: int
     batch: int
     size: int
     seconds: float
-    """How long a turn lasts after the first batches."""
+    """Length of a turn after the first batches, in seconds."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn measured."""
+    """The result of one turn."""
 
     images_per_sec: float
     cpu_ms: float
-    """Processor time of an image on all cores together: what remains comparable on a machine that does other things too."""
+    """Processor time of an image on all cores together. It stays comparable on a machine that also does other things."""
     peak_mb: float
-    """Of main memory."""
+    """Peak use of main memory."""
 
 
 def host(work: Work, index: Index) -> Iterator[int]:
-    """Lockstep's host loader."""
+    """Run Lockstep's host loader."""
     with HostLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
         for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
             yield len(batch.images)
 
 
 def dali(work: Work, index: Index) -> Iterator[int]:
-    """Lockstep's DALI loader."""
+    """Run Lockstep's DALI loader."""
     with DaliLoader(index, size=work.size, antialias=False, threads=work.threads) as loader:
         for batch in loader.batches(training_plans(_recipe(work), index.sizes, 0)):
             yield len(batch.images)
 
 
 def dali_fused(work: Work, index: Index) -> Iterator[int]:
-    """DALI as NVIDIA's systems use it: its reader, and its decoder of random crops."""
+    """Run DALI as NVIDIA's systems use it: with its reader and its decoder of random crops."""
     fn, types, pipeline_def = import_dali()
 
     @pipeline_def(batch_size=work.batch, num_threads=work.threads, device_id=None, seed=1)  # type: ignore[untyped-decorator]
@@ -93,12 +93,12 @@ def dali_fused(work: Work, index: Index) -> Iterator[int]:
 
 
 def torch_pillow(work: Work, index: Index) -> Iterator[int]:
-    """A PyTorch DataLoader with Pillow, a worker process for each core."""
+    """Run a PyTorch DataLoader with Pillow and one worker process for each core."""
     import torch
     from torch.utils.data import DataLoader, RandomSampler
 
     pictures: Any = Pictures(_files(index), work.size)
-    # With replacement: an epoch without an end, as the other loaders have it.
+    # With replacement: an epoch without an end, as in the other loaders.
     sampler = RandomSampler(pictures, replacement=True, num_samples=2**40)
     loader: DataLoader[Any] = DataLoader(pictures, batch_size=work.batch, sampler=sampler, num_workers=work.threads)
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ class Pictures:
 
 
 def tf_data(work: Work, index: Index) -> Iterator[int]:
-    """tf.data with TensorFlow's fused decoding and cropping."""
+    """Run tf.data with TensorFlow's fused decoding and cropping."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -156,7 +156,7 @@ def tf_data(work: Work, index: Index) -> Iterator[int]:
 
 
 def libjpeg_whole(work: Work, index: Index) -> Iterator[int]:
-    """libjpeg-turbo decoding whole images and nothing else, from memory."""
+    """Decode whole images from memory with libjpeg-turbo, and do nothing else."""
     return _decoding(work, index, lambda data, size, window: decode(data))
 
 
@@ -210,19 +210,21 @@ def _files(index: Index) -> list[str]:
 
 
 def _plain_jpegs(work: Work) -> Index:
-    """Return the index of the images that every loader decodes: `MOST_IMAGES` of them at most, a batch at least."""
+    """Return the index of the images that every loader decodes: at most `MOST_IMAGES` and at least a batch."""
     data = Path(work.data)
     index = open_index(find_split(data, "train") if holds_split(data, "train") else find_source(data))
     if index.source.format != FOLDER:
-        raise DataError(f"{data} is no image folder, which all loaders read: lockstep data pack {data} DIR --format folder")
+        raise DataError(
+            f"{data} is not an image folder, which all loaders can read; use lockstep data pack {data} DIR --format folder"
+        )
     index = replace(index, rows=index.rows[:MOST_IMAGES])
     if len(index) < work.batch:
-        raise DataError(f"{data} has {len(index)} images, fewer than a batch: --batch {len(index)}")
+        raise DataError(f"{data} has {len(index)} images, fewer than a batch; use --batch {len(index)}")
     return index
 
 
 def measured(name: str, work: Work) -> Turn:
-    """Return one turn of a loader in this process."""
+    """Measure one turn of a loader in this process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
     batches = CONTENDERS[name](work, _plain_jpegs(work))
     for _ in range(WARMUP_BATCHES):
@@ -235,13 +237,13 @@ def measured(name: str, work: Work) -> Turn:
 
 
 def _children() -> Iterator[Path]:
-    """Yield the folders in /proc of the processes that this one has started and that run."""
+    """Yield the folders in /proc of running processes that this process has started."""
     for children in Path("/proc/self/task").glob("*/children"):
         yield from (Path("/proc") / child for child in children.read_text().split())
 
 
 def _cpu_sec() -> float:
-    """Return the processor time of this process and of those it has started."""
+    """Return the processor time of this process and of those it has started, in seconds."""
     own, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
     for child in _children():
         fields = (child / "stat").read_text().rpartition(")")[2].split()
@@ -250,15 +252,15 @@ def _cpu_sec() -> float:
 
 
 def _peak_mb() -> float:
-    """Return the sum of the most memory that this process and those it has started held at a time."""
+    """Return the sum of the peak memory of this process and of those it has started."""
     texts = [Path("/proc/self/status").read_text(), *((child / "status").read_text() for child in _children())]
     return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) / 1024
 
 
 def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Return, for every loader, the turns it was measured in and their median, or why it cannot run.
+    """Return the turns of every loader and their median, or why it cannot run.
 
-    Raises `DataError` for an unknown name or data that not every loader reads.
+    Raises `DataError` for an unknown name, or data that not every loader reads.
     """
     for name in names:
         if name not in CONTENDERS:
@@ -268,7 +270,7 @@ def compare(names: list[str], work: Work, turns: int, progress: Callable[[int, i
     index = _plain_jpegs(work)
     strange = next((i for i in range(len(index)) if not is_plain_jpeg(index.read(i))), None)
     if strange is not None:
-        raise DataError(f"{index.path(strange)} is no JPEG that every loader decodes; leave it out of the folder")
+        raise DataError(f"{index.path(strange)} is not a JPEG that every loader decodes; remove it from the folder")
     taken: dict[str, list[Turn]] = {name: [] for name in names}
     missing: dict[str, str] = {}
     for turn in range(turns):
@@ -301,4 +303,4 @@ def _in_a_process(name: str, work: Work) -> Turn | str:
 if __name__ == "__main__":
     print(json.dumps(asdict(measured(sys.argv[1], Work(**json.loads(sys.argv[2])))), allow_nan=False))
     sys.stdout.flush()
-    os._exit(0)  # the peers' own threads and workers need not end
+    os._exit(0)  # do not wait for the loaders' own threads and workers

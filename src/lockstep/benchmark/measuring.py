@@ -1,7 +1,7 @@
-"""One rank's part of measuring a cell, through the engine protocol alone: when every iteration was done.
+"""Measure one rank's part of a cell: when each iteration ends. Only the engine protocol is used.
 
-Training is measured as `lockstep.train` runs it: the next step is enqueued before the one before it is fetched, so that the
-device never waits for the host to read a loss. Every step is an interval of its own, so that its end is known.
+Training is measured as `lockstep.train` runs it: the next step is enqueued before the previous one is fetched, so the device
+never waits for the host to read a loss. Every step is a separate interval, so that its end is known.
 """
 
 import os
@@ -31,42 +31,42 @@ from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
 from lockstep.system.errors import DataError
 
 LEARNING_RATE = 0.001
-"""Of every step: harmless, so that no weight becomes infinite."""
+"""Learning rate of every step. It is small, so that no weight becomes infinite."""
 CEILING_ITERATIONS = 50
-"""At most, of the compute-only and of the loader-only ceiling."""
+"""At most this many iterations are measured for each ceiling: compute-only and loader-only."""
 CEILING_WARMUP = 2
-"""Iterations before each that do not count."""
+"""Warm-up iterations before each ceiling."""
 
 TELL_SEC = 0.2
-"""Between two reports of progress, at least."""
+"""At least this many seconds pass between two reports of progress."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When iterations were done, by `time.perf_counter`, which is one clock for all processes of a machine."""
+    """When iterations ended, by `time.perf_counter`, which is the same clock for all processes of a machine."""
 
     began: float
     ends: list[float]
     waited_sec: list[float]
-    """Of every iteration, for its batch."""
+    """How long every iteration waited for its batch."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank found."""
+    """What one rank measured."""
 
     device: str
     on_gpu: bool
     warmup: Timeline
     counted: Timeline
     compute_only: Timeline | None
-    """On one held batch; None where the data are that already."""
+    """Iterations on one batch that is used again; None if the data is such a batch already."""
     loader_only: Timeline | None
-    """Batches taken from the loader and nothing done with them; None without one."""
+    """Batches that are taken from the loader and not used; None without a loader."""
     gemm_gflops: float | None
     copy_gb_per_sec: float | None
     processors: ProcessorTime
-    """That passed while iterations counted."""
+    """Processor time that passed during the measured iterations."""
     machine_cores: int
     remarks: list[str]
 
@@ -80,7 +80,7 @@ Tell = Callable[[int, int], None]
 
 
 def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell) -> Measured:
-    """Return what this rank finds; every rank must ask. `tell` hears how many iterations are done, and the total."""
+    """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations done, and the total."""
     backend = backends.load(cell.backend)
     world = backend.world(execution)
     counted, warmup = plan.iterations * plan.epochs, plan.iterations * plan.warmup_epochs
@@ -94,7 +94,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             engine.write(initial_state(recipe))
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
-                world.any(False)  # all ranks begin together
+                world.any(False)  # all ranks start together
                 start = ProcessorTime.now()
                 during = _run(engine, step, batches, warmup, counted, progress)
                 passed = ProcessorTime.now().since(start)
@@ -113,7 +113,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
         gemm, no_product = _rate(
             lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks)
         )
-        world.any(False)  # ranks share a memory, so that all copy or none
+        world.any(False)  # ranks share the memory, so all of them copy at the same time
         copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
         what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
         return Measured(
@@ -136,7 +136,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
 
 
 class _Progress:
-    """Counts iterations, and tells of them so seldom that it takes no time from them."""
+    """Counts iterations, and reports progress so rarely that it does not slow them down."""
 
     def __init__(self, tell: Tell, total: int) -> None:
         self._tell, self._total, self._done = tell, total, 0
@@ -159,7 +159,7 @@ def _predicted(engine: Engine, batch: Batch, step: int) -> None:
 
 
 def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps: int, progress: _Progress) -> Timeline:
-    """Carry out iterations, each fetched after the next was enqueued, or done at once if there is nothing to fetch."""
+    """Run iterations. Each is fetched after the next is enqueued; an iteration with nothing to fetch is done at once."""
     ends, waited, enqueued = [], [], None
     began = time.perf_counter()
     for number in range(first, first + steps):
@@ -188,16 +188,16 @@ def _drained(batches: Iterator[Batch], steps: int, progress: _Progress) -> Timel
 
 
 def _rate(measured: Callable[[], float]) -> tuple[float | None, str]:
-    """Return a rate, or why there is none: the cell's own figures are there by then and need none."""
+    """Return a rate, or why there is none. The cell is still valid: its own figures exist already and do not need a rate."""
     try:
         return measured(), ""
-    except Exception as error:  # each framework has its own way to say that it has no such product, or too little memory
+    except Exception as error:  # frameworks raise different errors for a missing product or too little memory
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, f"{said:.200}"
 
 
 class _Source:
-    """Where a rank's batches come from."""
+    """The source of a rank's batches."""
 
     def __init__(self, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, world: World) -> None:
         self._cell, self._recipe, self._execution, self._world = cell, recipe, execution, world
@@ -212,7 +212,7 @@ class _Source:
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[Batch]]:
-        """Give batches that do not end."""
+        """Yield an iterator of batches that never ends."""
         if self._images is None:
             yield repeat(self.held())
             return
@@ -230,17 +230,20 @@ class _Source:
 
 
 def _evaluation_without_end(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int, ranks: int) -> Iterator[BatchPlan]:
-    """Yield evaluation plans that go around the images: `evaluation_plans` would pad the last, and padding is no image."""
+    """Yield evaluation plans that start again after the last image.
+
+    `evaluation_plans` would pad the last batch, and padding is not an image.
+    """
     for first in count(rank * batch, batch * ranks):
         samples = (first + np.arange(batch)) % len(sizes)
         yield centre_plan(recipe, samples, sizes[samples])
 
 
 def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray]:
-    """Return the index of a cell's images, those to train on or those to evaluate, and the rows that are gone through: all,
-    or `num_examples` evenly spread.
+    """Return the index of a cell's training or validation images, and the rows to use.
 
-    Raises `DataError` if there are fewer than a step takes, or more classes than logits.
+    The rows are all, or `num_examples` of them, evenly spread. Raises `DataError` if there are fewer than a step takes, or
+    more classes than logits.
     """
     data, split = Path(cell.data), "train" if cell.what == TRAIN else "val"
     index = open_index(find_split(data, split) if holds_split(data, split) else find_source(data))
@@ -249,5 +252,5 @@ def open_data(cell: Cell, plan: Plan, recipe: Recipe) -> tuple[Index, np.ndarray
     taken = min(plan.num_examples or len(index), len(index))
     needed = recipe.global_batch_images if cell.what == TRAIN else 1
     if taken < needed:
-        raise DataError(f"{data} has {taken} images to go through, fewer than the {needed} of a step on all ranks")
+        raise DataError(f"{data} has {taken} images to use, fewer than the {needed} of a step on all ranks")
     return index, np.arange(taken) * len(index) // taken

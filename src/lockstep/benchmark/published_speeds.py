@@ -1,6 +1,6 @@
-"""What others have published of speed, as data: the rows of `published.yaml`, and ours beside them.
+"""Published speeds of others as data: the rows of `published.yaml`, and our speeds next to them.
 
-Nothing is claimed across hardware: speeds are divided where both ran on as many accelerators of one name, and only there.
+There are no claims across hardware. Speeds are divided only if both ran on the same number of accelerators of one name.
 """
 
 import re
@@ -17,7 +17,7 @@ from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.plain_yaml import read_yaml
 
 PUBLISHED_SIZE = 224
-"""Pixels of a side of the images of all rows."""
+"""Height and width of the images of all rows, in pixels."""
 ROWS = Path(__file__).with_name("published.yaml")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -25,66 +25,66 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Row(BaseModel):
-    """One published measurement. What a document does not say is None."""
+    """One published measurement. A value that the document does not give is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     document: str
-    """Where it was published."""
+    """Where the measurement was published."""
     table: str
-    """The table's title in it."""
+    """The title of the table in the document."""
     model: Literal["resnet50", "resnext101-32x4d"]
-    """As `lockstep.models.architectures` names it; "resnet50" is v1.5."""
+    """The name in `lockstep.models.architectures`; "resnet50" is v1.5."""
     framework: str | None = None
     kind: Literal["train", "inference"]
     system: str | None = None
-    """The computer, or who measured."""
+    """The computer, or the organisation that measured."""
     accelerator: str
-    """GPU, or processor where there is no other."""
+    """The GPU, or the processor if there is no GPU."""
     accelerators: Count | None = None
-    """How many; of processors, sockets."""
+    """Number of accelerators; for processors, of sockets."""
     precision: Literal["fp32", "tf32", "fp16", "mixed", "int8"] | None = None
     variant: str | None = None
-    """What sets it apart from others of its table, such as a compiler, a server or a round."""
+    """What distinguishes the row from others of its table, such as a compiler, a server or a round."""
     batch_images: Count | None = None
-    """Of one accelerator in a step."""
+    """Images of one accelerator in a step."""
     images_per_sec: Positive | None = None
-    """Of all accelerators."""
+    """Rate of all accelerators together."""
     mean_ms: Positive | None = None
-    """Latency of a batch; so are the percentiles."""
+    """Mean latency of a batch. The percentiles are of the same latency."""
     p50_ms: Positive | None = None
     p90_ms: Positive | None = None
     p95_ms: Positive | None = None
     p99_ms: Positive | None = None
     p100_ms: Positive | None = None
     minutes_to_target: Positive | None = None
-    """Of MLPerf: until 75.9 % top-1."""
+    """MLPerf: minutes until 75.9 % top-1."""
     printed_speedup: Positive | None = None
-    """Over full precision on the same hardware, as printed."""
+    """Speed-up over full precision on the same hardware, as printed."""
     printed_weak_scaling: Positive | None = None
-    """Over one accelerator, as printed."""
+    """Weak scaling over one accelerator, as printed."""
     method: str | None = None
-    """How it was measured."""
+    """How the row was measured."""
     remark: str | None = None
-    """What does not agree with something else that was published."""
+    """What disagrees with another published figure."""
 
     @model_validator(mode="after")
     def _measures(self) -> "Row":
         if self.images_per_sec is None and self.minutes_to_target is None and not self.percentiles_ms():
             raise ValueError("expected images_per_sec, minutes_to_target or a latency")
         if self.remark is None and list(self.percentiles_ms()) != sorted(self.percentiles_ms()):
-            raise ValueError("percentiles of latency fall; check them, or say so in a remark")
+            raise ValueError("percentiles of latency fall; check them, or explain them in a remark")
         return self
 
     def percentiles_ms(self) -> tuple[float, ...]:
-        """Return the percentiles that are given, the lowest first."""
+        """Return the percentiles that the row has, lowest first."""
         given = (self.p50_ms, self.p90_ms, self.p95_ms, self.p99_ms, self.p100_ms)
         return tuple(each for each in given if each is not None)
 
 
 @cache
 def published_rows(path: Path = ROWS) -> tuple[Row, ...]:
-    """Return all rows. Raises `DataError` that names the table and the row for what is wrong."""
+    """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
     return tuple(row for table in read_yaml(path.read_text(encoding="utf-8")) for row in _rows_of(dict(table)))
 
 
@@ -108,32 +108,32 @@ def _rows_of(table: dict[str, Any]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Beside:
-    """A published row beside a cell of ours."""
+    """A published row next to a cell of ours."""
 
     row: Row
     ratio: float | None
-    """Our images a second by theirs; None unless the hardware is the same."""
+    """Our images per second divided by theirs; None unless hardware, batch and precision are the same."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell of a benchmark report and what was published of the like."""
+    """A cell of a benchmark report and the comparable published rows."""
 
     cell: dict[str, Any]
     hardware: str
-    """Ours."""
+    """The hardware of the cell."""
     image_size: int | None
-    """Pixels of a side of our images; None if the report does not tell. All that was published is of 224."""
+    """Height and width of our images; None if the report does not give them. All published rows have 224."""
     published: tuple[Beside, ...]
     left_out: int
-    """Rows of the same model and kind with other batches or other numbers of accelerators."""
+    """Number of rows of the same model and kind with other batches or other numbers of accelerators."""
 
 
 def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
-    """Return every cell that was measured beside published rows of its model and kind.
+    """Return every measured cell with published rows of its model and kind.
 
-    They are those of as many accelerators, of the same batch where one of them is known to have it, else of any batch;
-    with `everything` all.
+    The rows have the same number of accelerators. If one of them has the cell's batch, only rows with that batch or an
+    unknown batch are returned; otherwise rows of any batch. With `everything`, all rows are returned.
     """
     found = []
     for cell in report["cells"]:
@@ -150,7 +150,7 @@ def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool =
 
 
 def _ratio(cell: dict[str, Any], hardware: str, row: Row) -> float | None:
-    """Return our images a second by theirs if hardware, batch and precision are the same."""
+    """Return our images per second divided by theirs; None unless hardware, batch and precision are the same."""
     same = _plain(hardware) == _plain(row.accelerator) and row.accelerators == cell["ranks"]
     precisions = {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
     if not same or row.batch_images != cell["batch"] or cell["dtype"] not in precisions or row.images_per_sec is None:
@@ -159,25 +159,25 @@ def _ratio(cell: dict[str, Any], hardware: str, row: Row) -> float | None:
 
 
 def _image_size(report: dict[str, Any], cell: dict[str, Any]) -> int | None:
-    """Return the pixels of a side of a cell's images, from the recipe that the report names and its changes."""
+    """Return height and width of a cell's images, from the report's recipe and its changes; None if that is unknown."""
     settings = report.get("settings", {})
     try:
         recipe = load_recipe(settings["recipe"]).replace(**settings["changes"])
-    except (KeyError, RecipeError):  # a file that has gone since
+    except (KeyError, RecipeError):  # the report names no recipe, or its file is gone
         return None
     return recipe.image_size if cell["what"] == "train" else recipe.eval_crop
 
 
 def _plain(name: str) -> str:
-    """Return the name of an accelerator without its maker, which some drivers name and others do not."""
+    """Return the name of an accelerator without its maker, because only some drivers include the maker."""
     return " ".join(word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel"))
 
 
 def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
     """Return what a cell was measured on: the GPU as its driver names it, else the processor.
 
-    A GPU that an engine numbers, as MXNet does, has the name that all GPUs of the machine have. Where they have several it
-    stays a number: CUDA counts by speed and by what is visible, the driver does not.
+    Some engines, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the same name, that name is
+    used. Otherwise it stays a number: CUDA orders GPUs by speed and visibility, the driver does not.
     """
     device, names = cell.get("device") or "", sorted({gpu["gpu"] for gpu in environment.get("gpus", [])})
     if device.startswith("CPU") or not (device or names):

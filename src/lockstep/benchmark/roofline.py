@@ -4,7 +4,7 @@ from lockstep.models.work import Work
 
 
 def limit_images_per_sec(work: Work, gemm_gflops: float, copy_gb_per_sec: float) -> float:
-    """Return the rate that neither the products nor the memory let a machine exceed.
+    """Return the largest rate, in images per second, that matrix products and memory allow.
 
     >>> limit_images_per_sec(Work(flops=2e9, bytes=1e8), gemm_gflops=100, copy_gb_per_sec=10)
     50.0

@@ -1,4 +1,4 @@
-"""Rates held against rates: cells of one report that differ in one thing, and the same cells of two reports."""
+"""Compare rates: cells of one report that differ in one field, and the same cells of two reports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ class Pair:
     """Two cells with figures."""
 
     axis: str
-    """The one field in which they differ; empty for the same cell of two reports."""
+    """The one field that differs; empty for the same cell of two reports."""
     over: Entry
     under: Entry
 
@@ -30,19 +30,23 @@ class Pair:
 
     @property
     def overlap(self) -> bool:
-        """Whether their intervals have a rate in common: if so, this pair alone shows no difference."""
+        """Whether the intervals of both rates overlap. If they do, this pair alone shows no difference."""
         return overlap(self.over["interval"], self.under["interval"])
 
     @property
     def scaling(self) -> float | None:
-        """Of pairs that differ in ranks: the quotient over that of the ranks. 1 is perfect weak scaling where every rank has
-        a device of its own."""
+        """The weak scaling of a pair that differs in ranks: the quotient of the rates over the quotient of the ranks.
+
+        1 is perfect if every rank has its own device. None for other pairs.
+        """
         return self.quotient * self.under["ranks"] / self.over["ranks"] if self.axis == "ranks" else None
 
 
 def claims(cells: list[Entry]) -> list[Pair]:
-    """Return what the originals' documents claim, as far as these cells show it: mixed precision over fp32, v1.5 over v1,
-    with a compiler over without, NHWC over NCHW, several ranks over one; all else being equal.
+    """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All other fields are equal.
+
+    The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with NCHW, and several ranks with
+    one.
     """
     measured = [entry for entry in cells if entry["status"] == OK]
     return [pair for axis in ("dtype", "model", "compile", "layout", "ranks") for pair in _differing(measured, axis)]
@@ -58,7 +62,7 @@ def _differing(entries: list[Entry], axis: str) -> Iterator[Pair]:
 
 
 def _base(entry: Entry, axis: str) -> Any:
-    """Return the value of a field that an entry is held against; None for nothing."""
+    """Return the value of a field in the baseline of an entry; None if the entry has no baseline."""
     value = entry[axis]
     if axis == "model":
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
@@ -73,23 +77,23 @@ _SWITCHES = {"compile": {"on": "off"}, "layout": {"nhwc": "nchw"}}
 
 @dataclass(frozen=True)
 class Difference:
-    """What two reports say differently of how they were measured."""
+    """A difference in how two reports were measured."""
 
     name: str
     ours: Any
     theirs: Any
     divides: bool
-    """Whether their rates may be divided all the same: they measured the same thing on the same machine."""
+    """Whether rates may still be divided: both reports measured the same thing on the same machine."""
 
 
 _SAME = ("recipe", "changes", "execution", "num_examples", "processor", "cores", "gpus")
-"""Settings without which two cells are not the same measurement."""
+"""Settings that must be equal if two cells are the same measurement."""
 _PASSING = ("processor_mhz", "gpus")
-"""Of an environment: clocks of the moment, and what settings have."""
+"""Fields of an environment that are not compared: clocks of the moment, and what the settings contain already."""
 
 
 def differences(report: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
-    """Return how settings differ, and environments of backends that both have measured. None stands for what is not told."""
+    """Return the differences of settings, and of environments of backends in both reports. None is a missing value."""
     found = _differences(report.get("settings", {}), other.get("settings", {}), "")
     for backend in dict.fromkeys(cell["backend"] for cell in report["cells"]):
         ours, theirs = environment_of(report, backend), environment_of(other, backend)
@@ -105,7 +109,7 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> l
 
 
 def between(report: dict[str, Any], other: dict[str, Any]) -> list[Pair]:
-    """Return the cells that both reports have figures of, those of the first over those of the second."""
+    """Return the cells that have figures in both reports: those of the first over those of the second."""
     theirs = {key(entry): entry for entry in other["cells"] if entry["status"] == OK}
     return [
         Pair("", entry, theirs[key(entry)]) for entry in report["cells"] if entry["status"] == OK and key(entry) in theirs
