@@ -17,4 +17,4 @@ def test_a_page_is_written_and_named(
 def test_a_folder_that_is_no_run_is_wrong_use(answer: Callable[..., Answer], tmp_path: Path) -> None:
     code, _, complaint = answer("report", tmp_path, "-o", tmp_path / "page.html")
     assert code == 2
-    assert "is no run's folder" in complaint
+    assert "is not a run's folder" in complaint

@@ -45,7 +45,7 @@ def test_a_run_that_never_began_is_a_run(recipe: Recipe, tmp_path: Path) -> None
 
 
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no run's folder.*recipe\.yaml"):
+    with pytest.raises(CheckpointError, match=r"is not a run's folder.*recipe\.yaml"):
         open_runs([tmp_path])
 
 

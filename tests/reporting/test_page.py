@@ -105,7 +105,7 @@ def test_a_run_that_never_began_has_a_page(recipe: Recipe, tmp_path: Path) -> No
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     page = page_of(tmp_path, tmp_path / "page.html")
     assert "recipe" in page.ids()
-    assert "the run never began" in page.text
+    assert "the run never started" in page.text
 
 
 def test_a_run_of_an_older_lockstep_has_a_page_with_a_note(recipe: Recipe, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_nothing_to_report_and_nowhere_to_write_are_errors(run: Path, tmp_path: 
         lockstep.report([])
     with pytest.raises(UserError, match=r"cannot write .*No such file.* choose another -o"):
         lockstep.report(run, tmp_path / "no" / "page.html")
-    with pytest.raises(CheckpointError, match="is no run's folder"):
+    with pytest.raises(CheckpointError, match="is not a run's folder"):
         lockstep.report(tmp_path / "nothing", tmp_path / "page.html")
 
 

@@ -279,7 +279,7 @@ def test_an_engine_that_leaves_nothing_or_cannot_run_is_reported(tmp_path: Path,
     no_program = tmp_path / "python"
     no_program.write_bytes(b"\x00\x01")
     no_program.chmod(0o700)
-    for python, message in ((Path("/bin/true"), "exit code 0 and said nothing"), (no_program, "cannot be run")):
+    for python, message in ((Path("/bin/true"), "exit code 0 and printed nothing"), (no_program, "cannot be run")):
         monkeypatch.setenv("LOCKSTEP_TORCH_PYTHON", str(python))
         report = lockstep.verify(["torch"], steps=3)
         assert message in report["engines"]["torch"]["error"]

@@ -42,7 +42,7 @@ def benchmark(
     plan = plan or Plan()
     settings = plan.fields() | _machine()
     if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
-        raise UserError("num_examples needs images: it limits how many of --data DIR are used; synthetic data is one batch")
+        raise UserError("num_examples works only with --data DIR, whose images it limits; synthetic data is one batch")
     recipes = [plan.recipe_of(cell) for cell in cells]  # all errors in them are reported before anything is measured
     for cell in cells:
         plan.execution_of(cell)

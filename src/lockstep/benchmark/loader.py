@@ -215,7 +215,7 @@ def _plain_jpegs(work: Work) -> Index:
     index = open_index(find_split(data, "train") if holds_split(data, "train") else find_source(data))
     if index.source.format != FOLDER:
         raise DataError(
-            f"{data} is not an image folder, which all loaders can read; use lockstep data pack {data} DIR --format folder"
+            f"{data} is not an image folder, which every loader reads; use lockstep data pack {data} DIR --format folder"
         )
     index = replace(index, rows=index.rows[:MOST_IMAGES])
     if len(index) < work.batch:

@@ -1,4 +1,4 @@
-"""`lockstep report`: what runs did, on one page."""
+"""`lockstep report`: write one page about runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

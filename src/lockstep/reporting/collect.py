@@ -1,4 +1,4 @@
-"""The folder of a run -> plain data: what is there of it, be it finished, stopped or still training."""
+"""Read the folder of a run into plain data, whether the run is finished, stopped or still training."""
 
 import math
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ class Run:
 
     folder: Path
     name: str
-    """What the page calls it; no two runs of a page have the same."""
+    """The name of the run on the page. It is unique there."""
     recipe: Recipe
     environment: dict[str, Any]
-    """Empty if the run never began."""
+    """Empty if the run never started."""
     log: list[dict[str, Any]]
     report: dict[str, Any] | None
     """None if the run is not finished."""
     results: Results | None
-    """None if the run is not finished, or was before results were kept."""
+    """None if the run is not finished, or if its version of Lockstep kept no results."""
 
     @cached_property
     def training(self) -> list[dict[str, Any]]:
-        """The log's entries of training, one an interval, in the order of steps."""
+        """The log's training entries, one for each interval, in the order of steps."""
         return [entry for entry in self.log if entry["kind"] == "train"]
 
     @cached_property
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def backend(self) -> str:
-        """The framework's name; "unknown" if the run never began."""
+        """The framework's name; "unknown" if the run never started."""
         return str(self.environment.get("execution", {}).get("backend", "unknown"))
 
     @property
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole run; None if it never began."""
+        """Steps of the whole run; None if it never started."""
         return next((entry["total"] for entry in reversed(self.log) if entry["kind"] == "start" and "total" in entry), None)
 
     @property
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def gaps(self) -> str | None:
-        """Where losses are not finite, which no curve can show; None if all are."""
+        """Where losses are not finite, because curves cannot show them; None if all are finite."""
         steps = [
             entry["first_step"] + i + 1
             for entry in self.training
@@ -78,11 +78,11 @@ class Run:
         evaluated = [f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])]
         found = [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
         found += [f"in the evaluation at step {', '.join(evaluated[:3])}"] if evaluated else []
-        return f"The loss is not finite {' and '.join(found)}; the curves leave that out." if found else None
+        return f"The loss is not finite {' and '.join(found)}; the curves leave these out." if found else None
 
     @property
     def final(self) -> dict[str, dict[str, Any]]:
-        """The last evaluation by weights ("trained", "ema"); of a run that is not finished the newest there is."""
+        """The last evaluation by weights ("trained", "ema"). For an unfinished run it is the newest one."""
         if self.report is not None:
             return dict(self.report["final"])
         last = self.evaluations[-1]["step"] if self.evaluations else None
@@ -95,31 +95,31 @@ class Run:
 
     @property
     def recipe_name(self) -> str:
-        """The recipe that this run's is or is based on; "" if the run did not note it."""
+        """The name of the recipe that this run uses or is based on; "" if the run did not record it."""
         return printable(self.recipe.based_on)
 
     @property
     def class_count(self) -> int | None:
-        """How many classes the images have; None if that is unknown."""
+        """Number of classes of the images; None if unknown."""
         return len(self.report["classes"]) if self.report else self.environment.get("classes")
 
     @cached_property
     def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The published recipe that this run's is based on, or else the one with the fewest other fields, and these fields
-        as (published, of this run)."""
+        """The published recipe that this run's recipe is based on, else the one with the fewest different fields; and these
+        fields as (published, of this run)."""
         names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
         found = {name: difference(RECIPES[name](), self.recipe) for name in names}
         return min(found.items(), key=lambda each: len(each[1]))
 
 
 def open_runs(folders: list[Path]) -> list[Run]:
-    """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or what it holds cannot be read."""
+    """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or if its content cannot be read."""
     return [_open_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
 def _open_run(folder: Path, name: str) -> Run:
     if not (folder / "recipe.yaml").is_file():
-        raise CheckpointError(f"{folder} is no run's folder: it has no recipe.yaml; expected the --out of lockstep train")
+        raise CheckpointError(f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep train")
     report = read_report(folder)
     return Run(
         folder=folder,
@@ -137,7 +137,7 @@ def _is_finite(value: float | None) -> bool:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Return the last parts of the paths, as many as it takes to tell them apart."""
+    """Return the last parts of the paths, as many as make the names different."""
     whole = [folder.resolve() for folder in folders]
     longest = max(len(path.parts) for path in whole)
     for count in range(1, longest + 1):

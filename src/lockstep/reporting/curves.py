@@ -1,4 +1,4 @@
-"""The log of a run -> curves over steps, thinned to what a plot can show."""
+"""Turn the log of a run into curves over steps, thinned to what a plot can show."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 from lockstep.reporting.collect import Run
 
 MOST_POINTS = 1500
-"""Points a curve is thinned to; a plot is about 1000 pixels wide."""
+"""A curve is thinned to at most this many points; a plot is about 1000 pixels wide."""
 
 Kind = Literal["training", "validation", "moving average"]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a run over steps; what is no finite number is None."""
+    """Values of a run over steps. None stands for NaN and infinity."""
 
     run: int
     """Number of the run on the page."""
@@ -33,11 +33,11 @@ class Chart:
     name: str
     title: str
     unit: str
-    """Written behind values: "", " %", " images/s"."""
+    """Written after values: "", " %", " images/s"."""
     curves: list[Curve]
     logarithmic: bool = False
     note: str = "Nothing to draw in these steps."
-    """What is written where a plot has no points."""
+    """Written in a plot that has no points."""
 
 
 Of = Callable[[int, Run], list[Curve]]
@@ -48,7 +48,7 @@ _EQUAL = "No difference in these steps."
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and what else there is."""
+    """Return the plots of some runs: loss, accuracy, learning rate, throughput, data wait, and others if there is data."""
     found = [
         Chart("loss", "Loss", "", [*_each(runs, _losses), *_each(runs, _evaluated("loss"))]),
         Chart(
@@ -67,7 +67,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def thinned(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[list[int], list[float | None]]:
-    """Return at most `most` points: means over runs of neighbours, at the last step of each. Few points stay as they are."""
+    """Return at most `most` points: means of groups of neighbours, at the last step of each. Few points stay as they are."""
     size = -(-len(steps) // most)
     if size > 1:
         first = np.arange(0, len(steps), size)
@@ -106,7 +106,7 @@ def _logged(field: str) -> Of:
 
 
 def _timed(field: str, factor: float = 1) -> Of:
-    """Return the curves of a figure of speed; what a profiler costs is none."""
+    """Return the curves of a speed figure. Profiled steps are left out."""
     return lambda number, run: _curve(
         number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry]
     )
@@ -127,7 +127,7 @@ def _scales(number: int, run: Run) -> list[Curve]:
 
 
 def _differences(runs: Sequence[Run]) -> list[Curve]:
-    """Return how far the loss of every step lies from the first run's, where both have it and it is not the same."""
+    """Return how far the loss of every step is from the first run's, relative to it, for steps that both have."""
     if len(runs) < 2:
         return []
     steps, expected = step_losses(runs[0])

@@ -1,4 +1,4 @@
-"""What is computed from the results of single images: intervals, calibration, confusion. Pure functions of arrays."""
+"""Compute intervals, calibration and confusion from the results of single images. All are pure functions of arrays."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
     share, shrink = hits / images, 1 + z * z / images
     centre = (share + z * z / (2 * images)) / shrink
     half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
-    # At the ends the bound is the share itself, but for rounding.
+    # At the ends the bound is the share itself, except for rounding.
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
 
 
@@ -35,18 +35,18 @@ class Bin:
     images: int
     right: int
     confidence: float
-    """Their mean; 0 if there are none."""
+    """Mean confidence of the images; 0 if there are none."""
 
     @property
     def accuracy(self) -> float:
-        """The share that is right; 0 if there are none."""
+        """The share of images that are right; 0 if there are none."""
         return self.right / self.images if self.images else 0.0
 
 
 def reliability(confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRATION_BINS) -> list[Bin]:
     """Return bins of equal width over the confidences, [images], with how many of each bin are `right`, bool [images].
 
-    Confidences that are no numbers are in no bin.
+    Confidences that are NaN or infinite are left out.
     """
     known = np.isfinite(confidences)
     values, hits = confidences[known].astype(np.float64), right[known]
@@ -61,25 +61,25 @@ def reliability(confidences: np.ndarray, right: np.ndarray, bins: int = CALIBRAT
 
 
 def expected_calibration_error(bins: list[Bin]) -> float | None:
-    """Return the mean over images of how far a bin's accuracy is from its mean confidence; None if there are no images."""
+    """Return the mean over images of the gap between a bin's accuracy and mean confidence; None if there are no images."""
     total = sum(each.images for each in bins)
     return sum(each.images * abs(each.accuracy - each.confidence) for each in bins) / total if total else None
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
-    """Return how many images of a class (row) were taken for which (column): int64 [classes, classes]."""
+    """Return how many images of each class (row) were taken for each class (column): int64 [classes, classes]."""
     return np.bincount(labels.astype(np.int64) * classes + predictions, minlength=classes**2).reshape(classes, classes)
 
 
 def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the classes of a group."""
+    """Return a square matrix with neighbouring classes added up to at most `most` groups, and the classes in each group."""
     size = -(-len(matrix) // most)
     first = np.arange(0, len(matrix), size)
     return np.add.reduceat(np.add.reduceat(matrix, first, axis=0), first, axis=1), size
 
 
 def most_taken_for(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each class which other one its images were taken for most often, and how often: int64 [classes] each."""
+    """Return for each class the other class that its images were most often taken for, and how often: int64 [classes]."""
     mistakes = _mistakes(matrix)
     return mistakes.argmax(axis=1), mistakes.max(axis=1)
 
@@ -89,7 +89,7 @@ def _mistakes(matrix: np.ndarray) -> np.ndarray:
 
 
 def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Return the most frequent mistakes as (class, taken for, images), the most frequent first, `count` at most."""
+    """Return at most `count` of the most frequent mistakes as (class, taken for, images), the most frequent first."""
     mistakes = _mistakes(matrix)
     order = np.argsort(-mistakes, axis=None, kind="stable")[:count]
     rows, columns = np.unravel_index(order, mistakes.shape)
@@ -98,6 +98,6 @@ def confused_pairs(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]
 
 
 def most_confident_mistakes(confidences: np.ndarray, right: np.ndarray, count: int) -> list[int]:
-    """Return the images that are wrong, the surest first, `count` at most; equals in their order."""
+    """Return at most `count` wrong images, the most confident first. Images of equal confidence keep their order."""
     wrong = np.flatnonzero(~right & np.isfinite(confidences))
     return wrong[np.argsort(-confidences[wrong], kind="stable")][:count].tolist()

@@ -1,4 +1,4 @@
-"""The images of a report: those a model was wrong about, read again from the data set and put into the page."""
+"""The images of a report: images that a model got wrong are read again from the data set and put into the page."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from lockstep.runs.mistakes import as_evaluated
 from lockstep.system.errors import DataError
 
 LARGEST_PIXELS = 160
-"""Sides of images on the page; larger ones are made smaller."""
+"""Longest side of an image on the page; larger images are reduced."""
 
 
 class ImagesGone(Exception):
@@ -23,7 +23,7 @@ class ImagesGone(Exception):
 
 
 def open_images(run: Run) -> Index:
-    """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are not there any more."""
+    """Return the index of the images that a run was evaluated on. Raises `ImagesGone` if they are gone."""
     assert run.results is not None
     assert run.report is not None
     if run.environment.get("execution", {}).get("loader") == "synthetic":
@@ -36,14 +36,14 @@ def open_images(run: Run) -> Index:
     except (DataError, OSError) as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     if index is None:
-        raise ImagesGone(f"The images are not shown: {printable(data)} has changed since, or has lost its index.")
+        raise ImagesGone(f"The images are not shown: {printable(data)} has changed since the run, or its index is missing.")
     if index.digest != run.results.digest:
         raise ImagesGone(f"The images are not shown: {printable(data)} holds other images than the run was evaluated on.")
     return index
 
 
 def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]:
-    """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was written over."""
+    """Return images as the model saw them, as `data:` addresses. Raises `ImagesGone` if one was overwritten."""
     try:
         images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Runs -> one page of HTML that needs nothing else: style, script, data and images are in it."""
+"""Write runs as one page of HTML that needs nothing else: style, script, data and images are in it."""
 
 import base64
 import hashlib
@@ -17,17 +17,17 @@ from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"
 SCRIPTS = ("drawing.js", "curves.js", "diagrams.js", "report.js")
-"""In the order in which they run, as one script."""
+"""The parts of the one script, in the order in which they run."""
 MISSING = "\N{EN DASH}"
-"""In place of a figure that there is not."""
+"""Shown in place of a missing figure."""
 
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page of some runs.
 
-    Names of classes, files and folders are texts of a user. The template escapes them (autoescape), its `tojson` filter
-    writes the characters of tags as escapes of JSON, and a policy lets the browser run the one script whose hash it names,
-    fetch nothing and ask nobody.
+    Names of classes, files and folders are texts of a user. The template escapes them (autoescape). Its `tojson` filter
+    writes the characters of tags as JSON escapes. A content security policy lets the browser run only the one script whose
+    hash it names, and lets it fetch nothing and send nothing.
     """
     found, images = with_images(runs, views(runs))
     script, style = "".join(map(_file, SCRIPTS)), _file("report.css")
@@ -91,7 +91,7 @@ def _percent(share: float | None, digits: int = 2) -> str:
 
 
 def _counted(count: int, what: str) -> str:
-    """Return a number of things in words.
+    """Return a number with its noun, in the plural if needed.
 
     >>> _counted(1, "epoch"), _counted(90, "epoch")
     ('1 epoch', '90 epochs')
@@ -104,7 +104,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time as a person says it.
+    """Return a time for a person to read.
 
     >>> _duration(5.25), _duration(75), _duration(3 * 3600 + 125)
     ('5.2 s', '1 min 15 s', '3 h 2 min')

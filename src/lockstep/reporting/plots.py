@@ -1,4 +1,4 @@
-"""The figures of a report as files, for papers."""
+"""Write the figures of a report as files, for papers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg")
 _STYLES = {"training": "o-", "validation": "o-", "moving average": "s--"}
 _MOST_NUMBERS = 25
-"""Rows of a confusion matrix up to which its cells are numbered and its classes named."""
+"""A confusion matrix shows numbers and class names if it has at most this many rows."""
 
 
 def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write every figure as PNG and SVG into a folder, which is made if there is none; return the files.
+    """Write every figure as PNG and SVG into a folder, which is created if it is missing. Return the files.
 
     Raises `UserError` if they cannot be written.
     """
@@ -54,7 +54,7 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
         values = np.array(curve.values, np.float64)  # None becomes NaN, a gap
         alone = curve.kind == "training"
         shown = np.isfinite(np.pad(values, 1, constant_values=np.nan))
-        # A line needs two points: one without neighbours gets a mark.
+        # A line needs two points: a point without neighbours gets a mark.
         isolated = np.flatnonzero(shown[1:-1] & ~shown[:-2] & ~shown[2:])
         axes.plot(
             curve.steps,
@@ -73,12 +73,12 @@ def _of_chart(chart: Chart, runs: Sequence[Run]) -> "Figure":
     legend = axes.get_legend()
     assert legend is not None
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)  # not the label: matplotlib shows none that begins with "_"
+        text.set_text(name)  # not as the label: matplotlib hides labels that begin with "_"
     return figure
 
 
 def _keep_to_what_can_be(axes: "Axes", chart: Chart) -> None:
-    """Leave no room below 0 for what is never negative, nor above 100 % for shares."""
+    """Leave no room below 0 for values that are never negative, or above 100 % for shares."""
     found = [value for curve in chart.curves for value in curve.values if value is not None]
     low, high = axes.get_ylim()
     if found and not chart.logarithmic:

@@ -1,4 +1,4 @@
-"""Runs side by side: results with their intervals, agreement, speed, recipes and environments."""
+"""Compare runs: results with their intervals, agreement, speed, recipes and environments."""
 
 import shlex
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ class Result:
     step: int
     images: int
     loss: float | None
-    """None or infinite if it is not finite."""
+    """None or infinite if the loss is not finite."""
     top1: float
     top1_interval: tuple[float, float]
-    """Shares within 0 to 1, and Wilson's 95 % intervals."""
+    """Wilson's 95 % interval. Shares are within 0 to 1."""
     top5: float | None
     top5_interval: tuple[float, float] | None
-    """None if the images are of too few classes for it to tell anything."""
+    """None if there are too few classes for top-5 to show anything."""
     calibration_error: float | None
     """None if the run kept no results of single images."""
 
@@ -47,7 +47,7 @@ class Speed:
     data_wait_share: float | None
     train_sec: float
     step_ms: dict[int, float]
-    """Percentiles of the milliseconds of a step, each value the mean of an interval of the log; empty if all was warm-up."""
+    """Percentiles of the milliseconds of a step; each value is the mean of an interval of the log. Empty if all was warm-up."""
     intervals: int
     evaluated_images_per_sec: float | None
 
@@ -84,7 +84,7 @@ def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Resul
 def agreement(runs: Sequence[Run]) -> list[list[float | None]]:
     """Return the share of validation images that two runs' trained weights put into the same class, for all pairs.
 
-    None where a run has no results of single images or they are of other images.
+    None if a run has no results of single images, or if they are of other images.
     """
     return [[_agreement(a, b) for b in runs] for a in runs]
 
@@ -97,7 +97,7 @@ def _agreement(a: Run, b: Run) -> float | None:
 
 
 def speeds(runs: Sequence[Run]) -> list[Speed]:
-    """Return the speed of every run that has begun to train; the first steps of a process and traced ones are left out."""
+    """Return the speed of every run that has started training. First steps of a process and profiled steps are left out."""
     return [_speed(number, run) for number, run in enumerate(runs) if run.training]
 
 
@@ -147,7 +147,7 @@ def _meaning(name: str) -> str:
 
 
 def environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
-    """Return what environment.json says of every run: name, values ("" where one has none), and whether they differ."""
+    """Return what environment.json says of every run: name, values ("" if a run has none), and whether they differ."""
     every = [_flat(run.environment) for run in runs]
     names = dict.fromkeys(name for values in every for name, value in values.items() if value)
     rows = [(name, [values.get(name, "") for values in every]) for name in names]

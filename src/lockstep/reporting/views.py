@@ -1,4 +1,4 @@
-"""What an evaluation says of classes and images: one view for each run and its weights."""
+"""Show what an evaluation says about classes and images: one view for each run and its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from lockstep.reporting.collect import Run
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
 
 MOST_CELLS = 50
-"""Rows of a confusion matrix; more classes are added up in groups of neighbours."""
+"""A confusion matrix has at most this many rows; more classes are added up in groups of neighbours."""
 MOST_PAIRS = 30
 MOST_MISTAKES = 24
 WORST_CLASSES = 10
@@ -22,7 +22,7 @@ WORST_CLASSES = 10
 
 @dataclass(frozen=True)
 class ClassRow:
-    """How one class fared."""
+    """The results of one class."""
 
     name: str
     images: int
@@ -42,18 +42,18 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix, neighbouring classes added up to groups if there are many."""
+    """A confusion matrix. If there are many classes, neighbours are added up to groups."""
 
     names: list[str]
-    """Of the groups."""
+    """Names of the groups."""
     group_classes: int
-    """Classes of a group."""
+    """Number of classes in a group."""
     images: list[int]
-    """Of every group."""
+    """Images of every group."""
     cells: list[list[int]]
     """Images of a group (row) that were taken for one of a group (column)."""
     wrong_inside: list[int]
-    """Of the images in a diagonal cell, those that were taken for another class of the group."""
+    """Images in each diagonal cell that were taken for another class of the same group."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Mistake:
 
     sample: int
     place: str
-    """What its data set calls it; empty if that is gone."""
+    """The name of the image in its data set; empty if the data set is gone."""
     label: str
     prediction: str
     confidence: float
     rank: int
-    """Classes the model preferred to the right one."""
+    """Number of classes that the model preferred to the right one."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class View:
     weights: str
     classes: list[ClassRow]
     matrix: Matrix | None = None
-    """None, as all that follows is empty, if there are no results of single images."""
+    """None if there are no results of single images. Then the fields below are empty too."""
     pairs: list[tuple[str, str, int, float]] = field(default_factory=list)
     """The most frequent mistakes: class, taken for, images, share of the class."""
     bins: list[image_statistics.Bin] = field(default_factory=list)
@@ -95,13 +95,13 @@ class View:
 
 
 def views(runs: Sequence[Run]) -> list[View]:
-    """Return the views of all finished runs, without what their data sets know of the mistakes."""
+    """Return the views of all finished runs, without the names and images of mistakes."""
     found: list[View] = []
     for number, run in enumerate(runs):
         if run.results is not None:
             found += [_view(run, number, weights, scores) for weights, scores in run.results.scores.items()]
         elif run.report is not None:
-            note = "The run kept no results of single images (validation.npz): it was trained before Lockstep wrote them."
+            note = "The run has no results of single images (validation.npz): its version of Lockstep did not write them."
             counts = run.report["per_class"].items()
             found += [View(number, weights, _rows(run, of_weights), note=note) for weights, of_weights in counts]
     return found
@@ -110,7 +110,7 @@ def views(runs: Sequence[Run]) -> list[View]:
 def with_images(runs: Sequence[Run], found: Sequence[View]) -> tuple[list[View], dict[str, str]]:
     """Return the views with the names of mistaken images, and these images as `data:` addresses by `image_key`.
 
-    Where images cannot be read any more, the view says so instead.
+    If images cannot be read, the note of the view says why.
     """
     images: dict[str, str] = {}
     placed: list[View] = []
@@ -126,7 +126,7 @@ def with_images(runs: Sequence[Run], found: Sequence[View]) -> tuple[list[View],
 
 
 def image_key(run: Run, sample: int) -> str:
-    """Return the name of an image on the page; runs that saw the same images, cut and resized alike, share it."""
+    """Return the name of an image on the page. Runs share it if they saw the same images with the same crop and resize."""
     assert run.results is not None
     recipe = run.recipe
     how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.antialias:d}{recipe.dct_scaling:d}"
@@ -142,7 +142,7 @@ def _rows(run: Run, counts: dict[str, list[int]], taken_for: Sequence[str] | Non
 
 
 def _view(run: Run, number: int, weights: str, scores: Scores) -> View:
-    # A model may have more logits than the data has classes, and prefer one of those.
+    # A model may have more logits than the data has classes, and predict one of the extra ones.
     known = len(run.classes)
     count = max(known, int(scores.predictions.max(initial=0)) + 1)
     names = [*run.classes, *(f"no class ({i})" for i in range(known, count))]
@@ -191,7 +191,7 @@ def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
 
 
 def _with_images(run: Run, own: list[View]) -> tuple[list[View], dict[str, str]]:
-    """Return the views with what the data set calls their mistakes, and these as `data:` addresses by key."""
+    """Return the views with the names of their mistakes, and the mistaken images as `data:` addresses by key."""
     samples = sorted({mistake.sample for view in own for mistake in view.mistakes})
     if not samples:
         return own, {}
@@ -207,7 +207,7 @@ def _placed(mistake: Mistake, index: Index) -> Mistake:
 
 
 def as_data(view: View) -> dict[str, Any]:
-    """Return what the page's script draws of a view, as plain values."""
+    """Return the part of a view that the page's script draws, as plain values."""
     return {
         "run": view.run,
         "weights": view.weights,

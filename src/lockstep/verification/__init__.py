@@ -1,4 +1,4 @@
-"""Every installed engine against the reference: the same weights, images and recipe, each in a process of its own."""
+"""Compare every installed engine with the reference: same weights, images and recipe, each in a separate process."""
 
 import json
 import tempfile
@@ -31,13 +31,14 @@ def verify(
 ) -> dict[str, Any]:
     """Compare engines (by default all that are installed) with the NumPy reference in float64; return a report.
 
-    Each carries out the same workload: logits, an evaluation, single steps, and a free run of `steps` steps (20; 3 of a full
-    model) over the recipe's schedule, compressed to them. By default a narrow variant of the recipe's model (or of `model`)
-    at 64 px; with `full` the model itself at its own size. `report["passed"]` says whether all differences are within the
-    bounds of `lockstep.verification.bounds`; what an engine that failed said is in its `error`.
+    Each engine runs the same workload: logits, an evaluation, single steps, and a free run of `steps` steps (by default 20,
+    or 3 for a full model). The free run covers the recipe's schedule, compressed to these steps. The model is a narrow
+    variant of the recipe's model (or of `model`) at 64 px; with `full` it is the model itself at its own size.
+    `report["passed"]` says whether all differences are within the bounds of `lockstep.verification.bounds`. The message of
+    an engine that failed is in its `error`.
 
-    Raises `BackendError` if an engine is unknown or missing or there is none to compare, `RecipeError` for a wrong recipe,
-    model, precision or number of steps, and `LockstepError` if the reference itself fails.
+    Raises `BackendError` if an engine is unknown or missing, or if there is none to compare, `RecipeError` for a wrong
+    recipe, model, precision or number of steps, and `LockstepError` if the reference itself fails.
 
     >>> import lockstep
     >>> report = lockstep.verify(["torch"], steps=4)
@@ -46,7 +47,7 @@ def verify(
     """
     steps = (3 if full else 20) if steps is None else steps
     if steps < 3:
-        raise RecipeError(f"steps must be at least 3, so that the rate rises and falls, not {steps}")
+        raise RecipeError(f"steps must be at least 3, so that the learning rate rises and falls; found {steps}")
     pythons = _interpreters(engines)
     recorder = Recorder(listener)
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
@@ -73,7 +74,7 @@ def _interpreters(engines: Sequence[str] | None) -> dict[str, Path]:
         if python is not None:
             pythons[name] = python
         elif engines is not None:
-            backends.load(name)  # says what is missing and how to install it
+            backends.load(name)  # raises an error that says what is missing and how to install it
     if len(pythons) == 1:
         raise BackendError("there is no engine to compare with the reference; see `lockstep doctor`")
     return pythons
@@ -89,7 +90,7 @@ def _carried_out(engine: str, python: Path, folder: Path, recorder: Recorder) ->
     except OSError as error:
         return {"error": f"{python} cannot be run: {error.strerror}"}
     if ended.code or not result.is_file():
-        said = f": {ended.said}" if ended.said else " and said nothing"
+        said = f": {ended.said}" if ended.said else " and printed nothing"
         return {"error": f"{python} ended with exit code {ended.code}{said}"}
     return json.loads(result.read_text(encoding="utf-8")) | {"seconds": time.perf_counter() - began}
 

@@ -1,4 +1,4 @@
-"""How results of engines are compared, and how far they may differ."""
+"""Define how results of engines are compared, and how far they may differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest difference that is rounding and no fault."""
+    """The largest difference that rounding explains."""
 
     value: float
     why: str
@@ -21,22 +21,22 @@ BOUNDS: dict[str, Bound] = {
     "logits": Bound(5e-6, "a dozen layers, each a sum of up to 600 products"),
     "full logits": Bound(5e-5, "50 to 100 layers of up to 4,608 products; so any two engines are within 1e-4"),
     "full loss": Bound(5e-5, "the logits' rounding through a logarithm"),
-    "full statistics": Bound(2e-4, "means of values behind up to 100 layers"),
+    "full statistics": Bound(2e-4, "means of values after up to 100 layers"),
     "steady gradient": Bound(
         3e-2,
-        "rounding is 1e-5, but 7e-3 were seen where it moves the maximum of a pooling window, and 1.5e-2 with AVX2 alone, "
-        "where sums are of other parts than with AVX-512",
+        "rounding is 1e-5, but 7e-3 was measured where it moves the maximum of a pooling window, and 1.5e-2 with AVX2 "
+        "alone, which splits sums differently from AVX-512",
     ),
     "loss": Bound(1e-5, "the logits' rounding through a logarithm"),
     "statistics": Bound(1e-5, "means over at least 16 values"),
     "gradient": Bound(
-        1e-2, "rounding is 1e-5, but a gradient jumps by some 1e-3 where it switches a ReLU or moves a maximum"
+        1e-2, "rounding is 1e-5, but a gradient jumps by about 1e-3 where it switches a ReLU or moves a maximum"
     ),
-    "trajectory": Bound(2e-2, "of the way gone in 20 small steps: a few such jumps"),
+    "trajectory": Bound(2e-2, "of the distance moved in 20 small steps: a few such jumps"),
     "decay": Bound(1e-3, "the difference of two velocities, some much larger than what decay adds"),
     "momentum": Bound(1e-5, "the difference of two velocities twice as large"),
     "update": Bound(1e-3, "the difference of two weights, hundreds of times larger than a step"),
-    "weights": Bound(1e-2, "of the way gone: hundreds of times the resolution of weights that hardly move"),
+    "weights": Bound(1e-2, "of the distance moved: hundreds of times the resolution of weights that hardly move"),
     "direction": Bound(1e-2, "1 - cosine of a gradient in which rounding switches some ReLUs"),
     "exact": Bound(0.0, "counts and copies are not rounded"),
     "operation": Bound(5e-7, "a few operations"),
@@ -49,8 +49,8 @@ BOUNDS: dict[str, Bound] = {
     "fp16 statistics": Bound(6e-3, "the activations' rounding"),
     "bf16 direction": Bound(0.25, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "fp16 direction": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
-    "scaled gradient": Bound(1e-2, "a power of two is exact in fp16 but for what is below 6e-8 without it"),
-    "pixels": Bound(3, "of 255: versions of libjpeg-turbo and OpenCV may round otherwise; the same ones do not differ"),
+    "scaled gradient": Bound(1e-2, "a power of two is exact in fp16, except for values below 6e-8 without it"),
+    "pixels": Bound(3, "of 255: versions of libjpeg-turbo and OpenCV may round differently; equal versions do not differ"),
     # An engine against itself, with sums in another order:
     "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),
     "ranks": Bound(1e-5, "weights after 4 small steps"),
@@ -60,7 +60,7 @@ BOUNDS: dict[str, Bound] = {
 def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> float:
     """Return the largest difference relative to the largest expected value, the worst over all tensors.
 
-    A tensor of almost zeros is measured against a hundredth of the largest value of all. NaN is infinitely far.
+    The difference of a tensor of almost zeros is relative to a hundredth of the largest value of all. NaN is infinitely far.
     """
     if isinstance(expected, np.ndarray) or isinstance(actual, np.ndarray):
         actual, expected = {"": np.asarray(actual)}, {"": np.asarray(expected)}
@@ -70,12 +70,12 @@ def distance(actual: Arrays | np.ndarray, expected: Arrays | np.ndarray) -> floa
 
 
 def largest(difference: np.ndarray) -> float:
-    """Return the largest absolute value; NaN, which compares false with every bound, counts as infinity."""
+    """Return the largest absolute value. NaN counts as infinity, because it compares false with every bound."""
     return float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
 
 
 def angle(actual: Arrays, expected: Arrays) -> float:
     """Return 1 - cosine between two sets of tensors, each taken as one vector."""
     a, b = (np.concatenate([values[name].ravel().astype(np.float64) for name in expected]) for values in (actual, expected))
-    with np.errstate(invalid="ignore"):  # infinity has no direction: NaN, which is within no bound
+    with np.errstate(invalid="ignore"):  # infinity has no direction: the result is NaN, which is outside all bounds
         return float(1 - a @ b / np.sqrt((a @ a) * (b @ b)))

@@ -1,4 +1,4 @@
-"""What an engine found against what the reference found, against definitions and against bounds."""
+"""Compare an engine's results with the reference's, with definitions and with bounds."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ class Row:
     largest: float
     """Largest absolute difference of any value."""
     relative: float
-    """The difference in relation to what is expected, as `measure` says."""
+    """The difference relative to the expected values, as `measure` says."""
     measure: str
     bound: float
     why: str
@@ -32,12 +32,12 @@ class Row:
         return bool(self.relative <= self.bound)
 
     def fields(self) -> dict[str, Any]:
-        """Return the row as plain values; None where a difference is no number, which JSON does not have."""
+        """Return the row as plain values. None stands for NaN and infinity, which JSON does not have."""
         return {name: finite(value) for name, value in asdict(self).items()} | {"passed": self.passed}
 
 
 def finite(value: Any) -> Any:
-    """Return a value, or None for a number that is infinite or none."""
+    """Return a value, or None for infinity or NaN."""
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
@@ -47,10 +47,10 @@ _MEASURES: dict[str, Measure] = {VALUE: distance, DIRECTION: angle}
 
 
 def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) -> list[Row]:
-    """Return a row for every quantity of an engine; `found` and `reference` are what workers left."""
+    """Return a row for every quantity of an engine; `found` and `reference` are what workers wrote."""
     recipe, rate = workload.recipe, workload.large_rates[workload.telling_step]
     low, kind = _low_precision(recipe), _kind(recipe, full)
-    # These follow from what the engine itself found, so that no rounding of a gradient hides them.
+    # These follow from the engine's own results, so that the rounding of a gradient does not hide them.
     decay = {
         tensor.name: DECAY * (tensor.role in recipe.weight_decay_roles) * workload.state.tensors[tensor.name]
         for tensor in tensors(model_spec(recipe.model), recipe.logits)
@@ -96,18 +96,18 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
 
 
 def _low_precision(recipe: Recipe) -> str:
-    """Return whose bounds hold; TensorFloat-32 has fp16's 11 bits."""
+    """Return the precision whose bounds apply, or "" for fp32. TensorFloat-32 has the 11 bits of fp16."""
     return {"fp32": "", "tf32": "fp16"}.get(recipe.precision, recipe.precision)
 
 
 def _kind(recipe: Recipe, full: bool) -> str:
-    """Return what the names of bounds begin with that depend on precision or size."""
+    """Return the prefix of those bounds' names that depend on precision or size."""
     low = _low_precision(recipe)
     return f"{low} " if low else "full " if full else ""
 
 
 def between(found: dict[str, Arrays], recipe: Recipe, full: bool) -> Row:
-    """Return how far the logits of the two engines are apart that differ most."""
+    """Return how far the logits of two engines are apart, for the two engines that differ most."""
     limit = BOUNDS[f"{_kind(recipe, full)}logits"]
     names = list(found)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]

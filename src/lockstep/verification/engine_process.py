@@ -1,8 +1,8 @@
-"""One engine at work: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
+"""Run the workload on one engine: `python -m lockstep.verification.engine_process FOLDER BACKEND`.
 
-Reads the workload from FOLDER, tells its progress as lines of JSON, and leaves BACKEND.npz (what is compared) and
-BACKEND.json (what it ran on) there. A process of its own for every engine, since frameworks do not share one, and MXNet has
-an environment of its own.
+The process reads the workload from FOLDER and prints its progress as lines of JSON. It writes BACKEND.npz (what is compared)
+and BACKEND.json (what it ran on) into FOLDER. Every engine has a separate process, because frameworks cannot share one, and
+MXNet has a separate environment.
 """
 
 import json
@@ -23,7 +23,7 @@ from lockstep.verification.workload import DECAY, Arrays, Workload, load, loaded
 
 
 class Worker:
-    """Carries out a workload; with `rules`, also what is held against definitions, which the reference need not show."""
+    """Runs a workload. With `rules`, also runs what is compared with definitions, which the reference does not need."""
 
     def __init__(self, backend: Backend, world: World, execution: Execution, workload: Workload, *, rules: bool) -> None:
         self._backend, self._world, self._execution, self._workload = backend, world, execution, workload
@@ -49,7 +49,7 @@ class Worker:
         tell(self._done, total)
 
     def _engine(self, recipe: Recipe, rates: np.ndarray, state: State | None = None, parts: int = 1) -> Engine:
-        """Return an engine at the workload's state, or at another."""
+        """Return an engine with the workload's state, or with another state."""
         execution = self._execution.replace(accumulation_steps=parts)
         engine = self._backend.engine(recipe, rates, self._world, execution)
         state = state or self._workload.state
@@ -62,26 +62,26 @@ class Worker:
             return {"logits": logits, "evaluation": engine.evaluate(self._workload.evaluation).losses}
 
     def _single_step(self) -> Arrays:
-        """Loss, gradient and statistics of a step on mixed images, without decay."""
+        """Return loss, gradient and statistics of a step on mixed images, without decay."""
         with self._engine(self._plain, np.zeros(1)) as engine:
             loss = engine.fetch(engine.train([self._batch], 0)).losses
             state = engine.read()
         return {"loss": loss} | _below("gradient", state.momentum) | _below("statistics", _statistics(state))
 
     def _initial_gradient(self) -> Arrays:
-        """The gradient at the recipe's initial weights, where ReLUs do switch."""
+        """Return the gradient at the recipe's initial weights, where ReLUs do switch."""
         with self._engine(self._plain, np.zeros(1), self._workload.initial) as engine:
             engine.train(self._workload.batches[:1], 0)
             return _below("initial gradient", engine.read().momentum)
 
     def _two_parts(self) -> Arrays:
-        """The gradient of a step in two parts, each with its own batch norm and partners."""
+        """Return the gradient of a step in two parts, each with its own batch norm and partners."""
         with self._engine(self._plain, np.zeros(1), parts=2) as engine:
             engine.train([_mixed(self._workload.batches[0], parts=2)], 0)
             return _below("two parts", engine.read().momentum)
 
     def _free_run(self) -> Arrays:
-        """All steps, one after the other: losses, how far the weights went, and their moving average."""
+        """Run all steps in order; return the losses, how far the weights moved, and their moving average."""
         losses = []
         began = time.perf_counter()
         with self._engine(self._workload.recipe, self._workload.rates) as engine:
@@ -94,7 +94,7 @@ class Worker:
         return {"losses": np.array(losses)} | _below("weights", moved) | _below("moving average", end.ema)
 
     def _decay(self) -> Arrays:
-        """What decay adds to a first velocity."""
+        """Return what decay adds to a first velocity."""
         velocities = []
         for decay in (0.0, DECAY):
             with self._engine(self._plain.replace(weight_decay=decay), np.zeros(1)) as engine:
@@ -103,7 +103,10 @@ class Worker:
         return _below("decay", _difference(velocities[1], velocities[0]))
 
     def _momentum(self) -> Arrays:
-        """What is left of a velocity: at rate 0 a second step on the same images has the same gradient g; v = m * v + g."""
+        """Return what remains of a velocity.
+
+        At rate 0, a second step on the same images has the same gradient g; v = m * v + g.
+        """
         velocities = []
         with self._engine(self._plain, np.zeros(2)) as engine:
             for step in range(2):
@@ -112,7 +115,7 @@ class Worker:
         return _below("momentum", _difference(velocities[1], velocities[0]))
 
     def _update(self) -> Arrays:
-        """How one step at a large rate moves the weights, and the velocity it left."""
+        """Return how far one step at a large rate moves the weights, and the velocity after it."""
         step = self._workload.telling_step
         with self._engine(self._workload.recipe, self._workload.large_rates) as engine:
             engine.train(self._workload.batches[step : step + 1], step)
@@ -120,7 +123,7 @@ class Worker:
         return _below("update", _moved(end, self._workload.state)) | _below("velocity", end.momentum)
 
     def _counts(self) -> Arrays:
-        """Hits of a training step, and ranks in an evaluation, where logits fall from class to class whatever the image."""
+        """Return hits of a training step and ranks of an evaluation. Logits fall from class to class for any image."""
         tensors, logits = self._workload.state.tensors, self._plain.logits
         falling = {"fc.weight": np.zeros_like(tensors["fc.weight"]), "fc.bias": -np.arange(logits, dtype=np.float32)}
         batch = self._workload.batches[0]
@@ -132,7 +135,7 @@ class Worker:
         return {"counts": np.array([counts.top1, counts.top5, counts.images, *scores.ranks, *scores.predictions])}
 
     def _state(self) -> Arrays:
-        """What is read where a state with every part was written."""
+        """Write a state with every part; return how far the state that is read differs."""
         state = self._workload.state
         drawn = np.random.default_rng(1)
         momentum = {name: drawn.normal(size=value.shape).astype(np.float32) for name, value in state.momentum.items()}
@@ -153,7 +156,7 @@ class Worker:
 
 
 def _mixed(batch: Batch, parts: int = 1) -> Batch:
-    """Return a batch with MixUp, whether the recipe has it or not: other coefficients, partners within a part."""
+    """Return a batch with MixUp, whether or not the recipe has it. Coefficients differ; partners are within a part."""
     count = len(batch.labels)
     partners = np.tile(np.roll(np.arange(count // parts), 3), parts)
     return Batch(batch.images, batch.labels, np.linspace(0.2, 0.9, count, dtype=np.float32), partners)
@@ -176,7 +179,7 @@ def _statistics(state: State) -> Arrays:
 
 
 def main(folder: Path, name: str) -> None:
-    """Carry out the workload in `folder`; end at once when the process that waits for it has gone."""
+    """Run the workload in `folder`. Exit at once when the process that waits for it has ended."""
     end_with_parent()
     execution = Execution(backend=name)
     backend = backends.load(name)

@@ -1,4 +1,4 @@
-"""What every engine is given to do: arrays in files, so that a worker may be any Python."""
+"""Build the workload of every engine. It is arrays in files, so that a worker can be any Python."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,27 +21,28 @@ from lockstep.recipes.schedule import learning_rates
 Arrays = dict[str, np.ndarray]
 
 PEAK_LR = 1e-4
-"""Of the free run. At rates that teach something, rounding soon grows into another trajectory (docs/numerics.md)."""
+"""Peak learning rate of the free run. At rates useful for training, rounding soon leads to another trajectory
+(docs/numerics.md)."""
 DECAY = 0.5
-"""Weight decay of a step that shows which weights are decayed; a recipe's own is lost behind a gradient's rounding."""
+"""Weight decay of the step that shows which weights are decayed. A gradient's rounding would hide a recipe's own decay."""
 BATCH = {False: 16, True: 8}
-"""Images of a step: of a narrow model, of a full one."""
+"""Images of a step, by whether the model is full."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A run of one step an epoch on a few drawn images."""
+    """A run with one step in each epoch, on a few drawn images."""
 
     recipe: Recipe
     data: Path
     initial: State
-    """The recipe's own."""
+    """The recipe's own initial state."""
     state: State
-    """Another, in which nothing is 0 or 1 and no ReLU is near switching; see `varied`."""
+    """Another state, in which nothing is 0 or 1 and no ReLU is near switching; see `varied`."""
     batches: list[Batch]
-    """One for every step of the free run."""
+    """One batch for every step of the free run."""
     evaluation: list[Batch]
-    """The last one is padded."""
+    """Batches of the evaluation; the last one is padded."""
 
     @property
     def rates(self) -> np.ndarray:
@@ -50,18 +51,18 @@ class Workload:
 
     @property
     def telling_step(self) -> int:
-        """The step whose rate differs most from those before and behind it."""
+        """The step whose rate differs most from the rates before and after it."""
         changes = np.abs(np.diff(self.rates))
         return int(np.minimum(changes[:-1], changes[1:]).argmax()) + 1
 
     @property
     def large_rates(self) -> np.ndarray:
-        """The same rates with a peak of 1, which moves weights far enough to be seen behind their rounding."""
+        """The same rates with a peak of 1, so that weights move further than their rounding."""
         return self.rates / self.rates.max()
 
 
 def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, precision: str, full: bool) -> Workload:
-    """Draw images into `folder` and return a recipe's model, weights, batches and schedule, compressed to so many steps."""
+    """Draw images into `folder`; return a recipe's model, weights, batches and schedule, compressed to `steps` steps."""
     base = load_recipe(recipe)
     spec = model_spec(model or base.model)
     recipe = base.replace(
@@ -80,7 +81,7 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
         **({} if full else {"image_size": 64, "eval_resize": 72, "eval_crop": 64}),
     )
     data = folder / "images"
-    # More than a step takes, so that every epoch leaves others out and the last batch of an evaluation is not full.
+    # More than a step takes: every epoch leaves out different images, and the last batch of an evaluation is not full.
     images = 10 * (recipe.global_batch_images // 10 + 1)
     draw_data_set(data, train_images=images, val_images=images)
     training, validation = loaded(recipe, data)
@@ -89,12 +90,11 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
 
 
 def varied(recipe: Recipe, initial: State) -> State:
-    """Return a state with the kernels of `initial` in which everything else is drawn, so that nothing that is forgotten or
-    mixed up leaves no trace; and whose ReLUs are far from switching.
+    """Return a state with the kernels of `initial`, random values elsewhere, and ReLUs that are far from switching.
 
-    Where rounding decides the sign of a value before a ReLU, a gradient jumps; in a whole model it does so somewhere. With
-    batch norm biases six deviations from 0 a ReLU passes all values of a channel or, of a third of the channels within a
-    block, none.
+    Random values show every tensor that is forgotten or mixed up. A gradient jumps where rounding decides the sign of a
+    value before a ReLU, which happens somewhere in a whole model. Therefore batch norm biases are six deviations from 0. A
+    ReLU then passes all values of a channel; in a third of the channels within a block it passes none.
     """
     random = np.random.default_rng(0)
     tensors = dict(initial.tensors)
@@ -149,7 +149,7 @@ def load(folder: Path) -> Workload:
 
 
 def part(arrays: Arrays, name: str) -> Arrays:
-    """Return the arrays below a name, without it."""
+    """Return the arrays below a name; the name is removed from their keys."""
     return {key.removeprefix(f"{name}/"): value for key, value in arrays.items() if key.startswith(f"{name}/")}
 
 
@@ -159,7 +159,7 @@ def _joined(name: str, arrays: Arrays) -> Arrays:
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Write arrays by name."""
-    np.savez(path, **arrays)  # type: ignore[arg-type]  # its options are named like no array of ours
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # no array has the name of one of its options
 
 
 def load_arrays(path: Path) -> Arrays:

@@ -52,7 +52,7 @@ class Chart {
     new ResizeObserver(() => this.redraw()).observe(this.plot);
   }
 
-  // The curves to draw, with what is drawn strongly and, behind it, faintly.
+  // The curves to draw. Each has values that are drawn strongly, and may have faint ones behind them.
   lines() {
     const weight = Number($("#smoothing").value);
     return this.spec.curves.filter((curve) => shown.has(curve.run)).map((curve) => {
@@ -61,7 +61,7 @@ class Chart {
     });
   }
 
-  // On a logarithmic scale the mean is that of logarithms, or large values would hide small ones.
+  // On a logarithmic scale, average the logarithms: large values would hide small ones otherwise.
   smoothed(values, weight) {
     if (!this.log) return smoothed(values, weight);
     return smoothed(values.map((v) => (v > 0 ? Math.log(v) : null)), weight).map((v) => (v === null ? null : Math.exp(v)));
@@ -124,7 +124,7 @@ class Chart {
       const y = this.y(values[i]);
       if (y === null) { pen = false; continue; }
       d += `${pen ? "L" : "M"}${this.x(curve.steps[i]).toFixed(1)} ${y.toFixed(1)}`;
-      // A line needs two points: one without neighbours gets a mark.
+      // A line needs two points: a point without neighbours gets a mark.
       const alone = !pen && (i + 1 >= values.length || this.y(values[i + 1]) === null);
       if (alone && curve.kind === "training") draw(this.layer, ...this.mark(curve, this.x(curve.steps[i]), y, 3.2, "mark"));
       pen = true;
@@ -145,7 +145,7 @@ class Chart {
     return [name, { ...attributes, class: `${kind} run-${curve.run % 8}` }];
   }
 
-  // The cursor's line and the points on it; the chart that has the pointer says the values.
+  // Draw the cursor's line and the points on it. The chart under the pointer shows the values.
   point(speaks) {
     this.over.replaceChildren();
     if (cursor === null || cursor < range[0] || cursor > range[1]) return;
@@ -162,7 +162,7 @@ class Chart {
       rows.push({ run: curve.run, text: name, value: `${short(curve.values[at])}${this.spec.unit}` });
     }
     if (!speaks) return;
-    // Runs of other steps per epoch are in other epochs at one step; then none is told.
+    // Runs with different numbers of steps per epoch are in different epochs at one step. Then no epoch is shown.
     const drawn = DATA.runs.filter((run, i) => run.steps && shown.has(i));
     const epochs = new Set(drawn.map((run) => ((cursor * run.epochs) / run.steps).toFixed(2)));
     const epoch = epochs.size === 1 ? ` · epoch ${[...epochs][0]}` : "";

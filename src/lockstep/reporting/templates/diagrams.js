@@ -1,4 +1,4 @@
-// Diagrams of cells: the pointer or the arrows choose one, and its text is shown
+// Diagrams of cells: the pointer or the arrow keys choose a cell, and its text is shown
 
 class Cells {
   constructor(plot, paint, columns) {
@@ -12,7 +12,7 @@ class Cells {
   }
 
   redraw() {
-    this.boxes = this.paint(this.plot);  // of every cell: x, y, width, height, title, rows
+    this.boxes = this.paint(this.plot);  // for every cell: x, y, width, height, title, rows
     this.svg = $("svg", this.plot);
     this.at = null;
   }
@@ -87,7 +87,7 @@ function paintMatrix(plot) {
     draw(svg, "line", { class: "ideal", x1: label, y1: above, x2: label + size, y2: above + size });
   }
   $("#matrix-note").textContent = single ? "rows: class, columns: taken for" : matrix.group_classes > 1
-    ? `mistakes alone; each cell is ${matrix.group_classes} × ${matrix.group_classes} classes` : "mistakes alone";
+    ? `only mistakes; each cell is ${matrix.group_classes} × ${matrix.group_classes} classes` : "only mistakes";
   return boxes;
 }
 
@@ -156,6 +156,6 @@ function noteCalibration() {
   const mean = (of) => view.bins.reduce((sum, bin) => sum + of(bin), 0) / total;
   const error = mean((bin) => Math.abs(bin.right - bin.confidence * bin.images));
   const over = mean((bin) => bin.confidence * bin.images - bin.right);
-  $("#calibration-note").textContent = `Expected calibration error ${percent(error, 2)} in ${view.bins.length} bins of equal width. On average the model is ${percent(Math.abs(over), 2)} ${over > 0 ? "surer than it is right" : "less sure than it is right"}. Bars: accuracy; shaded: how far it is from the mean confidence.`;
+  $("#calibration-note").textContent = `Expected calibration error ${percent(error, 2)} in ${view.bins.length} bins of equal width. On average, confidence is ${percent(Math.abs(over), 2)} ${over > 0 ? "above" : "below"} accuracy. Bars: accuracy; shaded: its distance from the mean confidence.`;
 }
 

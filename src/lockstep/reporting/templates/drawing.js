@@ -1,5 +1,5 @@
 "use strict";
-// The report's page: draws the charts from the JSON beside it, and makes tables sortable. Nothing is loaded.
+// The script of the report page: draws the charts from the JSON in the page, and makes tables sortable. Nothing is loaded.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -52,7 +52,7 @@ function powers(low, high) {
   return Array.from({ length: last - first + 1 }, (_, i) => 10 ** (first + i)).filter((_, i) => i % every === 0);
 }
 
-// A weighted mean of neighbours on both sides, so that nothing lags behind; gaps stay gaps.
+// A weighted mean of neighbours on both sides, so that the curve does not lag. Gaps stay gaps.
 function smoothed(values, weight) {
   const pass = (list) => {
     let sum = 0, total = 0;
@@ -68,7 +68,7 @@ function smoothed(values, weight) {
     : (value + weight * (left[i][0] + right[i][0])) / (1 + weight * (left[i][1] + right[i][1])));
 }
 
-// What is shown beside the pointer
+// The box next to the pointer
 
 const tip = $("#tip");
 
@@ -87,7 +87,7 @@ function showTip(title, rows, x, y) {
 }
 
 const hideTip = () => { tip.hidden = true; };
-const isMouse = (event) => event.pointerType === "mouse";  // a finger that is lifted leaves what it pointed at on the screen
+const isMouse = (event) => event.pointerType === "mouse";  // when a finger is lifted, the box stays on the screen
 document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".plot")) hideTip(); });
 document.addEventListener("scroll", hideTip, { passive: true });
 

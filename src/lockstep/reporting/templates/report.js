@@ -58,7 +58,7 @@ function press(buttons, chosen) {
 const themes = ["auto", "dark", "light"];
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  const words = { auto: "as the system has them", dark: "dark", light: "light" };
+  const words = { auto: "as in the system", dark: "dark", light: "light" };
   $("#theme").setAttribute("aria-label", `Colours: ${words[theme]}`);
   $("#theme span").textContent = { auto: "◐", dark: "☾", light: "☀" }[theme];
 }
