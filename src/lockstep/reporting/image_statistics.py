@@ -79,7 +79,7 @@ def grouped(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
 
 
 def most_taken_for(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each class the other class that its images were most often taken for, and how often: int64 [classes]."""
+    """Return for each class the other class its images were most often taken for, and how often: int64 [classes] each."""
     mistakes = _mistakes(matrix)
     return mistakes.argmax(axis=1), mistakes.max(axis=1)
 

@@ -47,7 +47,7 @@ class Speed:
     data_wait_share: float | None
     train_sec: float
     step_ms: dict[int, float]
-    """Percentiles of the milliseconds of a step; each value is the mean of an interval of the log. Empty if all was warm-up."""
+    """Percentiles of the milliseconds of a step. Each value is the mean of a log interval. Empty if all was warm-up."""
     intervals: int
     evaluated_images_per_sec: float | None
 
