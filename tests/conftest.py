@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 # NumPy's OpenBLAS reads this when it is loaded, here and in processes that tests start. Threads slow down products this
-# small, and twenty times as much if other work needs the cores.
+# small. If other work needs the cores, the loss is twenty times as large.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from lockstep import backends
@@ -15,11 +15,11 @@ from lockstep.data.textures import draw_data_set
 from lockstep.models.architectures import ModelSpec
 from lockstep.recipes import Recipe
 
-# If a shell starts tests in the background, the tests and all processes they start would ignore Ctrl-C.
+# A shell that starts tests in the background makes them, and all processes that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if backends.FRAMEWORKS["paddle"].version() is not None:
-    backends.load("paddle")  # before any test imports TensorFlow, after which it cannot be imported
+    backends.load("paddle")  # before any test imports TensorFlow: Paddle cannot be imported after it
 
 TINY_MODEL = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 8, 16, 16), groups=2, expansion=2)
 

@@ -16,7 +16,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """Start a command without input, whose output and errors go to pipes."""
+    """Start a command without input, with its output and errors in pipes."""
     return subprocess.Popen(
         command(*arguments),
         stdin=subprocess.DEVNULL,
@@ -39,7 +39,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, s
 
 
 def call(*arguments: object, seconds: float = 120) -> tuple[int, str, str]:
-    """Run a command and wait for its end."""
+    """Run a command until it ends."""
     return finish(start(*arguments), seconds)
 
 
@@ -56,7 +56,7 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until another process makes a condition true."""
+    """Wait until another process has done something."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -1,4 +1,4 @@
-"""What users are told to install can be had: packages of indexes at versions that are tested, Lockstep from its files."""
+"""What users are told to install exists: packages at versions that are tested, and Lockstep from its files."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ MESSAGES = {
 
 
 def pins() -> dict[str, str]:
-    """Versions that are tested together, by canonical name; TensorFlow's are those of its package without GPUs."""
+    """Versions that are tested together, by canonical name. TensorFlow's version is that of its package without GPUs."""
     names = ("constraints-mxnet.txt", "constraints.txt")
     lines = [line.split("==") for name in names for line in (ROOT / name).read_text().splitlines() if "==" in line]
     found = {canonicalize_name(name): version for name, version in lines}

@@ -1,4 +1,4 @@
-"""The rooms of the package: how many there are, what stands above what, and that no imports go in circles."""
+"""The rooms (subpackages) of the package: their number, their order in floors, and that imports have no cycles."""
 
 import ast
 import re
@@ -24,10 +24,10 @@ FLOORS = (
     ("verification", "benchmark", "reporting"),
     ("cli",),
 )
-"""From the ground up. A room imports from rooms below it, never from one on its own floor."""
+"""The lowest floor comes first. A room imports only from rooms on lower floors."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NO_ROOMS = {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
-"""What Python and type checkers ask for."""
+"""Files that Python and type checkers need."""
 
 
 def name_of(path: Path) -> str:
@@ -39,7 +39,7 @@ MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the modules of the package that a file imports, wherever in it."""
+    """Return the modules of the package that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What users may rely on: the names, what importing costs, and the examples in the docstrings."""
+"""What users can rely on: the names, the cost of an import, and the examples in the docstrings."""
 
 import doctest
 import importlib.metadata
@@ -112,7 +112,7 @@ def test_help_names_every_command() -> None:
 
 @pytest.fixture
 def workplace(textures: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples speak of, in the current folder: `data` with images, a trained `run`, and `tiny.yaml`."""
+    """The files that the examples use, in the current folder: `data` with images, a trained `run`, and `tiny.yaml`."""
     (tmp_path / "data").symlink_to(textures)
     (tmp_path / "tiny.yaml").write_text(tiny_recipe.to_yaml())
     about = {"recipe": tiny_recipe.fields(), "classes": sorted(path.name for path in (textures / "val").glob("[!.]*"))}

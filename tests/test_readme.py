@@ -1,4 +1,4 @@
-"""What README and the page of commands show is there, and the Python example runs as it stands."""
+"""What README and the page of commands show exists, and the Python example runs unchanged."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     (example,) = re.findall(r"```python\n(.*?)```", COMMANDS.read_text(encoding="utf-8"), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     draw_data_set(Path("demo/data"), train_images=40, val_images=10)
-    # The demo's images are numbered on from its training images; here there are fewer of them.
+    # The numbers of the demo's validation images follow those of its training images; here there are fewer of those.
     example = re.sub(r"00\d+\.jpg", "00004.jpg", example)
     exec(compile(example, str(COMMANDS), "exec"), {})
     assert "10 " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Cells of reports, and what ranks leave, made up."""
+"""Made-up cells of reports and results of ranks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A benchmark report as `lockstep benchmark train -o` writes it, small and made up."""
+"""A small made-up benchmark report, as `lockstep benchmark train -o` writes it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The machine's rates, by every framework that is here."""
+"""The machine's rates, with every framework that is installed."""
 
 import importlib
 import sys
@@ -31,7 +31,7 @@ def test_rates_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ceilings.gemm_gflops("reference", "fp32", on_gpu=False, ranks=1) == 2 * 64**3 / 0.5 / 1e9
     assert (
         ceilings.copy_gb_per_sec("reference", on_gpu=False, ranks=1) == 2 * 2**20 / 0.5 / 1e9
-    )  # read once and written once
+    )  # each byte is read once and written once
 
 
 def test_a_copy_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_a_copy_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "SECONDS", 0.0)
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
     ceilings.copy_gb_per_sec("torch", on_gpu=False, ranks=1)
-    assert sum(copied) == 2 * 2**20  # once to warm up, once timed
+    assert sum(copied) == 2 * 2**20  # one call to warm up, one that is timed
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(1, 1.0), (2, 3.0)])

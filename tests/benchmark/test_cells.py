@@ -1,4 +1,4 @@
-"""The grid and what is refused before anything is measured."""
+"""The grid, and errors that are found before anything is measured."""
 
 from typing import Any
 

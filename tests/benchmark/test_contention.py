@@ -14,9 +14,9 @@ def test_what_this_process_works_is_its_own_and_the_machines() -> None:
     while time.process_time() < start.own_sec + 0.3:
         pass
     passed = ProcessorTime.now().since(start)
-    assert passed.own_sec >= 0.3  # as long as it was worked above, by the same clock
+    assert passed.own_sec >= 0.3  # the work above takes this long, by the same clock
     assert passed.busy_sec is not None
-    assert passed.busy_sec >= 0.25  # it is counted in hundredths
+    assert passed.busy_sec >= 0.25  # the system counts in hundredths of a second
 
 
 def test_what_another_process_works_is_the_machines_alone() -> None:

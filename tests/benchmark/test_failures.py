@@ -1,4 +1,4 @@
-"""Want of memory is told from other failures, in the words of those who say it."""
+"""Lack of memory is distinguished from other failures, by the words of the programs that report it."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""What several ranks' timelines say together: hand-computed."""
+"""Figures of several ranks' timelines together, computed by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -58,7 +58,7 @@ def test_warm_up_counts_for_nobody_but_pytorchs_definition() -> None:
 
 
 def test_the_share_of_the_limit_is_of_all_ranks() -> None:
-    # ResNet-50's training takes 24.3 GFLOP an image, so that 100 GFLOP/s allow 4.1 images/s, and memory 14.
+    # ResNet-50's training takes 24.3 GFLOP for each image: 100 GFLOP/s allow 4.1 images/s, memory allows 14.
     alone = found(rank(timeline(1.0, 2.0), copy_gb_per_sec=1000.0))["roofline"]
     assert alone["limit_images_per_sec"] == pytest.approx(100 / (3 * 8.178 - 0.236), rel=1e-3)
     assert alone["share_of_limit"] == pytest.approx(4 / alone["limit_images_per_sec"])

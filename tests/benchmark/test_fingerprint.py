@@ -1,4 +1,4 @@
-"""What is noted of the machine."""
+"""What is recorded about the machine."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A made-up run and report in the forms of other programs; every figure is worked out by hand."""
+"""A made-up run and report in the formats of other programs; every figure is computed by hand."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def evaluated(step: int, weights: str = "trained", **figures: float) -> dict[str
     return entry | {"images": 20, "images_per_sec": 40.0, "elapsed_sec": 0.0} | figures
 
 
-# Five steps an epoch; the run was stopped once within the second. 42 images leave 2 out.
+# Five steps in each epoch. The run was stopped once within the second epoch. Of the 42 images 2 are left out.
 LOG = [
     {"kind": "start", "step": 0, "elapsed_sec": 0.0},
     train(0, 4, 2.0, loss=3.0, top1_percent=10.0),
@@ -96,7 +96,7 @@ def test_the_summary_of_timm(run: Path) -> None:
     assert text.startswith("epoch,train_loss,eval_loss,eval_top1,eval_top5,lr\r\n")
     assert list(csv.reader(text.splitlines()[1:])) == [
         ["0", "2.6", "1.5", "60.0", "90.0", "0.75"],
-        ["1", "2.0", "1.0", "75.0", "95.0", "0.125"],  # of the moving average, as timm has it
+        ["1", "2.0", "1.0", "75.0", "95.0", "0.125"],  # of the moving average, as in timm
     ]
 
 
@@ -115,7 +115,7 @@ def test_steps_under_a_profiler_have_no_speed(run: Path) -> None:
     write_log(run, [train(0, 4, 2.0), train(4, 5, 50.0, loss=7.0, traced=True), train(5, 6, 50.0, traced=True)])
     metrics = json.loads(converted(run, "nvidia-report"))["metrics"]
     assert metrics["train.loss"] == [(2 * 32 + 7 * 8) / 40, 2.0]
-    assert metrics["train.time"] == [2.0 / 4]  # of the second epoch there is none
+    assert metrics["train.time"] == [2.0 / 4]  # the second epoch has none
     assert metrics["train.total_ips"] == [32 / 2.0]
     logged = [line["data"] for line in dlll(converted(run, "dlll")) if line["type"] == "LOG"]
     assert "train.total_ips" in logged[1]

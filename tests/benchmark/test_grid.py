@@ -1,4 +1,4 @@
-"""Measuring with real engines, each cell in its own process: what a report holds, and what is left of one cut short."""
+"""Measure with real engines, each cell in a separate process: what a report holds, and what an interrupted one keeps."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def one(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_sound(entry: dict[str, Any]) -> None:
-    """What holds for the figures of every cell, by the rules and not by the code that made them."""
+    """Check the figures of a cell by the rules, not by the code that made them."""
     times, latency = entry["times_sec"], entry["latency_ms"]
     assert len(times) == entry["iterations"] * entry["epochs"] == 6
     assert min(times) > 0
@@ -96,7 +96,7 @@ def test_images_too_few_for_a_step_fail_with_the_reason(textures: Path) -> None:
 
 @pytest.mark.slow
 def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: Path) -> None:
-    # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, as a machine with less memory would.
+    # 100,000 images of 32 px are 2.3 GiB in float64: more than the process may have, like on a machine with less memory.
     out, limit = tmp_path / "report.json", 3 * 2**30
     arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "100000,1", "-i", 2, *SET]
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_too_little_memory_is_a_status_and_the_next_cell_is_measured(tmp_path: P
 def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of what is killed the folder stays
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed process stays
     out = tmp_path / "report.json"
     arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 2, *SET]
     with running(*arguments, "-o", out) as process:
@@ -144,7 +144,7 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], Ended]], None]:
-    """A function that puts another in place of the processes that measure."""
+    """A function that replaces the processes that measure with another function."""
 
     def replace_by(work: Callable[[Path], Ended]) -> None:
         monkeypatch.setattr(grids, "carry_out", lambda command, folder, progress: work(folder))

@@ -1,4 +1,4 @@
-"""Figures from times: hand-computed values, closed forms, and what must hold for any times."""
+"""Figures from times: values computed by hand, closed forms, and rules for any times."""
 
 import math
 
@@ -130,11 +130,11 @@ def test_too_few_iterations_are_not_called_steady() -> None:
     assert "8 iterations are too few" in found.reason
 
 
-# The originals' definitions
+# The definitions of NVIDIA's examples
 
 
 def test_the_originals_definitions_on_hand_computed_times() -> None:
-    # Two epochs of two iterations, 12 images each, after two of warm-up.
+    # Two epochs of two iterations with 12 images each, after two warm-up iterations.
     found = iteration_times.other_definitions([3.0, 1.0, 3.0, 2.0], [12.0, 6.0], 12, epochs=2)
     assert found == pytest.approx(
         {

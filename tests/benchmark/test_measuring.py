@@ -1,4 +1,4 @@
-"""What a rank does with an engine, shown by one that writes down how it is driven on a clock of its own."""
+"""What a rank does with an engine: this engine records its calls and has its own clock."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ PLAN = Plan(iterations=2, epochs=2, warmup_epochs=1, changes=SMALL)
 
 
 class Clock:
-    """Seconds that pass only where something is said to take them."""
+    """A clock that advances only if a test says that something takes time."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Device:
-    """A backend and engine: a step takes 2 s of a device that works through its queue, handing one over 0.5 s."""
+    """A backend and engine. Its device works through a queue: a step takes 2 s, and handing one over takes 0.5 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.calls = clock, []
@@ -109,7 +109,7 @@ def test_a_step_is_enqueued_before_the_one_before_is_fetched(device: Device) -> 
 def test_the_device_is_never_without_work_so_that_steps_take_what_it_takes(device: Device) -> None:
     found = measure("train")
     assert times(found.warmup) == [2.5, 2.0]
-    assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]  # handing over shows in the first alone
+    assert times(found.counted) == [2.5, 2.0, 2.0, 2.0]  # only the first one shows the time to hand over
 
 
 def test_inference_is_done_one_after_the_other(device: Device) -> None:
@@ -129,7 +129,7 @@ def test_a_folders_images_are_loaded_and_then_the_ceilings_measured(device: Devi
     found = measure("train", data=str(textures))
     assert found.compute_only is not None
     assert found.loader_only is not None
-    assert len(found.compute_only.ends) == len(found.loader_only.ends) == 4  # never more than were counted
+    assert len(found.compute_only.ends) == len(found.loader_only.ends) == 4  # never more than were measured
     held = {id(images) for images in device.images[6:]}
     assert len(held) == 1
     assert len({images.tobytes() for images in device.images[:6]}) == 6
@@ -178,7 +178,7 @@ def test_so_many_examples_are_gone_through_again_and_again_without_padding(
     measure(what, dataclasses.replace(PLAN, num_examples=5), str(textures))
     samples = np.concatenate(seen)
     images = 60 if what == "train" else 20
-    assert set(samples.tolist()) == {images * i // 5 for i in range(5)}  # evenly spread, and so of several classes
+    assert set(samples.tolist()) == {images * i // 5 for i in range(5)}  # evenly spread, and therefore of several classes
     assert len(samples) > 5
 
 

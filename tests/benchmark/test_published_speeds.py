@@ -1,4 +1,4 @@
-"""The published rows are those of the documents, and nothing is claimed across hardware."""
+"""The published rows are those of the documents, and there are no claims across hardware."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ def row(**fields: object) -> Row:
     return found[0]
 
 
-# Copied from the documents by hand, a first, a middle and a last row of tables.
+# Copied from the documents by hand: a first, a middle and a last row of tables.
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -68,7 +68,7 @@ def test_rows_are_those_of_the_documents(fields: dict[str, object], expected: di
 
 def test_every_row_of_every_document_is_there() -> None:
     counted = Counter((row.framework, row.kind) for row in published_rows() if not row.document.startswith("MLPerf"))
-    # Counted in the documents: lines of their tables times columns of speeds, empty cells left out.
+    # Counted in the documents: rows of their tables times columns of speeds, without empty cells.
     assert counted == {
         ("MXNet", "train"): 6 + 2 * (3 + 4 + 5 + 4 + 5),
         ("MXNet", "inference"): 11 + 8 + 10 + 10 + 11 + 10 + 10,
@@ -165,7 +165,7 @@ def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
 def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
     (found,) = compare(report({}, gpu=V100), published_rows())
     divided = {beside.row.images_per_sec: beside.ratio for beside in found.published if beside.ratio is not None}
-    assert divided == {1442.6: 0.5}  # 721.3 / 1442.6, fp16 at 208 images; of nothing else are batch and precision the same
+    assert divided == {1442.6: 0.5}  # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision
 
 
 @pytest.mark.parametrize(

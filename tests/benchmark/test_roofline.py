@@ -1,4 +1,4 @@
-"""Operations and bytes of an image: published counts, PyTorch's own shapes, and sums done by hand."""
+"""Operations and bytes of an image: published counts, PyTorch's own shapes, and sums computed by hand."""
 
 import math
 
@@ -51,7 +51,7 @@ TINY = ModelSpec(block="basic", layers=(1, 1, 1, 1), stem_width=2, widths=(2, 2,
 
 
 def test_a_small_model_by_hand() -> None:
-    # 32 px: the stem gives 16, the pool 8, the stages 8, 4, 2 and 1 pixels a side. Multiply-adds of the stem 7*7*3*2 each.
+    # 32 px: the stem gives 16 x 16 pixels, the pool 8 x 8, the stages 8, 4, 2 and 1. A stem pixel is 7*7*3*2 multiply-adds.
     stem = 7 * 7 * 3 * 2 * 16**2
     first = 2 * (9 * 4 * 8**2)
     others = sum(2 * (9 * 4 * side**2) + 4 * side**2 for side in (4, 2, 1))
@@ -82,8 +82,8 @@ def test_training_moves_the_bytes_of_its_kernels() -> None:
     convolutions = list(layers(TINY, 32, 10))[:-1]
     inputs, outputs = sum(layer.inputs for layer in convolutions), sum(layer.outputs for layer in convolutions)
     added = 2 * (8**2 + 4**2 + 2**2 + 1)
-    # In turn: forward, its batch norm; back through batch norm; the gradient of the input, but not of the images, and of the
-    # kernel.
+    # In order: forward; its batch norm; back through batch norm; the gradient of the input, except that of the images; the
+    # gradient of the kernel.
     values = (
         (inputs + outputs) + 3 * outputs + 5 * outputs + (outputs + inputs) - (3 * 32**2 + 2 * 16**2) + (outputs + inputs)
     )

@@ -1,4 +1,4 @@
-"""Cells held against cells."""
+"""Cells compared with cells."""
 
 from lockstep.benchmark.speedups import between, claims, differences
 from tests.benchmark.cases import entry
@@ -40,7 +40,7 @@ def test_cells_without_figures_claim_nothing() -> None:
 
 
 def test_a_quotient_is_that_of_the_printed_rates_and_scaling_that_of_the_ranks() -> None:
-    # A published table said 2.18 where its own rates, 3410 and 1055, give 3.23.
+    # A published table prints 2.18, but its own rates, 3410 and 1055, give 3.23.
     (pair,) = claims([entry(1055.2), entry(3410.4, dtype="bf16")])
     assert pair.quotient == 3410 / 1055
     assert pair.scaling is None

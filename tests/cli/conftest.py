@@ -17,7 +17,7 @@ Answer = tuple[int, str, str]
 
 @pytest.fixture(autouse=True)
 def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the tester's own decides on colours, width or rank."""
+    """Remove the tester's environment variables that set colours, width or rank."""
     for name in (
         "FORCE_COLOR",
         "NO_COLOR",
@@ -34,20 +34,20 @@ def plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No processor of the tester's own decides on notes: in this process it is one that emulates nothing."""
+    """Pretend that the processor emulates nothing, so that notes do not depend on the tester's machine."""
     everything = Arithmetic(("AVX2", "AVX-512"), ("fp32", "bf16", "fp16", "int8"), "bf16")
     monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: everything)
 
 
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process computes on a processor that has AVX2 and no more."""
+    """Pretend that the processor has AVX2 and nothing newer."""
     monkeypatch.setattr("lockstep.system.machine.arithmetic", lambda: Arithmetic(("AVX2",), ("fp32",), "fp32"))
 
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
-    """A function that runs a command line in this process and returns exit code, output and errors."""
+    """Return a function that runs a command line in this process and returns exit code, output and errors."""
 
     def run(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
@@ -69,13 +69,13 @@ def recipe_file(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def run_folder(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
-    """A run that stands at step 7, its classes those of the textures."""
+    """A run at step 7 whose classes are those of the textures."""
     return _run(tiny_recipe, textures, tmp_path / "run")
 
 
 @pytest.fixture
 def run_in_bf16(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> Path:
-    """The same, trained in bf16."""
+    """The same run, trained in bf16."""
     return _run(tiny_recipe.replace(precision="bf16"), textures, tmp_path / "run-bf16")
 
 

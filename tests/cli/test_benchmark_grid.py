@@ -1,4 +1,4 @@
-"""`lockstep benchmark train|inference|all`, with what measures put in place of by cells made up."""
+"""`lockstep benchmark train|inference|all`, with made-up cells in place of measurements."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ SECONDS = {"fp32": 4.0, "bf16": 1.3}
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Has every cell measured at once, a batch of 4 in 4 s in fp32, of twice as many in twice the time; lists the tasks."""
+    """Return the list of tasks. Cells are done at once: in fp32 a batch of 4 takes 4 s, twice the images twice the time."""
     tasks: list[dict[str, Any]] = []
 
     def work(command: list[object], folder: Path, progress: object) -> Ended:
@@ -114,7 +114,7 @@ def test_a_report_is_written_and_held_against_another(
     assert report["environment"]["torch"] == {"torch": "2"}
     assert "measured only in one report: 0 cells here, 1 there" in table
     assert "no quotients are shown" not in table
-    # Again: measured already, and the two still beside each other.
+    # Again: it is measured already, and the two reports are still shown next to each other.
     done = len(measured)
     _, again, _ = answer("benchmark", "train", "-b", 4, "-i", 9, "-o", now, "--compare", then)
     assert len(measured) == done

@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines without a terminal, a bar and lines on one, no colours if they ask for none."""
+"""What a person sees of a run: plain lines without a terminal, a bar and lines on one, no colours if none are wanted."""
 
 import os
 import pty
@@ -190,7 +190,7 @@ COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
 
 
 def on_a_terminal(*command: str, **environment: str) -> str:
-    """Return what a command of Python writes to a terminal of 100 columns."""
+    """Return what a Python command writes to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     surroundings = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"} | environment
     with subprocess.Popen(
@@ -201,7 +201,7 @@ def on_a_terminal(*command: str, **environment: str) -> str:
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
+            except OSError:  # Linux reports a closed other end in this way
                 break
             if not part:
                 break

@@ -1,4 +1,4 @@
-"""Nothing is imported from the folder that a command is typed in: modules there may be called like Python's own."""
+"""Nothing is imported from the current folder of a command: modules there can have the names of Python's own modules."""
 
 import ast
 import subprocess
@@ -16,7 +16,7 @@ NAMES = ("numbers", "random", "typing", "re", "enum", "json", "numpy", "torch", 
 
 @pytest.fixture
 def full_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with modules that end whatever imports them."""
+    """Return the current folder. It has modules that end every process that imports them."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('imported from the current folder: {name}')")
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def full_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("full_of_modules")
 def test_a_command_imports_nothing_from_the_current_folder() -> None:
     here = subprocess.run([sys.executable, "-c", "import numbers"], capture_output=True, text=True, check=False)
-    assert "imported from the current folder" in here.stderr, "or the command below could not fail"
+    assert "imported from the current folder" in here.stderr, "without this the command below could not fail"
     command = [sys.executable, "-m", "lockstep", "recipes", "show", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,7 +47,7 @@ def test_every_python_that_is_started_is_told_to_leave_the_current_folder_out() 
 
 
 def starts(path: Path) -> list[tuple[str, bool]]:
-    """Return where a file has -m or -c among the words of a command, and whether -P comes before it."""
+    """Return the lines of a file where a command has -m or -c, and whether -P comes before it."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []

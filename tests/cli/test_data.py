@@ -1,4 +1,4 @@
-"""`lockstep data`: pack, index, info, show and sort-val as a person calls them."""
+"""`lockstep data`: pack, index, info, show and sort-val as a user calls them."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Training and validation images, one of which is damaged."""
+    """Training and validation images, one of them corrupt."""
     files = {"train/owl/a.jpg": jpeg(20, 30), "train/owl/b.jpg": jpeg(16, 24), "train/cat/z.jpg": jpeg(40, 10)}
     return image_folder(tmp_path / "few", files | {"train/cat/bad.jpg": b"text", "val/owl/v.jpg": jpeg(50, 60)})
 
@@ -56,7 +56,7 @@ def test_packing_takes_the_first_label(few: Path, tmp_path: Path, answer: Run) -
         target = tmp_path / f"first {first}"
         command = ["data", "pack", source, target, "--format", "tfrecord", "--first-label", first]
         if first:
-            # The cats have label 0, of which none is left.
+            # The cats have label 0, and no cat is left.
             code, _, errors = answer(*command)
             assert code == 2
             assert "its label is 0" in errors

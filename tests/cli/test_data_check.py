@@ -1,4 +1,4 @@
-"""`lockstep data check`, as a user meets it: what it says, its exit code, and a quarantine that training honours."""
+"""`lockstep data check` as a user sees it: its output, its exit code, and a quarantine that training respects."""
 
 import json
 import shutil
@@ -15,13 +15,13 @@ Answer = tuple[int, str, str]
 
 @pytest.fixture
 def data(textures: Path, tmp_path: Path) -> Path:
-    """A copy of the textures, sound."""
+    """A copy of the textures, without faults."""
     return Path(shutil.copytree(textures, tmp_path / "my data", ignore=shutil.ignore_patterns(".lockstep")))
 
 
 @pytest.fixture
 def damaged(data: Path) -> Path:
-    """Cut short, no image, and one training image that is in val too."""
+    """A data set with a truncated image, a file that is not an image, and a training image that is also in val."""
     images = sorted((data / "train" / "dots").iterdir())
     images[0].write_bytes(images[0].read_bytes()[:-200])
     images[1].write_bytes(b"<html>not found</html>")

@@ -1,4 +1,4 @@
-"""`lockstep demo`, with a narrow model and few images; `make demo` runs it as it is."""
+"""`lockstep demo`, with a narrow model and few images. `make demo` runs it unchanged."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def test_the_demo_draws_trains_and_predicts_by_name(answer: Run, tmp_path: Path)
 
 def test_the_demo_again_finds_itself_finished(answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer("demo", "--out", tmp_path, *SMALL)[0] == 0
-    # Another processor, on which it would begin in another precision.
+    # Another processor, on which a new run would use another precision.
     monkeypatch.setattr("lockstep.system.machine.fast_precision", lambda on_gpu: "fp32")
     code, output, errors = answer("demo", "--out", tmp_path, *SMALL)
     assert (code, errors) == (0, "")

@@ -28,7 +28,7 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
     found = {name: framework.version() for name, framework in backends.FRAMEWORKS.items()}
     assert found["reference"] == versions[1]
     assert f"reference  {versions[1]}: CPU, NumPy on {platform.machine()}" in lines
-    assert found["mxnet"] is None, "it has an environment of its own"
+    assert found["mxnet"] is None, "it has a separate environment"
     for (name, version), line in zip(found.items(), lines[3:], strict=False):
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
@@ -89,7 +89,7 @@ def test_what_the_processor_multiplies_is_shown(flags: str, limit: str, line: st
 def test_a_gpu_is_shown_with_what_it_multiplies(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: ("Tesla T4", arithmetic_of_gpu((7, 5))))
     monkeypatch.setattr(backends, "interpreter", lambda name: None)
-    monkeypatch.setattr(doctor, "found_here", lambda name: "")  # no framework need be loaded for this
+    monkeypatch.setattr(doctor, "found_here", lambda name: "")  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
     [line] = [line for line in output.splitlines() if line.startswith("gpu ")]
     fast = "fp32, fp16, int8 in hardware (compute capability 7.5)"

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is one clear message on stderr, exit code 2 and no traceback."""
+"""Every mistake of a user gives one clear message on stderr, exit code 2 and no traceback."""
 
 import os
 import re
@@ -65,7 +65,7 @@ WRONG = [
 
 @pytest.fixture(scope="session")
 def places(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the words in capitals stand for."""
+    """The values of the words in capitals."""
     root = tmp_path_factory.mktemp("wrong")
     contents = {"garbage.yaml": "epochs: {", "list.yaml": "[1, 2]", "fields.yaml": "epoch: 3", "file.txt": "text"}
     for name, content in contents.items():

@@ -1,4 +1,4 @@
-"""What the command line says of itself, and to options that it does not have."""
+"""The help of the command line, and its answers to options that it does not have."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`lockstep launch`: which framework's launcher starts the ranks, and what the launched command is told."""
+"""`lockstep launch`: which framework's launcher starts the ranks, and what the launched command gets."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Launched = list[tuple[str, int, list[str], str]]
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    """What was launched instead of processes: backend, how many, arguments, and what adds up over them."""
+    """Launches that are recorded instead of run: backend, number of processes, arguments, and what adds up over ranks."""
     found: Launched = []
 
     def load(name: str) -> SimpleNamespace:
@@ -119,7 +119,7 @@ def test_the_reference_is_refused_because_it_has_no_ranks(answer: Run) -> None:
     assert "one process" in errors
 
 
-# What adds up over ranks
+# The library that adds up over ranks
 
 HOROVOD_SAID = {
     "an option": ["--distributed", "horovod"],
@@ -184,7 +184,7 @@ tensorflow_tests = pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCK
 
 @tensorflow_tests
 def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Stands before one that may be installed.
+    # Python finds this one before an installed one.
     (tmp_path / "horovod.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, output, errors = call("launch", "-n", 2, "--distributed", "horovod", "--backend", "tensorflow", "--", "train")
@@ -208,4 +208,4 @@ def test_two_ranks_run_the_command_with_what_the_launch_says() -> None:
 def test_ranks_of_wrong_use_end_the_launch_with_2() -> None:
     code, output, errors = call("launch", "-n", 2, "--backend", "tensorflow", "--", "train", "--recip", "demo")
     assert (code, output) == (2, "")
-    assert "No such option: --recip" in errors  # once or twice: when one has ended, the other is asked to
+    assert "No such option: --recip" in errors  # once or twice: when one rank has ended, the other is stopped

@@ -1,4 +1,4 @@
-"""Nothing that `lockstep launch` starts on one machine listens on anything but the loopback interface."""
+"""Processes that `lockstep launch` starts on one machine listen only on the loopback interface."""
 
 import os
 import socket
@@ -11,11 +11,11 @@ from tests.backends.test_ranks import LAUNCHED
 from tests.processes import running, wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-"""127.0.0.1, the same within IPv6, and ::1, as /proc writes them on a little-endian processor."""
+"""127.0.0.1, the same in IPv6, and ::1, as /proc writes them on a little-endian processor."""
 
 
 def family(process: int) -> Iterator[int]:
-    """Yield a process and all that it started, and so on."""
+    """Yield a process and all its descendants."""
     yield process
     for task in Path(f"/proc/{process}/task").iterdir():
         for child in (task / "children").read_text().split():

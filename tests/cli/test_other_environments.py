@@ -1,4 +1,4 @@
-"""Commands for an engine that has an environment of its own, typed in this one."""
+"""Commands for an engine that has a separate environment, run from this environment."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def mxnet_is_elsewhere() -> None:
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """A function that has LOCKSTEP_MXNET_PYTHON name what writes down how it was called; it returns the folder for that."""
+    """A function that sets LOCKSTEP_MXNET_PYTHON to a script that records its calls, and returns the records' folder."""
 
     def make(imports: int = 0) -> Path:
         python = tmp_path / "a folder" / "python"
@@ -79,7 +79,7 @@ def test_a_python_without_lockstep_is_named(stub: Callable[..., Path]) -> None:
 
 def test_a_python_without_the_engine_is_asked_once(stub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stub()
-    monkeypatch.setenv("LOCKSTEP_WENT_WHERE_INSTALLED", "mxnet")  # as that Python finds it
+    monkeypatch.setenv("LOCKSTEP_WENT_WHERE_INSTALLED", "mxnet")  # as the other Python finds it
     code, _, errors = call("launch", "-n", 2, "--backend", "mxnet", "--", "train")
     assert code == 2
     assert "backend 'mxnet' needs mxnet" in errors

@@ -1,4 +1,4 @@
-"""`lockstep train --out RUN`: what the command line takes from a run that is there, and says of it."""
+"""`lockstep train --out RUN`: what the command line takes from an existing run, and prints about it."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Trained = list[dict[str, Any]]
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    """What was asked of `lockstep.train`, which does nothing."""
+    """The calls of `lockstep.train`, which does nothing here."""
     found: Trained = []
 
     def train(recipe: Recipe, data: Path, out: Path, **options: Any) -> None:
@@ -30,7 +30,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
 
 @pytest.fixture
 def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    """A run that was last carried out by the reference engine, on the images in the folder around it."""
+    """A run whose last engine was the reference engine, on the images in its parent folder."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.yaml").write_text("based_on: demo\n" + tiny_recipe.to_yaml())

@@ -1,4 +1,4 @@
-"""Nothing that a terminal obeys comes out of a name: on stdout and stderr, in lines, tables, bars and JSON."""
+"""A name never prints anything that a terminal obeys: on stdout and stderr, in lines, tables, bars and JSON."""
 
 import io
 import json
@@ -20,7 +20,7 @@ SHOWN = r"\x1b]0;owned\x07\x1b[31m\x9b2J\x0dred\u202egpj"
 
 
 def obeyed(text: str) -> list[str]:
-    """The characters of a text that Unicode calls controls, formats or separators of lines, but for the end of a line."""
+    """Return a text's characters that Unicode calls controls, formats or line separators, except newlines."""
     return [each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") and each != "\n"]
 
 

@@ -28,17 +28,20 @@ from tests.backends.test_ranks import LAUNCHED
 from tests.processes import call, finish, running, wait_until
 
 SOAK = "LOCKSTEP_SOAK" in os.environ
-"""Whether every engine does what the driver and the launcher decide alike for all, more often; `make soak` says so."""
+"""Whether tests of the driver and the launcher, which are alike for all engines, run on every engine and more often.
+
+`make soak` sets it.
+"""
 
 
 def some(*names: str) -> tuple[str, ...]:
-    """Return these engines, or all in a soak; where another environment has none of them, its first."""
+    """Return these engines, or all in a soak; the first engine of an environment that has none of them."""
     return BACKENDS if SOAK else tuple(name for name in names if name in BACKENDS) or BACKENDS[:1]
 
 
 HANDED_OVER = RING if SOAK else RING[-1:]
 DEFAULT = [] if "torch" in BACKENDS else ["--backend", BACKENDS[0]]
-"""What names an engine where a command's own default is not tested."""
+"""Options that select an engine, for tests that do not test a command's default."""
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def once(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def ranked_once(once: str, arguments: list[object]) -> list[object]:
-    """What to launch in several processes, on one engine; on all of them in a soak."""
+    """The arguments to launch in several processes, on one engine; on all engines in a soak."""
     return launchable(once, arguments)
 
 
@@ -71,7 +74,7 @@ def finished(once: str, recipe_file: Path, textures: Path, tmp_path_factory: pyt
 
 @pytest.fixture(params=LAUNCHED)
 def ranked(request: pytest.FixtureRequest, arguments: list[object]) -> list[object]:
-    """What to launch in several processes, on every engine that runs in them."""
+    """The arguments to launch in several processes, on every engine that supports it."""
     return launchable(request.param, arguments)
 
 
@@ -146,7 +149,9 @@ def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 75), ("SIGINT", 130)])  # SIGUSR1: when a run is handed over
+@pytest.mark.parametrize(
+    ("number", "expected"), [("SIGTERM", 75), ("SIGINT", 130)]
+)  # SIGUSR1: sent when a run is handed over
 def test_a_signal_saves_the_next_step_and_tells_by_the_exit_code(
     number: str, expected: int, arguments: list[object], tmp_path: Path
 ) -> None:
@@ -196,19 +201,19 @@ def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(rank
     assert call(*ranked, *changes, "--out", one)[0] == 0
     code, output, errors = call("launch", "-n", 2, "--", *ranked, *changes, "--out", two)
     assert code == 0, errors
-    assert output.count("throughput") == 1, "rank 0 alone speaks"
+    assert output.count("throughput") == 1, "only rank 0 prints"
     assert "2 ranks" in output
     assert largest_difference(newest_weights(one), newest_weights(two)) < 2e-4
     assert json.loads((two / "report.json").read_text())["final"]["trained"]["images"] == 20
     of_one, of_two = (results.scores["trained"] for results in map(read_results, (one, two)) if results)
     assert of_two.labels.tolist() == [label for label in range(10) for _ in range(2)]
     assert of_two.losses == pytest.approx(of_one.losses, rel=1e-3), "every image has its own result"
-    assert len(set(np.round(of_one.losses, 2))) > 5, "by which images can be told apart"
+    assert len(set(np.round(of_one.losses, 2))) > 5, "which distinguishes images"
 
 
 @pytest.mark.slow
 def test_two_ranks_with_batch_norm_of_their_own_end_with_other_weights(ranked_once: list[object], tmp_path: Path) -> None:
-    # So the bound of synchronised ones can fail.
+    # This shows that the bound of synchronised ones can fail.
     changes, one, two = ["--set", "epochs=1", "--set", "lr=0.001"], tmp_path / "one", tmp_path / "two"
     assert call(*ranked_once, *changes, "--out", one)[0] == 0
     assert call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", two)[0] == 0
@@ -302,7 +307,7 @@ def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
 @pytest.mark.skipif("paddle" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log"]
-    program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher knows no -m
+    program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher has no -m
     command = [*launch, program, *arguments, "--out", tmp_path / "run", "--backend", "paddle", "--set", "epochs=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=180, env=environment, check=False)
@@ -350,7 +355,7 @@ def dense(recipe_file: Path, textures: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def zeros(run: Path) -> dict[str, int]:
-    """Return how many weights of each masked tensor are 0, less those that its mask has at 0."""
+    """Return the number of weights of each masked tensor that are 0, minus the zeros of its mask."""
     kept, found = read_masks(run), newest_weights(run)
     return {name: int((found[name] == 0).sum() - (~mask).sum()) for name, mask in kept.items()}
 

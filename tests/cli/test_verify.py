@@ -95,14 +95,14 @@ def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
     number: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with running("verify", "--steps", 500) as process:  # its batches are drawn first
+    with running("verify", "--steps", 500) as process:  # first it draws its batches
         wait_until(lambda: bool(workers_in(tmp_path)))
         process.send_signal(signal.Signals[number])
         code, _, errors = finish(process, seconds=30)
     wait_until(lambda: not workers_in(tmp_path))
     assert code == expected
     assert "Traceback" not in errors
-    if number != "SIGKILL":  # which leaves nobody to remove it
+    if number != "SIGKILL":  # after SIGKILL there is nobody to remove it
         assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Folders of runs as training leaves them, of figures that are drawn at random."""
+"""Folders of runs as training writes them, with random figures."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ INTERVAL = 5
 
 
 def random_scores(classes: int, images: int, seed: int, accuracy: float = 0.8) -> Scores:
-    """Return scores of a model that is right on about this share, takes neighbours for each other, and is too sure."""
+    """Return scores of a model that is right on about this share, confuses neighbours, and is too confident."""
     random = np.random.default_rng(seed)
     labels = np.arange(images) * classes // images
     right = random.random(images) < accuracy
@@ -77,7 +77,7 @@ def write_run(
     steps: int = STEPS,
     keeps_results: bool = True,
 ) -> Path:
-    """Write the folder of a run that stands at a step; at the last it is finished."""
+    """Write the folder of a run at a step; at the last step the run is finished."""
     folder.mkdir(parents=True)
     recipe = recipe.replace(epochs=EPOCHS, logits=len(classes), seed=seed)
     weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]

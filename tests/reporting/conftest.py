@@ -8,7 +8,7 @@ from lockstep.recipes import Recipe, load_recipe
 from tests.reporting.cases import write_run
 
 NASTY = "</script><script>document.title='broken'</script>"
-"""A name that would end the script it stands in."""
+"""A name that would end a script that contains it."""
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recipe() -> Recipe:
-    """A short one for the demo's images."""
+    """A short recipe for the demo's images."""
     return load_recipe("demo")
 
 

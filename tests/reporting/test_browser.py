@@ -1,4 +1,4 @@
-"""The page in headless Chromium. Without a browser these tests fail, unless LOCKSTEP_WITHOUT_BROWSER is set."""
+"""The page in headless Chromium. Without a browser these tests fail unless LOCKSTEP_WITHOUT_BROWSER is set."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Show]:
-    """A function that opens a page; at the end of the test there must have been no complaint and no request."""
+    """A function that opens a page. The page must cause no complaint and no request until the end of the test."""
     complaints: list[str] = []
     contexts = []
 
@@ -102,7 +102,7 @@ def test_every_chart_has_a_curve_for_every_run_over_its_whole_width(show: Show, 
     for number in range(6):
         figure = plot(page, number)
         width = figure.evaluate("node => node.clientWidth")
-        expected = 3 if number == 2 else 4  # the difference has none for the first run
+        expected = 3 if number == 2 else 4  # the chart of differences has none for the first run
         assert len(set(figure.locator(".curve").evaluate_all("all => all.map(c => getComputedStyle(c).stroke)"))) == expected
         boxes = figure.locator(".curve:not(.raw)").evaluate_all(
             "all => all.map(c => { const b = c.getBBox(); return [b.width, b.height] })"
@@ -183,7 +183,7 @@ def test_dragging_zooms_all_charts_and_a_double_click_shows_all(show: Show, page
 def test_the_keyboard_reaches_the_charts_moves_and_zooms(show: Show, page_of_one: Path) -> None:
     page = show(page_of_one)
     page.locator("#smoothing").focus()
-    page.keyboard.press("Tab")  # the logarithm of the first chart
+    page.keyboard.press("Tab")  # the log button of the first chart
     page.keyboard.press("Tab")
     assert plot(page, 0).evaluate("node => node === document.activeElement")
     page.keyboard.press("Home")

@@ -1,4 +1,4 @@
-"""What is read from the folders of runs."""
+"""Reading the folders of runs."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Intervals, calibration and confusion, against published values and counts by hand."""
+"""Intervals, calibration and confusion, compared with published values and counts by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The page as text: what stands in it, and that nothing of a user's ends up as a tag."""
+"""The page as text: its content, and that no text of a user becomes a tag."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def test_top_5_of_five_classes_or_fewer_is_left_out(classes: str, shown: bool, r
     folders = [write_run(tmp_path / name, recipe=recipe, classes=list(classes)) for name in ("a", "b")]
     for given in (folders[:1], folders):
         page = page_of(given, tmp_path / "page.html")
-        assert page.text.count("Top-5") - 1 == shown  # one in the table of classes, which the script hides
+        assert page.text.count("Top-5") - 1 == shown  # one is in the table of classes, and the script hides it
         assert {view["top5"] for view in page.data["views"]} == {shown}
 
 
@@ -123,7 +123,7 @@ def test_a_run_without_a_log_has_dashes_for_speed_beside_one_that_has(
         (lost / "log.jsonl").write_text(log)
     html = lockstep.report([lost, run], tmp_path / "page.html").read_text(encoding="utf-8")
     rows = re.findall(r"<tr><th scope.*?</tr>", html[html.index('id="results"') :], re.DOTALL)
-    cells = [re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]]  # the first has the headers
+    cells = [re.findall(r">([^<>]*)</td>", row)[-2:] for row in rows[1:3]]  # the first row has the headers
     assert cells[0] == [MISSING, MISSING]
     assert MISSING not in cells[1]
 

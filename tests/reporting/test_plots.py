@@ -48,7 +48,7 @@ def test_names_are_no_formulas_and_all_runs_are_in_the_legend(recipe: Recipe, tm
     names = ["_begins so", r"for $a_1 and $\frac$"]
     folders = [write_run(tmp_path / name, recipe=recipe, classes=classes, images=40, seed=i) for i, name in enumerate(names)]
     lockstep.report(folders, tmp_path / "page.html", plots=tmp_path / "plots")
-    # An SVG of matplotlib has its texts as comments.
+    # Matplotlib writes the texts of an SVG as comments.
     legend = (tmp_path / "plots" / "loss.svg").read_text(encoding="utf-8")
     assert re.findall("<!-- (.*) -->", legend)[-4:] == [*names, *(f"{name}, validation" for name in names)]
     matrix = (tmp_path / "plots" / f"confusion-{names[1]}-trained.svg").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Runs compared with each other."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an evaluation says of classes and images, and the images themselves."""
+"""What an evaluation says about classes and images, and the images themselves."""
 
 import base64
 import io
@@ -110,7 +110,7 @@ def test_mistakes_are_shown_as_the_model_saw_them(run: Path, data: Path) -> None
     stored = stored.resize([round(recipe.eval_resize * side / min(stored.size)) for side in stored.size])
     left, top = ((side - size) // 2 for side in stored.size)
     expected = np.asarray(stored.crop((left, top, left + size, top + size)), float)
-    assert np.abs(np.asarray(shown, float) - expected).mean() < 25  # textures of other images are 60 and more away
+    assert np.abs(np.asarray(shown, float) - expected).mean() < 25  # textures of other images differ by 60 and more
 
 
 def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
@@ -122,7 +122,7 @@ def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
 
 @pytest.fixture
 def own(data: Path, recipe: Recipe, tmp_path: Path) -> tuple[Path, Path]:
-    """A run and its images, to be changed."""
+    """A run and its images, which tests may change."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)  # with its times, and so with its index
     return finished(copy, recipe, tmp_path / "run"), copy

@@ -1,4 +1,4 @@
-"""How results are compared: by hand."""
+"""How results are compared: values computed by hand."""
 
 import numpy as np
 import pytest

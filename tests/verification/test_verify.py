@@ -1,4 +1,4 @@
-"""`lockstep.verify`: sound engines pass, wrong ones are caught and named, each by the quantity it gets wrong."""
+"""`lockstep.verify`: right engines pass. Wrong engines are found, each by the quantity that it gets wrong."""
 
 import json
 import stat
@@ -62,7 +62,7 @@ def test_a_sound_engine_passes(report: dict[str, Any]) -> None:
 
 
 def test_differences_are_rounding_and_not_nothing(report: dict[str, Any]) -> None:
-    # An engine compared with itself would differ by nothing.
+    # An engine compared with itself would not differ at all.
     for row in report["engines"]["torch"]["rows"]:
         assert row["relative"] == 0 if row["quantity"] in EXACT else 0 < row["relative"] < row["bound"], row
 
@@ -119,7 +119,7 @@ def test_too_few_steps_are_refused() -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A PyTorch engine that is wrong: each function changes what the right one is given."""
+    """A wrong PyTorch engine: each function changes the input of the right engine."""
 
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     rates: Callable[[np.ndarray], np.ndarray] = lambda rates: rates
@@ -199,7 +199,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 
 
 def carried_out(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
-    """Return what a worker leaves to be compared, of the right engine or a wrong one, carried out in this process."""
+    """Run a worker in this process, with the right engine or a wrong one; return the arrays that are compared."""
     backend, execution = backends.load(name), Execution(backend=name)
     world = backend.world(execution)
     engine = backend if wrong is None else SimpleNamespace(engine=wrong.engine)

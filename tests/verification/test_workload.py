@@ -1,4 +1,4 @@
-"""What every engine is given to do."""
+"""The workload of every engine."""
 
 from pathlib import Path
 
