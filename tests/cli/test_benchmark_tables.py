@@ -42,7 +42,7 @@ def test_what_holds_for_several_cells_is_said_once(capsys: pytest.CaptureFixture
 
 def test_other_programs_are_mentioned_where_they_matter(capsys: pytest.CaptureFixture[str]) -> None:
     output = shown(capsys, entry(other_programs_share=0.04), entry(batch=8, other_programs_share=0.41))
-    assert "batch 8: other programs used 41% of the processors meanwhile" in output
+    assert "batch 8: other programs used 41% of the processors during the measurement" in output
     assert output.count("other programs") == 1
 
 

@@ -146,7 +146,7 @@ def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
     asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)
     found = [(backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked]
-    return [f"{backend}: {each}; use --dtype {each.instead}, which is not" for backend, each in found if each]
+    return [f"{backend}: {each}; use --dtype {each.instead}, which is not emulated" for backend, each in found if each]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

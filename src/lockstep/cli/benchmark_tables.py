@@ -141,7 +141,9 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
             said.setdefault(f"not steady: {entry['steady_reason']}", []).append(_name(entry))
         if (entry["other_programs_share"] or 0) > _OTHERS:
             share = entry["other_programs_share"]
-            said.setdefault(f"other programs used {share:.0%} of the processors meanwhile", []).append(_name(entry))
+            said.setdefault(f"other programs used {share:.0%} of the processors during the measurement", []).append(
+                _name(entry)
+            )
         for remark in entry["remarks"]:
             said.setdefault(remark, []).append(_name(entry))
     for what, names in said.items():

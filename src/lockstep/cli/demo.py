@@ -10,7 +10,7 @@ from lockstep.cli.terminal import print
 from lockstep.system.defaults import DEFAULT_BACKEND
 
 KINDS = ("checks", "dots", "rays", "rings", "stripes")
-"""The textures that are drawn. A network learns to tell these apart soonest."""
+"""The textures that are drawn. A network learns to distinguish these fastest."""
 IMAGES = 1100
 
 
