@@ -208,7 +208,8 @@ def test_a_precision_that_is_emulated_is_noted_once_for_an_engine(answer: Answer
     code, output, errors = answer("benchmark", "all", "--dtype", "fp32,bf16", "-b", "4,8", "-i", 2, "--json")
     assert code == 0
     assert errors.splitlines() == [
-        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; use --dtype fp32, which is not emulated"
+        "note: torch: bf16 is emulated on this processor, 7 to 16 times slower than fp32; use --dtype fp32, which is "
+        "not emulated"
     ]
     assert len(json.loads(output)["cells"]) == len(measured) == 8
 
