@@ -289,7 +289,7 @@ def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path
 
 
 def test_a_number_of_examples_needs_images() -> None:
-    with pytest.raises(UserError, match="synthetic data are one batch"):
+    with pytest.raises(UserError, match="synthetic data is one batch"):
         benchmark(cells(), replace(PLAN, num_examples=9))
 
 
