@@ -234,12 +234,12 @@ def test_a_wrong_engine_is_caught_by_what_it_gets_wrong(
 WRONG_PYTHON = """#!{python}
 import sys
 from pathlib import Path
-from lockstep.data import host
-from lockstep.verification import worker
+from lockstep.data.loading import host
+from lockstep.verification import engine_process
 
 {fault}
 folder, name = sys.argv[-2:]
-worker.main(Path(folder), name)
+engine_process.main(Path(folder), name)
 """
 
 

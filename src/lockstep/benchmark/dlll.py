@@ -133,8 +133,8 @@ _TENSORFLOW = Keys(
     ),
 )
 _OF_SPEED = {"images_per_sec", "compute_images_per_sec", "batch_sec", "data_sec", "compute_sec"}
-KEYS = {"paddle": _PADDLE, "torch": _PYTORCH, "mxnet": _MXNET, "tensorflow": _TENSORFLOW, "reference": _PYTORCH}
-"""Keys by backend. The reference engine has no example, so it uses PyTorch's keys."""
+KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
+"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference engine has no example, so it uses PyTorch's keys."""
 
 
 def of_run(run: LoggedRun) -> str:

@@ -37,60 +37,6 @@ def fingerprint(backend: str) -> dict[str, Any]:
     )
 
 
-def _torch() -> dict[str, Any]:
-    import torch
-
-    onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-    return {
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "onednn": onednn and onednn[1],
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _tensorflow() -> dict[str, Any]:
-    from lockstep.backends.tensorflow.loading import tf
-
-    built = tf.sysconfig.get_build_info()
-    threads = os.environ.get("TF_NUM_INTRAOP_THREADS", str(cores()))
-    return {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "threads": _number(threads)}
-
-
-def _paddle() -> dict[str, Any]:
-    from lockstep.backends.paddle.loading import paddle, threads
-
-    on_gpu = paddle.is_compiled_with_cuda()  # without CUDA, its versions are "False"
-    cuda, cudnn = (paddle.version.cuda(), paddle.version.cudnn()) if on_gpu else (None, None)
-    return {"cuda": cuda, "cudnn": cudnn, "threads": threads}
-
-
-def _mxnet() -> dict[str, Any]:
-    from lockstep.backends.mxnet.loading import threads
-
-    return {"threads": _number(threads)}
-
-
-def _reference() -> dict[str, Any]:
-    threads = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or str(cores())
-    return {"threads": _number(threads)}
-
-
-def _number(text: str) -> int | None:
-    """Return the first number of a variable such as OMP_NUM_THREADS: "4", or "4,2" for nested threads."""
-    found = re.match(r"\d+", text)
-    return found and int(found[0])
-
-
-_LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
-    "mxnet": _mxnet,
-    "paddle": _paddle,
-    "reference": _reference,
-    "tensorflow": _tensorflow,
-    "torch": _torch,
-}
-"""By backend: its threads on a CPU, and the versions of CUDA, cuDNN and oneDNN that it reports."""
-
 _CPU_0 = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
