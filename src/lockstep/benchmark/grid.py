@@ -8,13 +8,14 @@ from typing import Any
 
 from lockstep import backends
 from lockstep.benchmark.cell_process import save_task
-from lockstep.benchmark.cells import SYNTHETIC, Cell, Plan
+from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, read_benchmark
 from lockstep.data.sources import find_sources
 from lockstep.recipes import Recipe
+from lockstep.recipes.order import check_shares
 from lockstep.runs.recorder import Listener, Recorder
 from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from lockstep.system.files import write_json
@@ -44,8 +45,10 @@ def benchmark(
     if plan.num_examples is not None and any(cell.data == SYNTHETIC for cell in cells):
         raise UserError("num_examples works only with --data DIR, whose images it limits; synthetic data is one batch")
     recipes = [plan.recipe_of(cell) for cell in cells]  # all errors in them are reported before anything is measured
-    for cell in cells:
-        plan.execution_of(cell)
+    for cell, recipe in zip(cells, recipes, strict=True):
+        execution = plan.execution_of(cell)
+        if cell.what == TRAIN:
+            check_shares(recipe, cell.ranks * execution.accumulation_steps)
         if cell.data != SYNTHETIC:
             find_sources(Path(cell.data))
     path = None if out is None else Path(out)

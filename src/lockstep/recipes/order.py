@@ -8,6 +8,7 @@ the whole step does: MixUp by reversal is then the same for one rank and for man
 Every image of a batch is cut and resized alike, in training and evaluation: window -> resize -> square at an offset.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -72,11 +73,21 @@ def steps_per_epoch(recipe: Recipe, images: int) -> int:
     return images // recipe.global_batch_images
 
 
+STRIDE = 32
+"""Pixels of an image, on each axis, for one value in front of the global pool: five halvings."""
+
+
 def check_shares(recipe: Recipe, units: int) -> None:
-    """Raise `RecipeError` if the images of a step do not divide into so many units of equal size."""
+    """Raise `RecipeError` if the images of a step do not divide into this many units, or one is too small for batch norm."""
     if recipe.global_batch_images % units:
         raise RecipeError(
             f"global_batch_images ({recipe.global_batch_images}) must divide by ranks times accumulation steps ({units})"
+        )
+    images = recipe.global_batch_images // (units if recipe.batch_norm == "local" else 1)
+    if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
+        raise RecipeError(
+            f"one image of {recipe.image_size} pixels leaves a single value of each channel, which batch norm cannot "
+            f"normalise; expected two images or more on each rank and in each accumulation part, or image_size above {STRIDE}"
         )
 
 
