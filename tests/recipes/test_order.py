@@ -124,7 +124,7 @@ def test_a_run_has_a_plan_for_every_step() -> None:
 
 
 def test_a_step_that_does_not_divide_into_ranks_and_parts_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"\(16\) must divide by ranks times accumulation steps \(6\)"):
+    with pytest.raises(RecipeError, match=r"\(16\) must be a multiple of ranks times accumulation steps \(6\)"):
         next(training_plans(RECIPE, SIZES, 0, ranks=3, parts=2))
 
 

@@ -130,7 +130,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         ("eval_resize", 10**6, "expected at most 4,096"),
         ("eval_crop", 10**6, "expected at most 4,096"),
         ("logits", 100_000_000_000, r"expected at most 1,048,576 \(no data set is read with more classes\)"),
-        ("global_batch_images", 10**9, r"expected at most 1,048,576 \(so many images of 224 px are 150 GB\)"),
+        ("global_batch_images", 10**9, r"expected at most 1,048,576 \(that many images of 224 px need 150 GB\)"),
         ("lr_batch_images", 10**400, "expected at most 1,048,576"),
         ("warmup_epochs", 1e300, "expected at most 1,000,000"),
         ("lr_step_epochs", [30, 1e300], "expected at most 1,000,000"),

@@ -204,7 +204,7 @@ def test_weights_that_are_no_numbers_are_not_saved(textures: Path, tiny_recipe: 
 def test_a_step_that_does_not_divide_into_parts_is_refused_before_there_is_a_folder(
     textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"global_batch_images \(8\) must divide by .* \(3\)"):
+    with pytest.raises(RecipeError, match=r"global_batch_images \(8\) must be a multiple of .* \(3\)"):
         lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=Execution(accumulation_steps=3))
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""What a run computes, decided before anything runs: recipe, learning rates, initial weights, and the order of images."""
+"""What decides the result of a run before it starts: recipe, learning rates, initial weights, and the order of images."""
 
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.loading import load_recipe, parse_settings

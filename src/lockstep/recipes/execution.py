@@ -1,4 +1,4 @@
-"""Execution: how a run is carried out. What decides its result is in `lockstep.recipes.recipe`."""
+"""Execution: how a run is carried out. The choices that decide its result are in `lockstep.recipes.recipe`."""
 
 from typing import Annotated, Literal
 
@@ -10,60 +10,65 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def _switch(value: object) -> object:
-    """YAML reads the words on and off as true and false."""
+    """Turn true and false, as which YAML reads the words on and off, back into "on" and "off"."""
     return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 class Execution(Settings):
-    """How a run is carried out. Backend, device and compiler change rounding, nothing more; accumulation, and the number of
-    ranks, also change which images a local batch norm normalises together."""
+    """How a run is carried out. Backend, device and compiler change only rounding. Accumulation and the number of ranks also
+    change which images a local batch norm normalises together."""
 
     backend: str = DEFAULT_BACKEND
-    """The framework; see `lockstep doctor`."""
+    """The framework that trains. `lockstep doctor` shows which are installed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """"auto": a GPU if there is one."""
+    """The device that the run computes on. "auto": a GPU if there is one."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    """Whether the framework's compiler is used. "auto": where it pays: on GPUs, for Paddle and MXNet everywhere, and for
-    PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to repay compiling (docs/numerics.md)."""
+    """Whether the framework's compiler is used. "auto": where it makes the run faster. That is on GPUs, for Paddle and MXNet
+    on every device, and for PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to make up for the
+    time it takes to compile (docs/numerics.md)."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
-    """Whether channels are the last axis of activations in memory. "auto": as suits engine and device. PyTorch's engine has
-    both; the others have what suits them and refuse the other."""
+    """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that suits engine and device.
+    PyTorch's engine supports both. The others support only the layout that suits them and refuse the other one."""
     reference_dtype: Literal["float64", "float32"] = "float64"
-    """What the reference engine computes in; other engines take no notice."""
+    """The type that the reference engine computes in. Other engines ignore it."""
     deterministic: bool = True
-    """On a GPU: only kernels that give the same bits every time. Without it a resumed run is equal within rounding."""
+    """Whether only kernels that give the same bits every time are used on a GPU. If false, a resumed run is equal within
+    rounding."""
     distributed: Literal["native", "horovod"] = "native"
-    """What adds up over ranks: the framework's own way, or Horovod, which the engines of TensorFlow and MXNet have."""
+    """What adds up over ranks. "native": the framework's own way. "horovod": Horovod, which TensorFlow's and MXNet's engines
+    also support."""
     all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
-    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet, which add up all in one, take no
-    notice."""
+    """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet ignore it: they add up all gradients
+    in one exchange."""
     accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
-    """Parts a rank's share of a step is computed in, one after the other."""
+    """Number of parts in which a rank computes its share of a step, one after the other."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
-    """What decodes images: Lockstep's own threads, NVIDIA's DALI on the CPU or the GPU, or nothing ("synthetic": noise)."""
+    """What decodes images. "host": Lockstep's own threads. "dali" and "dali-gpu": NVIDIA's DALI on the CPU or the GPU.
+    "synthetic": nothing; the images are noise."""
     loader_threads: Annotated[int, Field(ge=0), limits.THREADS] = 0
-    """Threads that decode images; 0: one for each core that the ranks on a machine leave to each other."""
+    """Number of threads that decode images in a rank. 0: the rank's equal share of the machine's cores."""
     loader_batches: Annotated[int, Field(ge=1), limits.BATCHES_AHEAD] = 2
-    """Batches decoded ahead."""
+    """Number of batches that are decoded ahead."""
     profile_step: Annotated[int, Field(ge=0), limits.STEPS] | None = None
-    """The first step that the framework's profiler traces; steps count from 0. None: none is."""
+    """The first step that the framework's profiler traces. Steps count from 0. None: no step is traced."""
     profile_steps: Annotated[int, Field(ge=1), limits.TRACED_STEPS] = 1
-    """How many are traced from there on."""
+    """Number of steps that the profiler traces, from `profile_step` on."""
     loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
-    """Where figures go besides the run's own log."""
+    """Where figures are logged in addition to the run's own log."""
     log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
-    """Steps after which losses are read from the device and logged."""
+    """Number of steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
-    """Besides the end of every epoch; 0: only there."""
+    """Number of steps after which a checkpoint is saved, in addition to the end of every epoch. 0: only at the end of every
+    epoch."""
     evaluate_every_epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 1
-    """The last epoch is always evaluated."""
+    """Number of epochs after which the model is evaluated. The last epoch is always evaluated."""
     keep_checkpoints: Annotated[int, Field(ge=1), limits.STEPS] = 2
-    """The newest so many are kept, and the best."""
+    """Number of newest checkpoints that are kept. The best one is kept, too."""
     model_prefix: str = ""
-    """Where the weights at the end of every epoch are written as MXNet's Module has them besides: PREFIX-symbol.json and
-    PREFIX-0001.params, counted from 1. Nowhere if it is empty."""
+    """Prefix of files to which the weights at the end of every epoch are also written, in the format of MXNet's Module:
+    PREFIX-symbol.json and PREFIX-0001.params, counted from 1. If it is empty, they are not written."""
 
     @property
     def traced_steps(self) -> range:
-        """The steps that are traced."""
+        """The steps that the profiler traces."""
         return range(0) if self.profile_step is None else range(self.profile_step, self.profile_step + self.profile_steps)

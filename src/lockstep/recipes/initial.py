@@ -1,4 +1,4 @@
-"""The values a model starts with, drawn once here for every engine."""
+"""The initial values of a model. They are drawn here once, for every engine."""
 
 import math
 
@@ -9,7 +9,7 @@ from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
 
-# Standard deviation of a standard normal cut off at ±2, by which TensorFlow's VarianceScaling divides.
+# Standard deviation of a standard normal distribution that is cut off at ±2. TensorFlow's VarianceScaling divides by it.
 _TRUNCATED_STD = 0.87962566103423978
 
 
@@ -24,13 +24,13 @@ def initial_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
 
 
 def zero_momentum(recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return a velocity of zero for every trained tensor: name -> float32 array."""
+    """Return a zero velocity for every trained tensor: name -> float32 array."""
     trained = [tensor for tensor in tensors(model_spec(recipe.model), recipe.logits) if tensor.is_trained]
     return {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in trained}
 
 
 def initial_state(recipe: Recipe, values: dict[str, np.ndarray] | None = None) -> State:
-    """Return the state before the first step, of these tensors or the recipe's initial ones."""
+    """Return the state before the first step, with these tensors or, if none are given, with the recipe's initial ones."""
     values = values or initial_tensors(recipe)
     return State(0, values, zero_momentum(recipe), dict(values) if recipe.ema_decay else {})
 
@@ -60,7 +60,7 @@ def _he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
 
 
 def _truncated_normal(seed: int, count: int, stream: int) -> np.ndarray:
-    # 4.6 % of normal numbers lie beyond two deviations; drawing 8 % more and keeping the rest leaves enough for any tensor.
+    # 4.6 % of normal numbers lie beyond two standard deviations. With 8 % more numbers drawn, enough remain for any tensor.
     drawn = normal(seed, Purpose.WEIGHT, count + count // 12 + 256, stream=stream)
     kept = drawn[np.abs(drawn) <= 2][:count]
     assert len(kept) == count

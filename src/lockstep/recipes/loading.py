@@ -1,4 +1,4 @@
-"""Recipes from names, YAML files, runs and `field=value` texts."""
+"""Recipes from names, YAML files, run folders and `field=value` texts."""
 
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,18 @@ from lockstep.system.plain_yaml import MOST_CHARACTERS, read_yaml
 def load_recipe(source: str | Path | Recipe) -> Recipe:
     """Return a recipe from a published name, a YAML file, a run's folder or a recipe itself.
 
-    A YAML file holds fields of `Recipe`; the optional key `base` names the recipe it starts from: a published one, or a
-    file as seen from this one. The optional key `based_on` is a name and changes nothing; in a run's folder it is that of
-    the recipe it was started with. Raises `RecipeError`.
+    A YAML file holds fields of `Recipe` and two optional keys:
+
+    - `base` is the recipe that it starts from: a published name, or a path relative to this file.
+    - `based_on` is a name and changes no result. In a run's folder it names the recipe that the run was started with.
+
+    Raises `RecipeError`.
     """
     return source if isinstance(source, Recipe) else _load(str(source), Path(), ())
 
 
 def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
-    """Load a published recipe or a file in `folder`; `seen` are the files whose base it is, directly or not."""
+    """Load a published recipe or a file in `folder`. `seen` are the files that have it as base, directly or indirectly."""
     if source in RECIPES:
         return RECIPES[source]().named(source)
     path = folder / source
@@ -31,7 +34,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"there is no recipe and no file {source!r}. {nearest(source, RECIPES)}")
     if path.resolve() in seen:
-        raise RecipeError(f"{path} is its own base")
+        raise RecipeError(f"{path} is its own base, directly or through other files; change its key `base`")
     try:
         fields = _fields_in(path)
         base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
@@ -43,7 +46,10 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
 
 
 def _name_of(path: Path, noted: object) -> str:
-    """Return the name of the recipe in a file, where `noted` is its `based_on`; a run that noted none has none."""
+    """Return the name of the recipe in a file: `noted`, its `based_on`, or else the file's name.
+
+    It is "" for a run's `recipe.yaml` without `based_on`.
+    """
     if noted is not None and not isinstance(noted, str):
         raise RecipeError(f"based_on: expected the name of a recipe, not {noted!r:.60}")
     return noted if noted is not None else path.stem if path.name != "recipe.yaml" else ""
@@ -61,7 +67,7 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 
 def parse_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split `field=value` texts into changes of a recipe and changes of an execution. Values are YAML.
+    """Split `field=value` texts into changes to a recipe and changes to an execution. Values are YAML.
 
     >>> parse_settings(["epochs=2", "mean=[1, 2, 3]", "log_every_steps=1"])
     ({'epochs': 2, 'mean': [1, 2, 3]}, {'log_every_steps': 1})

@@ -1,4 +1,4 @@
-"""The recipe `my-images`: ResNet-50 v1.5 on your own images, its values settled from the images and the device."""
+"""The recipe `my-images`: ResNet-50 v1.5 on your own images. Its values are chosen from the images and the device."""
 
 import math
 from collections.abc import Mapping
@@ -9,37 +9,37 @@ from lockstep.recipes.recipe import Recipe
 
 NAME = "my-images"
 _MANY = 100_000
-"""From this many training images on, the published recipes' crops and weight decay are right."""
+"""With at least this many training images, the crops and the weight decay of the published recipes are used."""
 _LEAST_STEPS = 16
-"""Of an epoch, if there are images enough."""
+"""An epoch has at least this many steps if there are enough images."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the recipe is settled from."""
+    """The facts that decide the recipe's values."""
 
     classes: int
     images: int
-    """For training."""
+    """Number of training images."""
     shorter_side: int
-    """In pixels, the median over the images."""
+    """Shorter side of an image in pixels: the median over the images."""
     on_gpu: bool
     precision: Literal["fp32", "bf16"]
-    """That pays on the device."""
+    """The precision that is fast on the device."""
     decodes_small: bool = True
-    """Whether the loader can decode JPEGs at a part of their size."""
+    """Whether the loader can decode JPEGs at a fraction of their size."""
     units: int = 1
-    """Equal parts that the images of a step must divide into: ranks times accumulation steps."""
+    """Number of equal parts that the images of a step must divide into: ranks times accumulation steps."""
 
 
 @dataclass(frozen=True)
 class _Device:
-    """How much a run may ask of a device."""
+    """Limits for a run on a device."""
 
     image_size: int
     batch: int
     passes: int
-    """Training images times epochs, within the range of epochs."""
+    """Training images times epochs. `epochs` is the range that the number of epochs is kept in."""
     epochs: tuple[int, int]
 
 
@@ -48,15 +48,15 @@ _GPU = _Device(image_size=224, batch=128, passes=2_000_000, epochs=(90, 200))
 
 
 def given_fields(changes: Mapping[str, Any]) -> Recipe:
-    """Return a recipe in which fields are as given. Raises `RecipeError` if one is wrong.
+    """Return a recipe with the given fields. Raises `RecipeError` if one is wrong.
 
-    The sizes of evaluation, which must fit one that is still to be settled, are left out.
+    `eval_resize` and `eval_crop` are left out: they must fit an image size that is not chosen yet.
     """
     return Recipe.of({name: value for name, value in changes.items() if name not in ("eval_resize", "eval_crop")})
 
 
 def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe for some images and a device, with some fields as given; others follow from these.
+    """Return the recipe for some images and a device. Given fields are kept, and the others follow from them.
 
     Raises `RecipeError` if a given field is wrong.
     """
@@ -90,26 +90,31 @@ def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def _batch(facts: Facts, device: _Device) -> int:
-    """Return the images of a step: a power of two, so few that an epoch has some steps, that divides into the units."""
+    """Return the images of a step: a power of two that leaves an epoch several steps, rounded up to a multiple of units."""
     wanted = min(max(facts.images // _LEAST_STEPS, 8), device.batch, max(facts.images, 1))
     power = 2 ** int(math.log2(wanted))
     return -(-power // facts.units) * facts.units
 
 
 def my_images() -> Recipe:
-    """ResNet-50 v1.5 on your own images: values settled from images and device before the run (docs/my-images.md).
+    """ResNet-50 v1.5 on your own images: values chosen from images and device before the run (docs/my-images.md).
 
-    Shown for 1,000 photos of 10 classes on a CPU without bf16; `lockstep train --data DATA --out RUN` settles yours.
-    Source: Lockstep's own, from the published recipes and the demo. Trained on small samples alone.
+    Shown for 1,000 photos of 10 classes on a CPU without bf16. `lockstep train --data DATA --out RUN` chooses the values for
+    your images.
+    Source: Lockstep's own, from the published recipes and the demo. Tested on small samples only.
 
-    - logits: the number of classes. precision: bf16 where the device multiplies it in hardware, else fp32.
-    - image_size: the shorter side of a typical image in steps of 32 px, 64 to 224 (published) on a GPU, 64 (demo) on a CPU.
-    - global_batch_images: 1/16 of the images as a power of two, 8 to 128 on a GPU, 8 to 32 on a CPU.
-    - epochs: 2,000,000 image passes in 90 (published) to 200 epochs on a GPU, 50,000 in 10 to 100 on a CPU.
+    - logits: the number of classes.
+    - precision: bf16 where the device multiplies it in hardware, else fp32.
+    - image_size: the shorter side of a typical image in steps of 32 px; 64 to 224 (published) on a GPU, 64 (demo) on a CPU.
+    - global_batch_images: 1/16 of the images as a power of two; 8 to 128 on a GPU, 8 to 32 on a CPU.
+    - epochs: 2,000,000 image passes in 90 (published) to 200 epochs on a GPU, 50,000 in 10 to 100 epochs on a CPU.
     - lr: 0.256 at 256 images, in proportion to the batch (published).
-    - warmup_epochs: 5 of 90 (published), in proportion, 1 to 5.
-    - crop_area, weight_decay: as published for 100,000 images or more; else from 35 % (demo) and 1e-4 (arXiv:1512.03385).
-    - antialias: true, and dct_scaling for images at least four times as large as image_size: photos shrink much.
-    - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677). All else is as published.
+    - warmup_epochs: 5 of 90 (published), in proportion; 1 to 5.
+    - crop_area and weight_decay: as published for 100,000 images or more. For fewer images, the crop area is from 35 %
+      (demo) and weight decay is 1e-4 (arXiv:1512.03385).
+    - antialias: true, because photos shrink a lot.
+    - dct_scaling: true for images that are at least four times as large as image_size.
+    - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677).
+    - All other fields are as published.
     """
     return settled(Facts(classes=10, images=1000, shorter_side=400, on_gpu=False, precision="fp32"))

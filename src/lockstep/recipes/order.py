@@ -1,11 +1,11 @@
-"""Which images come in a step, with which crop, flip and MixUp: pure functions of (seed, epoch, position).
+"""The images of a step, with their crops, flips and MixUp: pure functions of (seed, epoch, position).
 
-The images of an epoch stand in one random order; step s of it takes positions s*B to (s+1)*B - 1, for any number of ranks.
-A step is divided into units of equal size, one for each rank and accumulation part. Unit u of U takes a run of positions
-from the front of the step and its mirror image from the back, so that reversing a unit pairs the same images as reversing
-the whole step does: MixUp by reversal is then the same for one rank and for many.
+The images of an epoch have one random order. Step s takes positions s*B to (s+1)*B - 1 of it, for any number of ranks. A
+step is divided into units of equal size, one for each rank and accumulation part. A unit takes consecutive positions from
+the front of the step and the mirrored positions from the back. Reversing a unit then pairs the same images as reversing the
+whole step, so that MixUp by reversal is the same for one rank and for many.
 
-Every image of a batch is cut and resized alike, in training and evaluation: window -> resize -> square at an offset.
+Training and evaluation crop and resize an image in the same way: window -> resize -> square at an offset.
 """
 
 import math
@@ -21,34 +21,34 @@ from lockstep.system.errors import RecipeError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a loader is to do for one batch of N images, and the MixUp that goes with it."""
+    """What a loader does for one batch of N images, and the MixUp of the batch."""
 
     samples: np.ndarray
-    """int64 [N]: rows of the index; -1 is padding, a black image that does not count."""
+    """int64 [N]: rows of the index. -1 is padding: a black image that is not counted."""
     windows: np.ndarray
-    """int32 [N, 4]: top, left, height, width in pixels of the stored image."""
+    """int32 [N, 4]: top, left, height and width of the window, in pixels of the stored image."""
     resized: np.ndarray
-    """int32 [N, 2]: height and width the window is resized to."""
+    """int32 [N, 2]: height and width that the window is resized to."""
     offsets: np.ndarray
     """int32 [N, 2]: top and left of the output square in the resized window."""
     flips: np.ndarray
-    """bool [N]: mirrored left to right."""
+    """bool [N]: whether the image is mirrored left to right."""
     coefficients: np.ndarray | None = None
     """float32 [N]: MixUp's weight of the image itself; None without MixUp."""
     partners: np.ndarray | None = None
-    """int64 [N]: MixUp's partner, an index into the image's own unit of the batch."""
+    """int64 [N]: MixUp's partner of the image, as an index into the image's unit of the batch; None without MixUp."""
 
 
 def epoch_order(seed: int, epoch: int, images: int) -> np.ndarray:
-    """Return the order in which the images of an epoch come: int64 [images], a permutation."""
+    """Return the order of the images in an epoch: int64 [images], a permutation."""
     keys = draw(seed, Purpose.ORDER, 0, -(-images // 4), epoch=epoch).reshape(-1)[:images]
     return np.argsort(keys, kind="stable")
 
 
 def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
-    """Return the positions within a step that belong to a unit: int64 [step_images / units], rising.
+    """Return the positions within a step that belong to a unit: int64 [step_images / units], in increasing order.
 
-    A unit of odd size also takes one position of the middle.
+    A unit of odd size also takes one position from the middle.
 
     >>> unit_positions(0, 2, 8), unit_positions(1, 2, 8)
     (array([0, 1, 6, 7]), array([2, 3, 4, 5]))
@@ -61,14 +61,14 @@ def unit_positions(unit: int, units: int, step_images: int) -> np.ndarray:
 
 
 def steps_per_epoch(recipe: Recipe, images: int) -> int:
-    """Return the optimizer steps of an epoch; the images of a last, smaller step are left out (others each epoch).
+    """Return the optimizer steps of an epoch. Images that do not fill a last step are left out (others in each epoch).
 
     Raises `RecipeError` if the images do not fill one step.
     """
     if images < recipe.global_batch_images:
         raise RecipeError(
             f"global_batch_images is {recipe.global_batch_images}, but there are only {images} training images. "
-            f"Lower it: --set global_batch_images={max(images // 8, 1)}"
+            f"Use a smaller value: --set global_batch_images={max(images // 8, 1)}"
         )
     return images // recipe.global_batch_images
 
@@ -81,23 +81,24 @@ def check_shares(recipe: Recipe, units: int) -> None:
     """Raise `RecipeError` if the images of a step do not divide into this many units, or one is too small for batch norm."""
     if recipe.global_batch_images % units:
         raise RecipeError(
-            f"global_batch_images ({recipe.global_batch_images}) must divide by ranks times accumulation steps ({units})"
+            f"global_batch_images ({recipe.global_batch_images}) must be a multiple of ranks times accumulation steps "
+            f"({units})"
         )
     images = recipe.global_batch_images // (units if recipe.batch_norm == "local" else 1)
     if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
         raise RecipeError(
             f"one image of {recipe.image_size} pixels leaves a single value of each channel, which batch norm cannot "
-            f"normalise; expected two images or more on each rank and in each accumulation part, or image_size above {STRIDE}"
+            f"normalise; expected two images or more on each rank and accumulation part, or image_size above {STRIDE}"
         )
 
 
 def training_plans(
     recipe: Recipe, sizes: np.ndarray, first_step: int, *, rank: int = 0, ranks: int = 1, parts: int = 1
 ) -> Iterator[BatchPlan]:
-    """Yield one rank's plan of every step from `first_step` to the end of the run.
+    """Yield one rank's plan for every step from `first_step` to the end of the run.
 
-    `sizes` is [images, 2], height and width of every image of the index. The N = global_batch_images / ranks images of a
-    plan are `parts` units, one after the other.
+    `sizes` is [images, 2]: height and width of every image of the index. A plan has N = global_batch_images / ranks images:
+    `parts` units, one after the other.
     """
     step_images, units = recipe.global_batch_images, ranks * parts
     check_shares(recipe, units)
@@ -135,7 +136,7 @@ def _joined(units: list[BatchPlan]) -> BatchPlan:
 
 
 class _Numbers:
-    """Draws for a list of positions; consecutive positions are drawn together."""
+    """Random numbers for a list of positions. Numbers of consecutive positions are drawn together."""
 
     def __init__(self, seed: int, epoch: int, positions: np.ndarray) -> None:
         self.seed, self.epoch = seed, epoch
@@ -149,10 +150,11 @@ class _Numbers:
 
 
 def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.ndarray:
-    """Return a random crop window of every image: int32 [N, 4] (top, left, height, width).
+    """Return a random crop window for every image: int32 [N, 4] (top, left, height, width).
 
-    Area share even in `crop_area`, aspect even in the logarithm of `crop_aspect`, place even where it fits; after
-    `crop_attempts` misfits the largest centred window whose aspect is allowed (arXiv:1409.4842; torchvision, DALI).
+    The share of the area is uniform in `crop_area`, the logarithm of the aspect ratio is uniform in `crop_aspect`, and the
+    place is uniform where the window fits. If no window fits in `crop_attempts` attempts, the window is the largest centred
+    one with an allowed aspect ratio (arXiv:1409.4842; torchvision, DALI).
     """
     heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
     windows = _centred_windows(recipe, heights, widths)
@@ -161,7 +163,7 @@ def random_windows(recipe: Recipe, sizes: np.ndarray, numbers: _Numbers) -> np.n
     for attempt in range(recipe.crop_attempts):
         u = uniform(numbers(Purpose.CROP, attempt))
         area = heights * widths * (recipe.crop_area[0] + (recipe.crop_area[1] - recipe.crop_area[0]) * u[:, 0])
-        # exp may differ in its last bit between NumPy builds; as float32 it does not.
+        # The last bit of exp can differ between NumPy builds. Rounded to float32, the value is the same.
         aspect = np.exp(low + (high - low) * u[:, 1]).astype(np.float32).astype(np.float64)
         height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
         width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
@@ -209,9 +211,9 @@ def _partners(recipe: Recipe, numbers: _Numbers) -> np.ndarray:
 
 
 def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int = 0, ranks: int = 1) -> Iterator[BatchPlan]:
-    """Yield one rank's plans of an evaluation: every image once over all ranks, the last plans padded with -1.
+    """Yield one rank's plans for an evaluation. All ranks together have every image once.
 
-    All ranks get equally many plans of `batch` images each.
+    All ranks get the same number of plans, each with `batch` images. The last plans are padded with -1.
     """
     for samples in _evaluation_shares(len(sizes), batch, ranks)[rank]:
         yield centre_plan(recipe, samples, sizes[samples])
@@ -220,21 +222,22 @@ def evaluation_plans(recipe: Recipe, sizes: np.ndarray, batch: int, *, rank: int
 def evaluated_samples(images: int, batch: int, ranks: int) -> np.ndarray:
     """Return the samples in the order in which an evaluation scores them: int64 [images].
 
-    An engine returns the scores of the first rank's plans, then those of the second's, and so on, without padding.
+    An engine returns the scores of the first rank's plans, then the scores of the second rank's plans, and so on, without
+    padding.
     """
     samples = _evaluation_shares(images, batch, ranks).reshape(-1)
     return samples[samples >= 0]
 
 
 def _evaluation_shares(images: int, batch: int, ranks: int) -> np.ndarray:
-    """Return the samples of every rank's plans: int64 [ranks, plans, batch]; -1 is padding."""
+    """Return the samples of the plans of every rank: int64 [ranks, plans, batch]. -1 is padding."""
     plans = -(-images // (batch * ranks))
     samples = np.arange(plans * ranks * batch).reshape(plans, ranks, batch).transpose(1, 0, 2)
     return np.where(samples < images, samples, -1)
 
 
 def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> BatchPlan:
-    """Return the evaluation plan of some images: shorter side to `eval_resize`, the centre `eval_crop` cut out."""
+    """Return the evaluation plan of some images: resize the shorter side to `eval_resize`, then crop the centre."""
     heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
     shorter = np.minimum(heights, widths)
     resized = np.stack([recipe.eval_resize * heights // shorter, recipe.eval_resize * widths // shorter], axis=1)

@@ -1,8 +1,8 @@
-"""Random numbers by position, not by history: what a run draws at a place never depends on what it drew before.
+"""Random numbers by position: a number depends on its position, and not on the numbers that were drawn before it.
 
-NumPy's Philox4x64-10 (Salmon et al., SC'11) is a function of a key and a counter. The key is the run's seed; the counter is
-(position, epoch, attempt, purpose). NumPy keeps the raw stream of a bit generator fixed (NEP 19), so the numbers are the
-same on any version, thread count or number of ranks; only raw output is used here, no distribution of NumPy's.
+NumPy's Philox4x64-10 (Salmon et al., SC'11) is a function of a key and a counter. The key is the run's seed. The counter is
+(position, epoch, attempt, purpose). NumPy keeps the raw stream of a bit generator fixed (NEP 19). Only this raw output is
+used here, and none of NumPy's distributions. So the numbers are the same with any version, thread count or number of ranks.
 """
 
 from enum import IntEnum
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What numbers are drawn for; different purposes never share a number. Values are part of a run: never change them."""
+    """What numbers are drawn for. Purposes never share a number. Never change the values: they are part of a run."""
 
     ORDER = 1
     CROP = 2
@@ -23,18 +23,18 @@ class Purpose(IntEnum):
 
 
 def draw(seed: int, purpose: Purpose, first: int, count: int, *, epoch: int = 0, attempt: int = 0) -> np.ndarray:
-    """Return four numbers for each of the positions first to first + count - 1: uint64 [count, 4]."""
+    """Return four numbers for each of the positions `first` to `first + count - 1`: uint64 [count, 4]."""
     bits = np.random.Philox(counter=[first, epoch, attempt, purpose], key=[seed, 0])
     return np.asarray(bits.random_raw(4 * count)).reshape(count, 4)
 
 
 def uniform(raw: np.ndarray) -> np.ndarray:
-    """Turn uint64 into float64 evenly spread over [0, 1), by the upper 53 bits."""
+    """Turn uint64 into float64 uniform in [0, 1), by the upper 53 bits."""
     return (raw >> np.uint64(11)) * 2.0**-53
 
 
 def normal(seed: int, purpose: Purpose, count: int, *, stream: int) -> np.ndarray:
-    """Return standard normal numbers by Box and Muller's transform: float64 [count]. Streams are independent."""
+    """Return standard normal numbers by the Box-Muller transform: float64 [count]. Streams are independent."""
     u = uniform(draw(seed, purpose, 0, -(-count // 4), epoch=stream)).reshape(-1, 2)
     radius = np.sqrt(-2 * np.log1p(-u[:, 0]))
     angle = 2 * np.pi * u[:, 1]

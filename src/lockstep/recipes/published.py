@@ -1,11 +1,11 @@
 """The published recipes as named values. Each docstring gives source, published accuracy and cost.
 
-The recipes follow NVIDIA's pages. Where a page is silent, the value is its code's; where page and code disagree, the
-page's value is taken and the docstring names the code's. Accuracies are top-1 in percent on ImageNet's 50,000 validation
-images, ± the spread the page gives. None of these has been re-run at full length by Lockstep yet.
+The recipes follow NVIDIA's pages. If a page does not give a value, it is taken from NVIDIA's code. If page and code
+disagree, the page's value is used and the docstring names the code's. Accuracies are top-1 in percent on ImageNet's 50,000
+validation images, ± the spread that the page gives. Lockstep has not re-run any of these recipes at full length.
 
-Common to all: throughput depends on the loader and machine of its time; NVIDIA's resize did not filter (`antialias:
-false`), while the same DALI code filters today.
+Notes on all of them: throughput depends on the loader and the machine of its time. NVIDIA's resize did not filter
+(`antialias: false`), while the same DALI code filters today.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,18 @@ from collections.abc import Callable
 from lockstep.recipes.my_images import my_images
 from lockstep.recipes.recipe import Recipe
 
-_SGD_COSINE = Recipe()  # the defaults are what NVIDIA's pages have in common
+_SGD_COSINE = Recipe()  # the defaults are the values that NVIDIA's pages have in common
 
 
 def resnet50_paddle_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 90 epochs: 76.93 ± 0.14 (mixed), 76.91 ± 0.13 (TF32).
 
     Source: NGC "ResNet50 v1.5 for PaddlePaddle" 22.05.1. Cost: about 2 h on 8 A100 (23,874 images/s in mixed precision),
-    13 h on one. Linear scaling from 256 images; the code multiplies by the number of trainers and not by the batch, which
-    is the same at its 256 images a GPU. Dynamic loss scaling from 128 with the framework's own constants: x2 after 1000
-    good steps, x0.8 after 2 overflows.
+    13 h on one.
+
+    The learning rate scales linearly from 256 images. The code multiplies by the number of trainers instead of the batch,
+    which is the same with its 256 images per GPU. Dynamic loss scaling starts at 128 and uses the framework's own constants:
+    x2 after 1000 good steps, x0.8 after 2 overflows.
     """
     return _SGD_COSINE.replace(
         global_batch_images=2048,
@@ -35,17 +37,19 @@ def resnet50_paddle_90ep() -> Recipe:
 def resnet50_paddle_50ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 50 epochs: 75.96 ± 0.09 (mixed), 76.17 ± 0.11 (TF32).
 
-    Source and code as `resnet50-paddle-90ep`. Cost: 50/90 of it.
+    Source and code: the same as `resnet50-paddle-90ep`. Cost: 50/90 of it.
     """
     return resnet50_paddle_90ep().replace(epochs=50)
 
 
 def resnet50_paddle_asp_90ep() -> Recipe:
-    """ResNet-50 v1.5, NVIDIA PaddlePaddle, 90 epochs more with 2:4 sparsity: 76.72 (mixed), from 76.92 dense.
+    """ResNet-50 v1.5, NVIDIA PaddlePaddle, 90 more epochs with 2:4 sparsity: 76.72 (mixed), from 76.92 dense.
 
     Source: NGC "ResNet50 v1.5 for PaddlePaddle" 22.05.1, "Automatic SParsity", and its script train_resnet50_AMP_ASP_90E.
-    The weights at the end of `resnet50-paddle-90ep` (`--weights`) are pruned by mask_1d, all but stem and classifier, and
-    trained again with the same hyper-parameters from the first step on. Cost: about 2 h on 8 A100, 0.6 % more than without.
+    Cost: about 2 h on 8 A100, 0.6 % more than without sparsity.
+
+    Start from the weights at the end of `resnet50-paddle-90ep` (`--weights`). They are pruned by mask_1d, except stem and
+    classifier, and trained again with the same hyper-parameters from the first step on.
     """
     return resnet50_paddle_90ep().replace(sparsity="mask_1d", sparsity_excluded=("fc.weight",))
 
@@ -54,11 +58,15 @@ def resnet50_mxnet_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA MXNet (2019), 90 epochs, step decay: 76.49 (fp16), 76.67 (fp32).
 
     Source: the README at commit 0663b67 and its tables. Cost: 3.3 h on 8 V100 (10,263 images/s in fp16), 22.9 h on one.
-    Weight decay falls on `*_weight` and `*_gamma`, not on biases. Crop area from 5 % and aspect to 4/3 as the page says; its
-    DALI pipeline used 8 %, its MXNet reader 1.33. Mean and std are those of its MXNet reader; its DALI pipeline used
-    123.675, 116.28, 103.53 and 58.395. Warm-up counts updates from 1. MXNet keeps the learning rate inside the velocity;
-    here it is outside, as everywhere. The code scaled no loss, but its gradients were sums over the 208 images of a GPU:
-    of a mean, that is a static scale of 208.
+
+    - Weight decay applies to `*_weight` and `*_gamma`, not to biases.
+    - The crop area is from 5 % and the aspect ratio to 4/3, as on the page. The code's DALI pipeline used 8 %, its MXNet
+      reader 1.33.
+    - Mean and std are those of the code's MXNet reader. Its DALI pipeline used 123.675, 116.28, 103.53 and 58.395.
+    - The warm-up counts updates from 1.
+    - MXNet keeps the learning rate inside the velocity. Here it is outside, as in all recipes.
+    - The code did not scale the loss, but its gradients were sums over the 208 images of a GPU. For a mean, that is a static
+      scale of 208.
     """
     return _SGD_COSINE.replace(
         global_batch_images=1664,
@@ -83,11 +91,15 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
     """ResNeXt101-32x4d, NVIDIA PyTorch, 90 epochs: 79.47 ± 0.03 (mixed), 79.38 ± 0.07 (TF32).
 
     Source: NGC "ResNeXt101-32x4d for PyTorch" 21.03.1. Cost: about 5 h on 8 A100 (7,925 images/s in mixed precision), 28 h
-    on one. The code changes the rate once an epoch, warms up for 8 epochs (the page: "depends on the total training
-    length", from 512 images a step), and takes the scaled rate from its configuration instead of scaling. It excluded
-    parameters named "bn" from decay and so decayed `downsample.1`; the page excludes all batch norms. Its "static" loss
-    scale of 128 is dynamic: x2 after 100 good steps, x0.5 on overflow. Its configuration reads images with Pillow
-    (`antialias: true`) where the page recommends DALI.
+    on one.
+
+    - The code changes the learning rate once an epoch.
+    - The code warms up for 8 epochs. The page says that it "depends on the total training length", from 512 images a step.
+    - The code does not scale the learning rate: it takes the scaled rate from its configuration.
+    - The code excluded parameters named "bn" from weight decay and so decayed `downsample.1`. The page excludes all batch
+      norms.
+    - The code's "static" loss scale of 128 is dynamic: x2 after 100 good steps, x0.5 on overflow.
+    - The code's configuration reads images with Pillow (`antialias: true`). The page recommends DALI.
     """
     return _SGD_COSINE.replace(
         model="resnext101-32x4d",
@@ -106,8 +118,10 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
 def resnext101_32x4d_pytorch_250ep() -> Recipe:
     """ResNeXt101-32x4d, NVIDIA PyTorch, 250 epochs with MixUp: 80.19 ± 0.08 (mixed), 80.27 ± 0.10 (TF32).
 
-    Source and code as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of it. One MixUp coefficient a step (the code draws
-    one on every GPU), partners by a random permutation within a GPU's images.
+    Source and code: the same as `resnext101-32x4d-pytorch-90ep`. Cost: 250/90 of it.
+
+    MixUp has one coefficient a step (the code draws one on every GPU). Partners are chosen by a random permutation within
+    the images of a GPU.
     """
     return resnext101_32x4d_pytorch_90ep().replace(epochs=250, mixup_alpha=0.2)
 
@@ -116,9 +130,12 @@ def resnet50_tensorflow_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA TensorFlow, 90 epochs: 76.93 (mixed), 77.01 (TF32).
 
     Source: NGC "ResNet-50 v1.5 for TensorFlow" 20.06. Cost: about 2 h on 8 A100 (17,400 images/s with XLA), 18 h on one.
-    SAME padding and 1001 logits, labels 0 to 999. Warm-up of 5 epochs from 512 images a step as the page says; its scripts
-    use 8. The cosine counts from step 0, so that the rate jumps down where the warm-up ends. Crop area from 8 % as the
-    page says and aspect to 4/3; its code uses 5 % and 1.33. The third std is 57.385 in its code (the other systems: 57.375).
+
+    - Padding is SAME. There are 1001 logits and labels 0 to 999.
+    - The warm-up lasts 5 epochs, from 512 images a step, as on the page. The scripts in its code use 8.
+    - The cosine counts from step 0, so the learning rate jumps down where the warm-up ends.
+    - The crop area is from 8 %, as on the page, and the aspect ratio to 4/3. Its code uses 5 % and 1.33.
+    - The third std is 57.385 in its code (the other systems: 57.375).
     """
     return _SGD_COSINE.replace(
         logits=1001,
@@ -137,8 +154,9 @@ def resnet50_tensorflow_90ep() -> Recipe:
 def resnet50_tensorflow_250ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA TensorFlow, 250 epochs with MixUp: 78.35 (mixed), 78.34 (FP32), on 8 V100.
 
-    Source and code as `resnet50-tensorflow-90ep`. Cost: 250/90 of it. A MixUp coefficient for every image, partners by
-    reversing the batch.
+    Source and code: the same as `resnet50-tensorflow-90ep`. Cost: 250/90 of it.
+
+    MixUp has one coefficient for every image. Partners are chosen by reversing the batch.
     """
     return resnet50_tensorflow_90ep().replace(
         epochs=250, mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse"
@@ -148,8 +166,8 @@ def resnet50_tensorflow_250ep() -> Recipe:
 def demo() -> Recipe:
     """ResNet-50 v1.5 on the demo's drawn textures at 48 px: above 90 in a minute or two on 2 cores.
 
-    Source: Lockstep's own, for `lockstep demo`, which sets `logits` to its five classes and `precision` to what the machine
-    multiplies: 1,100 images. Wide crops keep a texture's period readable.
+    Source: Lockstep's own, for the 1,100 images of `lockstep demo`. The command sets `logits` to its five classes and
+    `precision` to one that the machine multiplies in hardware. Wide crops keep the period of a texture visible.
     """
     return _SGD_COSINE.replace(
         logits=10,

@@ -1,6 +1,6 @@
-"""The learning rate of every step, computed before anything runs.
+"""The learning rate of every step, computed before a run starts.
 
-With u the unit's index (step, or epoch), W the warm-up's length and E the run's length in the same unit:
+u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run, in the same unit:
 
     warm-up   start + (peak - start) * (u + counts_from) / W          for u < W
     cosine    end + (peak - end) * (1 + cos(pi * x)) / 2              x = (u - W) / (E - W), or u / E from the start
@@ -16,7 +16,7 @@ from lockstep.system.errors import RecipeError
 
 
 def peak_lr(recipe: Recipe) -> float:
-    """Return the rate at the end of the warm-up."""
+    """Return the learning rate at the end of the warm-up."""
     if recipe.lr_scaling == "none":
         return recipe.lr
     return recipe.lr * recipe.global_batch_images / recipe.lr_batch_images
@@ -25,13 +25,14 @@ def peak_lr(recipe: Recipe) -> float:
 def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     """Return the learning rate of every step of the run: float64 [epochs * steps_per_epoch].
 
-    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than `limits.MOST_STEPS`.
+    A warm-up longer than the run is cut to the run's length. Raises `RecipeError` for more than `limits.MOST_STEPS` steps.
     """
     count = recipe.epochs * steps_per_epoch
     if count > MOST_STEPS:
         raise RecipeError(
-            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at most {MOST_STEPS:,}, whose "
-            "learning rates are held in memory. Use fewer epochs or more images a step (global_batch_images)"
+            f"{recipe.epochs} epochs of {steps_per_epoch} steps are {count:,} steps; expected at most {MOST_STEPS:,}, "
+            "because the learning rates of all steps are held in memory. Use fewer epochs or more images in a step "
+            "(global_batch_images)"
         )
     steps = np.arange(count)
     if recipe.lr_unit == "epoch":
@@ -49,7 +50,7 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
 
 
 def warmup_epochs(recipe: Recipe) -> float:
-    """Return the length of the warm-up in epochs; 0 if a step has too few images for one."""
+    """Return the length of the warm-up in epochs; 0 if a step has too few images for a warm-up."""
     return recipe.warmup_epochs if recipe.global_batch_images >= recipe.warmup_from_batch_images else 0.0
 
 

@@ -1,6 +1,6 @@
-"""Sets of fields with clear errors: what recipes and executions are made of.
+"""Sets of fields with clear errors: the base of recipes and executions.
 
-Both are frozen pydantic models: a variant is `recipe.replace(epochs=50)`, a wrong value is a `RecipeError`.
+Both are frozen pydantic models. `recipe.replace(epochs=50)` returns a variant. A wrong value raises `RecipeError`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Settings(BaseModel):
         """Build from plain values; `RecipeError` names every unknown field and wrong value."""
         strange = [name for name in fields if not isinstance(name, str)]
         if strange:
-            raise RecipeError(f"there is no field {strange[0]!r}: names of fields are words")
+            raise RecipeError(f"there is no field {strange[0]!r}: the name of a field is a text")
         return cls(**fields)
 
     def replace(self, /, **changes: Any) -> Self:
@@ -50,10 +50,10 @@ class Settings(BaseModel):
 
 
 _MOST_SHOWN = 100
-"""Characters of a wrong value in a message."""
+"""Number of characters of a wrong value that a message shows."""
 _MOST_PROBLEMS = 10
-"""Named of one recipe; the nearest names are looked for of each."""
-# A model that is given by its fields is no name; what is wrong with the fields is the complaint that helps.
+"""Number of problems of one recipe that are reported. For each of them, the nearest names are searched."""
+# pydantic also reports that a model given by its fields is not a name. Only the problems of the fields help the user.
 _NOT_A_NAME = ("model", "str")
 
 

@@ -1,6 +1,6 @@
-"""What other programs call the fields and options of this one, so that a message can name the right one.
+"""Names that other programs use for Lockstep's fields and options, so that a message can name the right one.
 
-The words are those of torchvision's and timm's training scripts, Keras, Ultralytics, fastai and NVIDIA's examples.
+The names are from torchvision's and timm's training scripts, Keras, Ultralytics, fastai and NVIDIA's examples.
 """
 
 import difflib
@@ -71,7 +71,7 @@ _OPTIONS = {
 _ADVICE = {
     "A run resumes by itself: lockstep train --out RUN": "auto_resume continue load_epoch restart resume resume_from",
     "One process for each GPU: lockstep launch -n N -- train ...": "devices gpus n_gpus ngpus nproc nproc_per_node num_gpus",
-    "It is another command: lockstep evaluate RUN --data DATA": "eval eval_only evaluate only_inference test_only validate",
+    "Use another command: lockstep evaluate RUN --data DATA": "eval eval_only evaluate only_inference test_only validate",
 }
 _REMARKS = {"global_batch_images": " (images of a step, over all ranks)"}
 
@@ -88,7 +88,7 @@ def _plain(name: str) -> str:
 
 
 def fields_meant(name: str, known: Collection[str]) -> list[str]:
-    """Return the fields of `known` that a name can mean, the likeliest first: at most three, or none.
+    """Return the fields of `known` that a name can mean, the likeliest first. There are at most three and maybe none.
 
     >>> fields_meant("Batch-Size", ["epochs", "global_batch_images"]), fields_meant("epoch", ["epochs", "seed"])
     (['global_batch_images'], ['epochs'])
@@ -105,21 +105,21 @@ def fields_meant(name: str, known: Collection[str]) -> list[str]:
 
 
 def instead_of_setting(name: str, value: str, known: Collection[str]) -> str:
-    """Return a sentence that says what to type instead of a setting of an unknown field; "" if nothing is like it."""
+    """Return a sentence that says what to type instead of a setting of an unknown field; "" if no field is similar."""
     found = [f"--set {shlex.quote(f'{field}={value}')}{_REMARKS.get(field, '')}" for field in fields_meant(name, known)]
     return f"Did you mean {' or '.join(found)}?" if found else ""
 
 
 def instead_of_option(option: str, value: str, options: Collection[str], known: Collection[str]) -> str:
-    """Return a sentence that says what to type instead of an option that a command does not have; "" if nothing is like it.
+    """Return a sentence that says what to type instead of an option that a command does not have; "" if none is similar.
 
-    `options` are the command's own, `known` the fields that it can set.
+    `options` are the options of the command, `known` the fields that it can set.
     """
     plain = _plain(option)
     if (own := _OPTION_OF.get(plain)) in options:
         return f"Did you mean {own} {value}?"
     if plain in _ADVICE_OF and "--recipe" in options:
         return _ADVICE_OF[plain]
-    # What is near one of its own options is answered by the parser, which names these.
+    # If an option of the command is similar, the parser's message names it.
     near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)
     return "" if near else instead_of_setting(plain, value, known)
