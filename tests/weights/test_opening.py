@@ -114,7 +114,7 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
     tensors = torchvision_resnet18(10)
     del tensors["layer3.1.bn2.bias"]
     save_file(tensors, tmp_path / "odd.safetensors")
-    with pytest.raises(CheckpointError, match=r"odd\.safetensors: these 101 tensors are of no known model"):
+    with pytest.raises(CheckpointError, match=r"odd\.safetensors: these 101 tensors fit no known model"):
         open_weights(tmp_path / "odd.safetensors")
 
 

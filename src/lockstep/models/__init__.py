@@ -1,1 +1,1 @@
-"""What is trained: architectures as data, and how their answers are counted."""
+"""What is trained: architectures as data, and metrics of their predictions."""

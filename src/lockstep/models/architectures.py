@@ -1,8 +1,8 @@
 """The architectures as data: what a model consists of, not how a framework computes it.
 
-A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and strides, and `tensors` into
-the name, shape and role of every tensor. Each backend builds its own modules from these; nothing else in Lockstep knows
-what a ResNet looks like. Names are torchvision's, kernels are OIHW, the classifier is (out, in).
+A `ModelSpec` is a row of numbers. `blocks` turns it into convolutions with names, shapes and strides. `tensors` turns it
+into the name, shape and role of every tensor. Each backend builds its modules from these. No other module of Lockstep
+describes a ResNet. Names are torchvision's, kernels are OIHW, the classifier is (out, in).
 
 Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 v1.5 pages; ResNeXt, arXiv:1611.05431.
 """
@@ -16,7 +16,7 @@ from lockstep.system.errors import RecipeError, nearest
 
 Role = Literal["conv_weight", "bn_scale", "bn_bias", "bn_mean", "bn_var", "fc_weight", "fc_bias"]
 MOST_LAYERS = 1000
-"""Blocks of a stage; the deepest published ResNet, of 1,202 layers, has 200."""
+"""Maximum number of blocks in a stage. The deepest published ResNet, with 1,202 layers, has 200."""
 MOST_CHANNELS = 2**16
 TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_weight", "fc_bias")
 
@@ -25,9 +25,10 @@ TRAINED_ROLES: tuple[Role, ...] = ("conv_weight", "bn_scale", "bn_bias", "fc_wei
 class ModelSpec:
     """One architecture.
 
-    `widths` are the channels of the four stages before expansion, `groups` the groups of a bottleneck's 3x3 (1: an ordinary
-    convolution). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is v1.5, "1x1" is
-    v1 (a basic block always strides in its first 3x3). Raises `RecipeError` for numbers that make no model.
+    `widths` are the channels of the four stages before expansion. `groups` are the groups of a bottleneck's 3x3 convolution
+    (1: an ordinary convolution). `stride_in` says which convolution of a bottleneck block halves the resolution: "3x3" is
+    v1.5, "1x1" is v1. A basic block always has the stride in its first 3x3. Raises `RecipeError` for numbers that do not
+    make a model.
     """
 
     block: Literal["basic", "bottleneck"]
@@ -44,10 +45,10 @@ class ModelSpec:
         if max(self.layers) > MOST_LAYERS or max(*self.widths, self.stem_width, self.expansion) > MOST_CHANNELS:
             raise RecipeError(
                 f"layers of a model must be at most {MOST_LAYERS} a stage, and widths, stem_width and expansion at most "
-                f"{MOST_CHANNELS}: all of its tensors are listed before anything runs"
+                f"{MOST_CHANNELS}: all of its tensors are listed before a run starts"
             )
         if self.block == "basic" and self.groups > 1:
-            raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}")
+            raise RecipeError(f"a basic block has no grouped convolution, but groups is {self.groups}; expected 1")
         for width in self.widths:
             if width % self.groups:
                 raise RecipeError(f"a width of {width} channels does not divide into {self.groups} groups")
@@ -81,8 +82,9 @@ def model_spec(model: str | ModelSpec) -> ModelSpec:
 
 
 def narrowed(spec: ModelSpec) -> ModelSpec:
-    """Return a small model of the same kind: the same blocks, strides and groups, an eighth of the width, at most two blocks
-    a stage. For checks that must not take long.
+    """Return a small model of the same kind, for fast checks.
+
+    It has the same blocks, strides and groups, an eighth of the width, and at most two blocks a stage.
 
     >>> narrowed(MODELS["resnext101-32x4d"]).widths
     (32, 32, 64, 128)
@@ -94,7 +96,7 @@ def narrowed(spec: ModelSpec) -> ModelSpec:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution without bias and the batch norm behind it. `kernel` and `stride` hold for both axes."""
+    """A convolution without bias, followed by a batch norm. `kernel` and `stride` are the same on both axes."""
 
     name: str
     bn_name: str
@@ -112,7 +114,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Block:
-    """A residual block: `convs` in order, ReLU between them, `shortcut` (or the identity) added, ReLU."""
+    """A residual block: `convs` in order with ReLU between them, then `shortcut` (or the identity) is added, then ReLU."""
 
     name: str
     convs: tuple[Conv, ...]
@@ -125,7 +127,7 @@ def stem(spec: ModelSpec) -> Conv:
 
 
 def blocks(spec: ModelSpec) -> Iterator[Block]:
-    """Yield the residual blocks in order; stage s (1 to 4) is called `layer{s}`, its blocks `layer{s}.{i}`."""
+    """Yield the residual blocks in order. Stage s (1 to 4) is called `layer{s}`, and its blocks `layer{s}.{i}`."""
     inputs = spec.stem_width
     for stage, (depth, width) in enumerate(zip(spec.layers, spec.widths, strict=True), start=1):
         for i in range(depth):
@@ -156,7 +158,7 @@ def _convs(spec: ModelSpec, name: str, inputs: int, width: int, outputs: int, st
 
 
 def convolutions(spec: ModelSpec) -> Iterator[Conv]:
-    """Yield every convolution of the model in torchvision's order of names."""
+    """Yield every convolution of the model, in torchvision's order of names."""
     yield stem(spec)
     for block in blocks(spec):
         yield from block.convs
@@ -165,7 +167,7 @@ def convolutions(spec: ModelSpec) -> Iterator[Conv]:
 
 
 def features(spec: ModelSpec) -> int:
-    """Return the channels that reach the classifier."""
+    """Return the number of channels that enter the classifier."""
     return spec.widths[-1] * spec.expansion
 
 
@@ -202,7 +204,7 @@ _BATCH_NORM: tuple[tuple[str, Role], ...] = (
 
 
 def parameter_count(spec: ModelSpec, logits: int) -> int:
-    """Return the number of trained values.
+    """Return the number of trained parameters.
 
     >>> parameter_count(MODELS["resnet50"], 1000), parameter_count(MODELS["resnext101-32x4d"], 1000)
     (25557032, 44177704)
@@ -213,12 +215,10 @@ def parameter_count(spec: ModelSpec, logits: int) -> int:
 def recognise(shapes: dict[str, tuple[int, ...]]) -> tuple[str, int]:
     """Return the name of the model with exactly these tensors, and its number of logits.
 
-    v1 and v1.5 have the same tensors; the v1.5 name is returned.
-
-    Raises `RecipeError` if no model fits.
+    v1 and v1.5 have the same tensors. The name of v1.5 is returned. Raises `RecipeError` if no model fits.
     """
     logits = math.prod(shapes.get("fc.bias", (0,)))
     for name, spec in MODELS.items():
         if {tensor.name: tensor.shape for tensor in tensors(spec, logits)} == shapes:
             return name, logits
-    raise RecipeError(f"these {len(shapes)} tensors are of no known model. Known: {', '.join(MODELS)}.")
+    raise RecipeError(f"these {len(shapes)} tensors fit no known model. Known: {', '.join(MODELS)}.")

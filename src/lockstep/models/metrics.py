@@ -1,4 +1,4 @@
-"""Sums and counts. A mean is made where it is printed, never before, so that any number of ranks and batches add up."""
+"""Sums and counts. A mean is computed only where it is printed, so that any number of ranks and batches can be added up."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,13 +8,13 @@ import numpy as np
 
 
 def top5_tells(classes: int) -> bool:
-    """Return whether top-5 says anything of a data set of so many classes: of five or fewer nearly every answer is a hit."""
+    """Return whether top-5 is informative for this many classes. With five or fewer, nearly every prediction is a hit."""
     return classes > 5
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over images."""
+    """Sums over images: loss, top-1 and top-5 hits, and number of images."""
 
     loss_sum: float = 0.0
     top1: int = 0
@@ -41,7 +41,7 @@ class Counts:
 
 
 def as_text(loss: float | None) -> str:
-    """Return a loss as it is shown; one that is not finite, of which files keep null, in words.
+    """Return a loss as it is shown, or "not finite". Files have null for a loss that is not finite.
 
     >>> as_text(0.34567), as_text(None), as_text(float("inf"))
     ('0.3457', 'not finite', 'not finite')
@@ -51,22 +51,23 @@ def as_text(loss: float | None) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found for each image; arrays of [images]."""
+    """The results of an evaluation for each image, as arrays of [images]."""
 
     losses: np.ndarray
-    """float32: cross-entropy against the label alone, without smoothing."""
+    """float32: cross-entropy with the label, without label smoothing."""
     ranks: np.ndarray
-    """int32: how many classes the model prefers to the right one (0: right)."""
+    """int32: number of classes that the model ranks above the label (0: the prediction is right)."""
     predictions: np.ndarray
-    """int32: the class it prefers."""
+    """int32: the predicted class."""
     labels: np.ndarray
-    """int32."""
+    """int32: the class of the image in the data set."""
     confidences: np.ndarray
     """float32: the probability (softmax of the logits) of the predicted class."""
 
     @classmethod
     def of_table(cls, table: np.ndarray) -> "Scores":
-        """Return the scores in a table of [images, 5], the columns as above; rows with a label below 0 are padding.
+        """Return the scores in a table of [images, 5], with the columns in the order above. Rows with a label below 0 are
+        padding and are left out.
 
         >>> Scores.of_table(np.array([[0.5, 0, 2, 2, 0.6], [9.0, 1, 3, -1, 0.9]])).labels
         array([2], dtype=int32)
@@ -81,12 +82,12 @@ class Scores:
         )
 
     def placed(self, samples: np.ndarray) -> "Scores":
-        """Return the scores in the order of the index, given the sample that each row is of: int64 [images]."""
+        """Return the scores in the order of the index. `samples` is the sample of each row: int64 [images]."""
         order = np.argsort(samples)
         return Scores(*(getattr(self, each.name)[order] for each in fields(self)))
 
     def counts(self) -> Counts:
-        """Return the sums over all images; the order of the images does not change them."""
+        """Return the sums over all images. They do not depend on the order of the images."""
         return Counts(
             loss_sum=float(np.sort(self.losses.astype(np.float64)).sum()),
             top1=int((self.ranks < 1).sum()),
@@ -95,7 +96,7 @@ class Scores:
         )
 
     def per_class(self, classes: int) -> dict[str, list[int]]:
-        """Return images, top-1 and top-5 hits of every class."""
+        """Return images, top-1 hits and top-5 hits of every class."""
         return {
             "images": np.bincount(self.labels, minlength=classes).tolist(),
             "top1": np.bincount(self.labels[self.ranks < 1], minlength=classes).tolist(),
@@ -104,7 +105,7 @@ class Scores:
 
 
 class Throughput:
-    """Images per second of training, its first steps excluded: they compile, allocate and fill caches."""
+    """Images per second of training without its first steps, which compile, allocate and fill caches."""
 
     def __init__(self, warmup_steps: int) -> None:
         self._warmup_left = warmup_steps
@@ -113,7 +114,7 @@ class Throughput:
         self._waited = 0.0
 
     def add(self, steps: int, images: int, seconds: float, waited: float) -> None:
-        """Add an interval: its wall time, and the part of it spent waiting for data."""
+        """Add an interval: its wall time, and the part of it spent waiting for data, in seconds."""
         if self._warmup_left > 0:
             self._warmup_left -= steps
             return
@@ -123,10 +124,10 @@ class Throughput:
 
     @property
     def images_per_sec(self) -> float | None:
-        """Images over wall time; None if the run was all warm-up."""
+        """Images per second of wall time; None if all steps were warm-up."""
         return self._images / self._seconds if self._images else None
 
     @property
     def data_wait_share(self) -> float | None:
-        """Share of the wall time spent waiting for data; None if the run was all warm-up."""
+        """Share of the wall time spent waiting for data; None if all steps were warm-up."""
         return self._waited / self._seconds if self._images else None

@@ -1,4 +1,4 @@
-"""The state of a training in canonical form: torchvision's names, OIHW kernels, (out, in) classifier, float32."""
+"""The training state in canonical form: torchvision's names, OIHW kernels, (out, in) classifier, float32."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ class State:
     """Everything that training changes, at the end of a step."""
 
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     tensors: dict[str, np.ndarray]
     """Parameters and batch norm statistics."""
     momentum: dict[str, np.ndarray]
-    """Velocity of every parameter, the learning rate outside (w -= lr * v)."""
+    """Velocity v of every parameter, without the learning rate (w -= lr * v)."""
     ema: dict[str, np.ndarray] = field(default_factory=dict)
-    """Moving averages of `tensors`; empty if the recipe has none."""
+    """Moving averages of `tensors`; empty if the recipe has no moving average."""
     scaler: dict[str, float] = field(default_factory=dict)
-    """Loss scaling: `scale`, `good_steps` and `bad_steps` in a row; empty without dynamic scaling."""
+    """Loss scaling: `scale`, and the numbers of consecutive `good_steps` and `bad_steps`; empty without dynamic scaling."""
 
 
 def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.ndarray], what: str) -> None:
@@ -36,9 +36,9 @@ def check_fit(expected: Mapping[str, tuple[int, ...]], values: Mapping[str, np.n
 
 
 def check_masks(parameters: Mapping[str, tuple[int, ...]], masks: Mapping[str, np.ndarray]) -> None:
-    """Raise `CheckpointError` unless every mask is of a parameter and has its shape."""
+    """Raise `CheckpointError` unless every mask belongs to a parameter and has its shape."""
     for name, mask in masks.items():
         if name not in parameters:
             raise CheckpointError(f"masks: there is no parameter {name!r}. {nearest(name, parameters)}")
         if mask.shape != parameters[name]:
-            raise CheckpointError(f"masks: that of {name} is {mask.shape}, expected {parameters[name]}")
+            raise CheckpointError(f"masks: {name} is {mask.shape}, expected {parameters[name]}")

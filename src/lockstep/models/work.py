@@ -1,7 +1,8 @@
-"""The work of an image: operations and bytes, counted from its architecture.
+"""The work for one image: operations and bytes, counted from the architecture.
 
-Operations are those of convolutions and the classifier; a multiply-add is two. Bytes are what the kernels of a step read and
-write if each reads its inputs once and nothing stays in a cache between two kernels. docs/benchmarking.md has both in words.
+Operations are those of convolutions and the classifier; a multiply-add is two operations. Bytes are what the kernels of a
+step read and write if each kernel reads its inputs once and nothing stays in a cache between two kernels.
+docs/benchmarking.md explains both.
 """
 
 from collections.abc import Iterator
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from lockstep.models.architectures import Conv, ModelSpec, blocks, features, parameter_count, stem
 
 VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
-"""Of an activation, by precision."""
+"""Bytes of an activation, by precision."""
 UPDATE_BYTES = 20
-"""A parameter's: float32 weight, velocity and gradient are read, weight and velocity written."""
+"""Bytes for the update of a parameter: weight, velocity and gradient (float32) are read, weight and velocity written."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one image costs."""
+    """Operations and bytes of one image."""
 
     flops: float
     bytes: float
@@ -25,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution at work on one image: multiply-adds, and values that enter, leave and are in its kernel."""
+    """A convolution of one image: numbers of multiply-adds, input values, output values and kernel values."""
 
     macs: int
     inputs: int
@@ -34,7 +35,7 @@ class Layer:
 
 
 def layers(spec: ModelSpec, image_size: int, logits: int) -> Iterator[Layer]:
-    """Yield every convolution on an image of `image_size` pixels a side, the stem first, and the classifier last."""
+    """Yield every convolution of an image of `image_size` pixels a side, from the stem on, and finally the classifier."""
     first = stem(spec)
     yield _layer(first, image_size)
     size = _halved(_after(first, image_size))  # the max pool
@@ -60,7 +61,7 @@ def _after(conv: Conv, size: int) -> int:
 
 
 def _halved(size: int) -> int:
-    """Return the size after a stride of 2, whether padding is symmetric or TensorFlow's."""
+    """Return the size after a stride of 2. It is the same with symmetric padding and with TensorFlow's."""
     return -(-size // 2)
 
 
@@ -75,12 +76,15 @@ def forward_macs(spec: ModelSpec, image_size: int, logits: int) -> int:
 
 
 def work(spec: ModelSpec, image_size: int, logits: int, *, precision: str, batch: int, training: bool) -> Work:
-    """Return operations and bytes of one image in a batch of so many.
+    """Return operations and bytes of one image in a batch of `batch` images.
 
-    Inference: every convolution reads its input and writes its output, batch norm, ReLU and addition within; an addition
-    reads the other side. Training: forward and both gradients have the same multiply-adds, but no gradient of the images is
-    needed; batch norm reads its input twice and writes its output, and reads two tensors twice and writes one on the way
-    back; a convolution's gradients read theirs each. Weights are shared by the batch.
+    - Inference: every convolution reads its input and writes its output. Batch norm, ReLU and addition are part of it. An
+      addition also reads the value of the shortcut.
+    - Training: the forward pass and both gradients have the same multiply-adds, except that the gradient of the images is
+      not needed. Batch norm reads its input twice and writes its output. In the backward pass it reads two tensors twice
+      and writes one. Each gradient of a convolution reads its own inputs.
+
+    The batch shares the weights.
     """
     found = list(layers(spec, image_size, logits))
     convolutions, classifier = found[:-1], found[-1]
@@ -99,7 +103,7 @@ def work(spec: ModelSpec, image_size: int, logits: int, *, precision: str, batch
 
 
 def _added(spec: ModelSpec, image_size: int) -> Iterator[int]:
-    """Yield the values that each block adds to its own."""
+    """Yield the number of values that each block's addition reads from the shortcut."""
     size = _halved(_halved(image_size))
     for block in blocks(spec):
         for conv in block.convs:
