@@ -38,7 +38,7 @@ def lacks(framework: str, precision: str) -> str | None:
     if precision != "bf16" or "AVX-512" in found.extensions:
         return None
     if framework == "mxnet":
-        return "MXNet computes in bf16 on processors with AVX-512 alone"
+        return "MXNet computes in bf16 only on processors with AVX-512"
     if framework == "tensorflow" and found.limit:
         return f"TensorFlow asks oneDNN for what {found.limit} forbids it; without that limit it computes bf16 itself"
     return None

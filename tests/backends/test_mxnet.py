@@ -169,7 +169,7 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
     done = subprocess.run([*command, "--", "train"], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "lockstep: distributed is horovod, which this environment has not: No module named 'horovod'. "
+        "lockstep: distributed is horovod, which is not installed here: No module named 'horovod'. "
         "`make mxnet-horovod` builds it in .venv-mxnet\n"
     )
 

@@ -819,9 +819,9 @@ def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.Mon
 
 
 def test_horovod_is_refused(alone: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendError, match="Horovod adds up for TensorFlow's and MXNet's engines alone"):
+    with pytest.raises(BackendError, match="Horovod works only with TensorFlow's and MXNet's engines"):
         paddle_backend.world(Execution(backend="paddle", distributed="horovod"))
-    with pytest.raises(BackendError, match="Horovod adds up for TensorFlow's and MXNet's engines alone"):
+    with pytest.raises(BackendError, match="Horovod works only with TensorFlow's and MXNet's engines"):
         paddle_backend.launch(2, ["doctor"], "horovod")
 
 

@@ -168,7 +168,7 @@ def test_an_unknown_way_to_add_up_is_refused_with_those_there_are(answer: Run, l
 
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
-    with pytest.raises(BackendError, match=r"engines alone; leave out distributed, or take --backend tensorflow or mxnet"):
+    with pytest.raises(BackendError, match=r"engines; leave out distributed, or use --backend tensorflow or mxnet"):
         backends.load("torch").launch(2, ["train"], "horovod")
 
 
@@ -176,7 +176,7 @@ def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
 def test_horovod_is_refused_to_pytorch_without_a_traceback(answer: Run) -> None:
     code, output, errors = answer("launch", "-n", 2, "--distributed", "horovod", "--", "train")
     assert (code, output) == (2, "")
-    assert errors.startswith("lockstep: Horovod adds up for TensorFlow's and MXNet's engines alone")
+    assert errors.startswith("lockstep: Horovod works only with TensorFlow's and MXNet's engines")
 
 
 tensorflow_tests = pytest.mark.skipif("tensorflow" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
@@ -189,7 +189,7 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     code, output, errors = call("launch", "-n", 2, "--distributed", "horovod", "--backend", "tensorflow", "--", "train")
     assert (code, output) == (2, "")
-    assert errors.startswith("lockstep: distributed is horovod, which this environment has not: No module named 'horovod'")
+    assert errors.startswith("lockstep: distributed is horovod, which is not installed here: No module named 'horovod'")
     assert "`make tensorflow-horovod` makes .venv-tensorflow-horovod" in errors
     assert errors.count("\n") == 1
 

@@ -2,7 +2,7 @@
 
 A backend is a module `lockstep.backends.<name>` with the functions of `Backend`. Its engine executes training steps on
 batches and reads and writes its whole state in canonical form: torchvision's tensor names, OIHW kernels, (out, in)
-classifier, float32. It owns its compiled step and its queue; it owns no policy.
+classifier, float32. The engine owns its compiled step and its queue. All policy is in the core.
 """
 
 import importlib
@@ -44,18 +44,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Interval:
-    """What some consecutive steps brought, over all ranks."""
+    """The results of some consecutive steps, over all ranks."""
 
     first: int
-    """The first step's number; steps count from 0."""
+    """Number of the first step. Steps count from 0."""
     losses: np.ndarray
-    """float64 [steps]: mean training loss of each global batch (smoothed and mixed as the recipe says)."""
+    """float64 [steps]: mean training loss of each global batch, with the label smoothing and MixUp of the recipe."""
     counts: Counts
-    """Of the training images, against their own labels."""
+    """Counts of the training images. Hits are counted against each image's own label."""
     loss_scale: float
-    """After the last step; 1 without loss scaling."""
+    """Loss scale after the last step; 1 without loss scaling."""
     finished_at: float
-    """`time.perf_counter` when the last step was done, as nearly as is known without waiting for it."""
+    """`time.perf_counter` when the last step was done, as precisely as is known without waiting for it."""
 
 
 class Handle(Protocol):
@@ -63,50 +63,53 @@ class Handle(Protocol):
 
     @property
     def first(self) -> int:
-        """The first step's number."""
+        """Number of the first step."""
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """Number of steps."""
 
     @property
     def ready(self) -> bool:
-        """Whether they are done, so that `fetch` does not wait."""
+        """Whether the steps are done, so that `fetch` does not wait."""
 
 
 class World(Protocol):
-    """This process among those that train together."""
+    """This process as one of the processes that train together."""
 
     rank: int
     ranks: int
     device: str
-    """What the engine computes on, as a person would name it."""
+    """Name of the device that the engine computes on, for people."""
     on_gpu: bool
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank; every rank must ask."""
+        """Return whether the flag is set on any rank. Every rank must call it."""
 
     def same(self, value: int) -> bool:
-        """Return whether all ranks gave the same value; every rank must ask."""
+        """Return whether all ranks gave the same value. Every rank must call it."""
 
     def close(self) -> None:
         """Leave the process group."""
 
 
 class HostQuestions:
-    """What a `World` asks of all ranks, from the largest value of any; on the hosts, not behind the device's work."""
+    """`any` and `same` of a `World`, from the largest value of all ranks.
+
+    The hosts exchange the values, so the exchange does not wait for the device.
+    """
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank; every rank must ask."""
+        """Return whether the flag is set on any rank. Every rank must call it."""
         return bool(self._largest([int(flag)])[0])
 
     def same(self, value: int) -> bool:
-        """Return whether all ranks gave the same value; every rank must ask."""
+        """Return whether all ranks gave the same value. Every rank must call it."""
         largest, negated_smallest = self._largest([value, -value])
         return largest == -negated_smallest
 
     def _largest(self, values: list[int]) -> list[int]:
-        """Return the largest of all ranks for every place."""
+        """Return the largest value over all ranks, for every position of the list."""
         raise NotImplementedError
 
 
@@ -118,28 +121,31 @@ class Engine(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def train(self, batches: Iterable[Batch], first: int) -> Handle:
-        """Enqueue one optimizer step for every batch, numbered from `first`. Every rank must ask, with as many batches."""
+        """Enqueue one optimizer step for every batch, numbered from `first`.
+
+        Every rank must call it, with the same number of batches.
+        """
 
     def fetch(self, handle: Handle) -> Interval:
-        """Wait for the steps and return what they brought over all ranks; asks no other rank."""
+        """Wait for the steps and return their results over all ranks, without an exchange with other ranks."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
-        """Return the scores of every image that is not padding, of all ranks. Every rank must ask."""
+        """Return the scores of every image that is not padding, of all ranks. Every rank must call it."""
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
 
     def read(self) -> State:
-        """Return a copy of the state; with local batch norm, the statistics of rank 0."""
+        """Return a copy of the state. With local batch norm, the statistics are those of rank 0."""
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0: now, through training, and in states written later.
+        """Keep weights at 0 where a mask is False: immediately, through training, and in states that are written later.
 
-        `masks` are bool arrays by parameter name, each of its parameter's shape; those set before are forgotten. Gradients
-        are masked before anything else is done with them, so that velocities and moving averages are 0 there too.
+        `masks` are bool arrays by parameter name, each with the shape of its parameter. They replace all masks set before.
+        Gradients are masked before any other use, so that velocities and moving averages are 0 there, too. Raises
         `CheckpointError` if a mask does not fit.
         """
 
@@ -165,16 +171,17 @@ class Backend(Protocol):
         """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
-        """Return the framework's own module, holding these tensors, ready for inference."""
+        """Return the framework's own module with these tensors, ready for inference."""
 
     def profile(self, folder: Path) -> AbstractContextManager[None]:
         """Trace what the framework does while the context is entered, into a file in `folder` that its own viewer opens.
 
-        No work is enqueued when it is entered; when it is left, it waits for all that is. The numbers stay the same.
+        No work may be enqueued when the context is entered. When it is left, it waits for all enqueued work. Tracing does
+        not change the numbers.
         """
 
     def devices(self) -> list[str]:
-        """Return the devices the framework sees, as a person would name them."""
+        """Return the names of the devices that the framework sees, for people."""
 
     def libraries(self) -> dict[str, Any]:
         """Return `threads`, the number used on a CPU, and the versions of `cuda`, `cudnn` and `onednn` that are known."""
@@ -185,29 +192,29 @@ class Backend(Protocol):
     def launch(self, processes: int, arguments: list[str], distributed: str) -> int:
         """Run this Python with these arguments in this many processes on this machine; return the exit code.
 
-        `distributed` is that of the `Execution` they will have.
+        `distributed` is the field of the `Execution` that the processes will have.
         """
 
 
 def refuse_horovod(distributed: str) -> None:
-    """Raise `BackendError` if Horovod is asked for; for backends that do not have it."""
+    """Raise `BackendError` if Horovod is requested, for backends that do not support it."""
     if distributed == "horovod":
         raise BackendError(
-            "Horovod adds up for TensorFlow's and MXNet's engines alone; leave out distributed, or take --backend "
+            "Horovod works only with TensorFlow's and MXNet's engines; leave out distributed, or use --backend "
             "tensorflow or mxnet"
         )
 
 
 def refuse_layout(asked: str, own: str) -> None:
-    """Raise `BackendError` if another layout is asked for than a backend's own; for backends that do not have both."""
+    """Raise `BackendError` if `asked` is neither "auto" nor the backend's layout `own`, for backends with one layout."""
     if asked not in ("auto", own):
         raise BackendError(
-            f"layout is {asked}, but this engine computes in {own} on this device; leave it at auto, or take --backend torch"
+            f"layout is {asked}, but this engine computes in {own} on this device; leave it at auto, or use --backend torch"
         )
 
 
 def check_installed(name: str) -> None:
-    """Raise `BackendError` if there is no backend of that name or its framework is missing; imports nothing."""
+    """Raise `BackendError` if there is no backend of that name or its framework is missing. Nothing is imported."""
     if name not in FRAMEWORKS:
         raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     framework = FRAMEWORKS[name]
@@ -218,17 +225,22 @@ def check_installed(name: str) -> None:
 def load(name: str) -> Backend:
     """Import a backend. Raises `BackendError` if there is none of that name or its framework is missing."""
     check_installed(name)
-    # Read by GNU's OpenMP when the framework loads it. By default its threads wait for each other spinning, so that beside
-    # another busy program a step takes many times its share; giving way early costs 1 to 2 % on an idle machine.
+    # GNU's OpenMP reads this when the framework loads it. By default its threads spin while they wait for each other. Next
+    # to another busy program a step then takes many times its share. A short spin costs 1 to 2 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     return cast(Backend, importlib.import_module(f"lockstep.backends.{name}"))
 
 
 def interpreter(name: str) -> Path | None:
-    """Return the Python that can run a backend in a process of its own; None if there is none.
+    """Return the Python that can run a backend in a separate process; None if there is none.
 
-    It is the one that LOCKSTEP_<NAME>_PYTHON names; or this one, if the framework is installed here; or that of an
-    environment `.venv-<name>` beside this one. Raises `BackendError` if the variable names nothing that can be run.
+    The first of these is returned:
+
+    1. the Python that LOCKSTEP_<NAME>_PYTHON names,
+    2. this Python, if the framework is installed here,
+    3. the Python of an environment `.venv-<name>` next to this one.
+
+    Raises `BackendError` if the variable does not name an executable file.
     """
     variable = f"LOCKSTEP_{name.upper()}_PYTHON"
     if named := os.environ.get(variable):

@@ -51,7 +51,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "mxnet": Framework(
         ("mxnet",),
         "make mxnet-env in Lockstep's source tree; with its wheel: python3.11 -m venv .venv-mxnet && "
-        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is an environment of its own, found beside this one or by "
+        ".venv-mxnet/bin/pip install 'WHEEL[mxnet]'. It is a separate environment, found next to this one or by "
         "LOCKSTEP_MXNET_PYTHON",
         rank_variables=_HOROVOD,
         slower={"fp16": "10 times"},
@@ -90,10 +90,10 @@ FRAMEWORKS: dict[str, Framework] = {
         slower_with_avx_512={"bf16": "1 to 2 times"},
     ),
 }
-"""By name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
+"""The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
 
-`install` names the versions that are tested together (`constraints.txt`), and not Lockstep, so that it is right wherever
-Lockstep was installed from.
+The install commands name the versions that are tested together (`constraints.txt`). They do not name Lockstep itself, so
+they are right wherever Lockstep was installed from.
 """
 
 

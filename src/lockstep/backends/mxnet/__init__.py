@@ -1,6 +1,6 @@
-"""MXNet, which is retired and has an environment of its own. The functions of `lockstep.backends.Backend`."""
+"""MXNet, which is retired and needs a separate environment. The functions of `lockstep.backends.Backend`."""
 
-from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all that imports MXNet
+from lockstep.backends.mxnet import loading  # noqa: F401, I001 - before all modules that import MXNet
 
 import os
 

@@ -1,8 +1,8 @@
 """The training step on MXNet: forward and backward as a compiled graph, the update on three vectors.
 
-All tensors of the model lie in one vector, and so do gradients, velocities and averages: the update, the sum over ranks and
-the moving average are a few operations on all of it, and the graph computes with views. MXNet carries everything out behind
-the calls, on a CPU too. Nothing here waits but `fetch`, `evaluate`, `predict` and `read`.
+One vector holds all tensors of the model. Gradients, velocities and averages have one vector each, too. So the update, the
+sum over ranks and the moving average are a few operations on whole vectors, and the graph computes with views. MXNet
+executes all calls asynchronously, also on a CPU. Only `fetch`, `evaluate`, `predict` and `read` wait.
 """
 
 import os
@@ -32,10 +32,10 @@ from lockstep.system.machine import arithmetic
 
 Result = TypeVar("Result")
 Fetched = tuple[np.ndarray, float]
-"""A row for every step, and when they were there."""
+"""A row for every step, and the time when the rows were there."""
 
 _LOOK_SEC = 1.0
-"""How long to wait for steps before looking whether all ranks are there."""
+"""Seconds to wait for steps before checking whether all ranks still exist."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,19 @@ class MxnetEngine:
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
         self._found = self._zeros(layout.size)
-        """Gradients, and where running statistics are in `_values` the mean and biased variance of a batch.
+        """Gradients, followed by mean and biased variance of a batch where `_values` has running statistics.
 
-        They are in one vector for a reason: MXNet does not know that a static graph's backward pass writes statistics, and
-        what reads them waits for the pass because it writes the gradients there.
+        They must be in one vector. MXNet does not know that the backward pass of a static graph writes statistics. But it
+        knows that the pass writes gradients to this vector, so what reads the statistics waits for the pass.
         """
         self._gradient, self._moments = self._found[: layout.trained], self._found[layout.trained :]
         self._ema = self._zeros(layout.size) if recipe.ema_decay else None
         self._removed: Array | None = None
-        """Where masks remove weights: 1 or 0, as long as `_velocity`."""
+        """1 where masks remove weights, else 0. It is as long as `_velocity`."""
         self._views, self._ema_views = layout.views(self._values), {} if self._ema is None else layout.views(self._ema)
         found = layout.views(self._found)
         self._inputs = self._views | {name: found[name] for name in layout.statistics}
-        """Of the graph in training."""
+        """Inputs of the graph in training."""
         mx.autograd.mark_variables(
             [self._views[name] for name in layout.parameters],
             [found[name] for name in layout.parameters],
@@ -87,7 +87,7 @@ class MxnetEngine:
         )
         self._graphs: dict[tuple[int, int, bool], tuple[Any, list[str]]] = {}
         self._averaged: dict[tuple[int, int], dict[str, int]] = {}
-        """By height and width of images: `Pass.values_of_a_channel`."""
+        """`Pass.values_of_a_channel`, by height and width of images."""
         self._unbiased: dict[tuple[int, ...], Array] = {}
         self._scale = LossScale(recipe, world.context)
         self._learning_rates = [float(rate) for rate in learning_rates]
@@ -135,7 +135,10 @@ class MxnetEngine:
         return MxnetHandle(first, len(rows), _beside(fetched))
 
     def _forward_and_back(self, batch: Batch) -> Array:
-        """Leave the gradient of scale / ranks * (mean loss) in `_gradient`; return this rank's sums. Statistics move on."""
+        """Write the gradient of scale / ranks * (mean loss) to `_gradient` and return this rank's sums.
+
+        Running statistics are updated.
+        """
         classes, smoothing = self._recipe.logits, self._recipe.label_smoothing
         size, sums = len(batch.labels) // self._parts, None
         images, labels = self._images(batch), self._array(batch.labels.astype(np.int32))
@@ -153,7 +156,7 @@ class MxnetEngine:
             targets = (1 - smoothing) * targets + smoothing / classes
             with mx.autograd.record():
                 logits = self._graph(x, self._inputs, training=True)
-            # The gradient of cross-entropy by its formula.
+            # The gradient of cross-entropy, computed by its formula.
             slope = mx.nd.softmax(logits) - targets
             slope = mx.nd.broadcast_mul(
                 slope, (self._scale.value / (size * self._parts * self._world.ranks)).reshape((1, 1))
@@ -206,7 +209,7 @@ class MxnetEngine:
         return mean, _SumOverRanks(self._world, f"{name} variance")(squares) / count
 
     def _move_statistics(self, images: int, shape: tuple[int, ...]) -> None:
-        """Move the running statistics towards those of the batch, whose variances are made unbiased."""
+        """Move the running statistics towards those of the batch, with unbiased variances."""
         key = (images, *shape[1:])
         if key not in self._unbiased:
             factors = np.ones(self._layout.size, np.float32)
@@ -228,13 +231,13 @@ class MxnetEngine:
 
     def _normalised(self, images: Array) -> Array:
         """Return uint8 images [N, H, W, 3] as float32, (x - mean) / std, in the device's layout."""
-        x = images.astype("float32")  # first: MXNet transposes bytes slowly
+        x = images.astype("float32")  # before the transpose: MXNet transposes bytes slowly
         if not self._world.on_gpu:
             return mx.nd.image.normalize(x.transpose((0, 3, 1, 2)), self._recipe.mean, self._recipe.std)
         return mx.nd.broadcast_div(mx.nd.broadcast_sub(x, self._mean), self._std)
 
     def _update(self, step: int) -> None:
-        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
         gradient, rate, scale = self._gradient, self._learning_rates[step], 1 / self._scale.fixed
         if self._removed is not None:
             gradient = mx.nd.where(self._removed, mx.nd.zeros_like(gradient), gradient)
@@ -242,8 +245,8 @@ class MxnetEngine:
         if self._scale.is_dynamic:
             gradient, used = self._scale.step(gradient)
             before = self._velocity.copy()
-        # MXNet's operator has the rate inside the velocity. At rate -1 its velocity is the canonical one, and what it adds
-        # to the weights goes where the gradient was.
+        # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the canonical one. Its new
+        # weights are not used and overwrite the gradient.
         decayed, trained = self._layout.decayed, self._layout.trained
         for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
             if start < end:
@@ -269,7 +272,7 @@ class MxnetEngine:
             self._ema += float(1 - keep) * (self._values - self._ema)
 
     def fetch(self, handle: MxnetHandle) -> Interval:
-        """Wait for the steps and return what they brought over all ranks."""
+        """Wait for the steps and return their results over all ranks."""
         table, finished_at = self._waited_for(handle.result)
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         return Interval(
@@ -285,12 +288,12 @@ class MxnetEngine:
             while True:
                 try:
                     return result.result(timeout=_LOOK_SEC)
-                except TimeoutError:  # a sum over ranks is never done once one has gone
+                except TimeoutError:  # a sum over ranks never ends if one of them has ended
                     self._world.refuse_loss()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say that a rank has gone, which Horovod fails by, or what to do where memory is short."""
+        """Turn MXNet's error into one that says that a rank has ended, or what to do if memory is short."""
         try:
             yield
         except mx.MXNetError as error:
@@ -332,7 +335,7 @@ class MxnetEngine:
         return self._infer(self._array(images), self._views).asnumpy()
 
     def _infer(self, images: Array, values: Mapping[str, Array]) -> Array:
-        # As in training: else MXNet lays the weights out anew for oneDNN, in the vector that they share.
+        # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the vector that they share.
         with mx.autograd.train_mode():
             return self._graph(self._normalised(images), values, training=False)
 
@@ -346,7 +349,7 @@ class MxnetEngine:
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
         check_fit(self._layout.shapes, state.tensors, "tensors")
         check_fit(self._layout.of_parameters(), state.momentum, "momentum")
         check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
@@ -358,7 +361,7 @@ class MxnetEngine:
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks(self._layout.of_parameters(), masks)
         self._removed = self._array(self._layout.removed(masks).astype(np.float32)) if masks else None
         self._apply_masks()
@@ -373,7 +376,7 @@ class MxnetEngine:
 
 
 def _beside(work: Callable[[], Result]) -> "Future[Result]":
-    """Do what waits in a thread beside this one, which does not keep the process from ending."""
+    """Do work that waits in a separate daemon thread, which does not keep the process from ending."""
     future: Future[Result] = Future()
 
     def do() -> None:
@@ -387,14 +390,14 @@ def _beside(work: Callable[[], Result]) -> "Future[Result]":
 
 
 class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]
-    """A sum over all ranks, through which gradients flow: they are added up as well."""
+    """A sum over all ranks that is differentiable: gradients are added up over ranks, too."""
 
     def __init__(self, world: MxnetWorld, name: str) -> None:
         super().__init__()
         self._world, self._name = world, name
 
     def forward(self, array: Array) -> Array:
-        # Here and not in the backward pass, which MXNet carries out in a thread of its own, at a time of its own.
+        # Not in the backward pass, which MXNet executes in a separate thread and at its own time.
         self._world.prepare(array, f"gradient of {self._name}")
         return self._sum(array, self._name)
 
@@ -426,7 +429,7 @@ def _scored(logits: Array, labels: Array) -> Array:
 
 
 def _rank_of(logits: Array, labels: Array) -> Array:
-    """Return how many classes come before the label's: float32 [N]. Ties go to the lower class, NaN comes first."""
+    """Return how many classes rank above the label: float32 [N]. Ties go to the lower class. NaN ranks first."""
     own = mx.nd.pick(logits, labels, keepdims=True)
     classes = mx.nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
     before = mx.nd.broadcast_lesser(classes, labels.astype("float32").reshape((-1, 1)))
@@ -437,10 +440,10 @@ def _rank_of(logits: Array, labels: Array) -> Array:
 def _configure(recipe: Recipe, execution: Execution, world: MxnetWorld) -> None:
     if not world.on_gpu:
         if recipe.precision == "bf16" and "AVX-512" not in arithmetic().extensions:
-            raise BackendError("MXNet computes in bf16 on processors with AVX-512 alone; --set precision=fp32 here")
+            raise BackendError("MXNet computes in bf16 only on processors with AVX-512; use --set precision=fp32")
         keep_freed_memory()
         return
-    # MXNet asks the environment, when an operator first computes.
+    # MXNet reads these variables when an operator first computes.
     os.environ["MXNET_ENFORCE_DETERMINISM"] = str(int(execution.deterministic))
     os.environ["MXNET_CUDNN_AUTOTUNE_DEFAULT"] = str(int(not execution.deterministic))
     os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(recipe.precision == "tf32"))

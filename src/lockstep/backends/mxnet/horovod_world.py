@@ -1,4 +1,4 @@
-"""Horovod, one of the two ways in which NVIDIA's original ran on several GPUs, where it is installed."""
+"""Horovod, if it is installed: one of the two ways in which NVIDIA's original ran on several GPUs."""
 
 import os
 import secrets
@@ -20,30 +20,30 @@ try:
     import horovod.mxnet as hvd
 except ImportError as error:
     raise BackendError(
-        f"distributed is horovod, which this environment has not: {error}. `make mxnet-horovod` builds it in .venv-mxnet"
+        f"distributed is horovod, which is not installed here: {error}. `make mxnet-horovod` builds it in .venv-mxnet"
     ) from None
 
 _FAILS_WITH = ("Horovod has been shut down", "gloo")
-"""Words in what Horovod says on every rank when one of them has gone."""
+"""Words in Horovod's error on every rank when one of them has ended."""
 _LETTER_BYTES = 512
 
 
 class HorovodWorld(Ranks):
-    """This process among those of `horovodrun` or `lockstep launch --distributed horovod`, or alone."""
+    """This process: one of those of `horovodrun` or `lockstep launch --distributed horovod`, or a single one."""
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
         if is_on_one_machine():
             refuse_open_sockets()
-        # Under MPI Horovod alone knows them.
+        # Under MPI only Horovod knows these numbers.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})
         super().__init__(execution, _meet())
 
     def refuse_loss(self, reason: str = "") -> None:
-        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with.
+        """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error.
 
-        Horovod fails on all ranks at once, and those other than 0 hear of rank 0 alone otherwise.
+        Horovod fails on all ranks at once. Without it, the ranks other than 0 would notice only the end of rank 0.
         """
         super().refuse_loss()
         if any(words in reason for words in _FAILS_WITH):
@@ -61,27 +61,27 @@ class HorovodWorld(Ranks):
 
 
 def _meet() -> Hosts:
-    """Return the ranks, for questions from host to host: Horovod answers behind all that MXNet has enqueued.
+    """Connect the ranks for questions between hosts, since Horovod answers only after all work that MXNet has enqueued.
 
-    Rank 0 listens, and tells the others through Horovod where, and a word that strangers do not know.
+    Rank 0 listens. It sends its address and a shared secret to the others through Horovod.
     """
     if hvd.rank() > 0:
         host, port, key = _told(b"").decode().split()
         try:
             return Hosts(hvd.rank(), hvd.size(), [hosts.reach((host, int(port)), key)])
         except (OSError, EOFError, AuthenticationError) as error:
-            raise BackendError(f"rank {hvd.rank()} does not find rank 0 at {host}:{port}: {error}") from None
+            raise BackendError(f"rank {hvd.rank()} cannot reach rank 0 at {host}:{port}: {error}") from None
     host, key = _own_host(), secrets.token_hex()
     try:
         with hosts.listening((host, 0), hvd.size(), key) as listener:
             _told(f"{host} {listener.address[1]} {key}".encode())
             return Hosts(0, hvd.size(), hosts.come(listener, hvd.size()))
     except OSError as error:
-        raise BackendError(f"the other ranks do not find rank 0 at {host}: {error}") from None
+        raise BackendError(f"the other ranks cannot reach rank 0 at {host}: {error}") from None
 
 
 def _own_host() -> str:
-    """Return a name of this machine that all ranks know."""
+    """Return a name of this machine that all ranks can resolve."""
     if hvd.size() == hvd.local_size():
         return "localhost"
     named = os.environ.get("HOROVOD_HOSTNAME", "localhost")
@@ -89,6 +89,6 @@ def _own_host() -> str:
 
 
 def _told(letter: bytes) -> bytes:
-    """Return the letter of rank 0. Bytes, and no object of Python's: those carry out what they say when they are opened."""
+    """Return the letter of rank 0. It is bytes, not a Python object, since unpickling an object can execute code."""
     padded = np.frombuffer(letter.ljust(_LETTER_BYTES, b" "), np.uint8)
     return bytes(hvd.broadcast(mx.nd.array(padded, mx.cpu(), np.uint8), root_rank=0, name="hosts").asnumpy()).strip()

@@ -1,4 +1,4 @@
-"""What ranks ask each other, from host to host: MXNet's parameter server adds up, and hangs when a rank has gone."""
+"""Questions between the hosts of the ranks. MXNet's parameter server only adds up, and hangs when a rank has ended."""
 
 import socket
 import struct
@@ -11,25 +11,25 @@ from multiprocessing.connection import Client, Connection, Listener
 from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
-"""Environment variables: where rank 0 listens, as host:port, and a word that strangers do not know."""
+"""Environment variables: the address where rank 0 listens, as host:port, and a shared secret."""
 PATIENCE_SEC = 120.0
-"""For rank 0 to listen, and for the others to come."""
+"""Seconds to wait until rank 0 listens and the other ranks have connected."""
 ANSWER_SEC = 5
-"""For one that has come to prove that it knows the key; a stranger that says nothing must not keep the ranks out."""
+"""Seconds for a new connection to prove that it knows the key. A silent stranger must not keep the ranks out."""
 
 
 class Hosts:
-    """This rank and the others; rank 0 hears all and answers all."""
+    """This rank and its connections. Rank 0 receives the values of all ranks and answers all of them."""
 
     def __init__(self, rank: int, ranks: int, others: "list[Connection]") -> None:
         self.rank, self.ranks = rank, ranks
         self._others = others
-        """All others, or rank 0 alone."""
+        """Connections to all other ranks on rank 0; on the other ranks, only to rank 0."""
         self.lost = False
-        """Whether a rank is known to have gone."""
+        """Whether a rank is known to have ended."""
 
     def largest(self, values: list[int]) -> list[int]:
-        """Return the largest of all ranks for every place; every rank must ask."""
+        """Return the largest value over all ranks, for every position of the list. Every rank must call it."""
         try:
             if self.rank == 0:
                 heard = [values, *map(_receive, self._others)]
@@ -37,11 +37,11 @@ class Hosts:
             for other in self._others:
                 other.send_bytes(struct.pack(f"<{len(values)}q", *values))
             return values if self.rank == 0 else _receive(self._others[0])
-        except (EOFError, OSError, ValueError, struct.error) as error:  # the last two: what came are no such integers
+        except (EOFError, OSError, ValueError, struct.error) as error:  # the last two: the data are not integers
             raise self.give_up() from error
 
     def refuse_loss(self) -> None:
-        """Raise `LockstepError` if a rank has gone; takes nothing of what it may have said before."""
+        """Raise `LockstepError` if a rank has ended. Data that it sent before are not consumed."""
         for other in self._others:
             with socket.socket(fileno=socket.dup(other.fileno())) as line:
                 try:
@@ -54,18 +54,18 @@ class Hosts:
                 raise self.give_up()
 
     def give_up(self) -> LockstepError:
-        """Note that a rank has gone; return what to raise."""
+        """Note that a rank has ended; return the error to raise."""
         self.lost = True
         return LockstepError("another rank has ended; its own message says why")
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connections."""
         for other in self._others:
             other.close()
 
 
 def _receive(other: "Connection") -> list[int]:
-    """Return the integers that another rank sent. `Connection.recv` would unpickle, and so run, whatever comes."""
+    """Return the integers that another rank sent. `Connection.recv` would unpickle, and so execute, any data."""
     received = other.recv_bytes(_LARGEST_MESSAGE_BYTES)
     return [value for (value,) in struct.iter_unpack("<q", received)]
 
@@ -74,7 +74,7 @@ _LARGEST_MESSAGE_BYTES = 2**16
 
 
 def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
-    """Return the ranks, once all have come to `address`, host:port. Raises `BackendError` if they do not."""
+    """Return the connected ranks, once all have come to `address` (host:port). Raises `BackendError` if they do not."""
     try:
         host, _, port = address.rpartition(":")
         if rank == 0:
@@ -86,12 +86,12 @@ def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
 
 
 def listening(where: tuple[str, int], ranks: int, key: str) -> Listener:
-    """Return what rank 0 listens with; port 0 stands for any."""
+    """Return the listener of rank 0. Port 0 stands for any free port."""
     return Listener(where, family="AF_INET", backlog=ranks, authkey=key.encode())
 
 
 def come(listener: Listener, ranks: int) -> "list[Connection]":
-    """Return the connections of all other ranks; strangers are turned away. Raises `TimeoutError`."""
+    """Return the connections of all other ranks; strangers are refused. Raises `TimeoutError`."""
     others: list[Connection] = []
     deadline = time.monotonic() + PATIENCE_SEC
     with _limited(listener, deadline):
@@ -100,17 +100,17 @@ def come(listener: Listener, ranks: int) -> "list[Connection]":
                 other = listener.accept()
                 _wait_for(other.fileno(), 0)
                 others.append(other)
-            except (AuthenticationError, EOFError, ConnectionError, BlockingIOError):  # the last: it did not answer in time
+            except (AuthenticationError, EOFError, ConnectionError, BlockingIOError):  # the last: no answer in time
                 if time.monotonic() > deadline:
-                    raise TimeoutError("not all ranks have come") from None
+                    raise TimeoutError("not all ranks have connected") from None
     return others
 
 
 @contextmanager
 def _limited(listener: Listener, deadline: float) -> Iterator[None]:
-    """Let a listener wait until a deadline, and for a word of a single connection only for `ANSWER_SEC`.
+    """Let a listener wait until a deadline, and for data of a single connection only for `ANSWER_SEC`.
 
-    `Listener` has no arguments for these; its socket has.
+    `Listener` has no arguments for these limits, but its socket has.
     """
     waiting = listener._listener._socket  # type: ignore[attr-defined]
     waiting.settimeout(max(deadline - time.monotonic(), 0.0))
@@ -122,7 +122,7 @@ def _limited(listener: Listener, deadline: float) -> Iterator[None]:
 
 
 def _wait_for(connection: int, sec: int) -> None:
-    """Limit how long each read from a socket may wait; 0: without an end."""
+    """Limit how many seconds each read from a socket may wait; 0: no limit."""
     with socket.socket(fileno=socket.dup(connection)) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", sec, 0))
 
@@ -133,7 +133,7 @@ def reach(where: tuple[str, int], key: str) -> "Connection":
     while True:
         try:
             return Client(where, authkey=key.encode())
-        except ConnectionRefusedError:  # it has not come so far
+        except ConnectionRefusedError:  # it does not listen yet
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Starting ranks of MXNet's on this machine, and what its parameter server needs."""
+"""Starting MXNet's ranks and its parameter server on this machine."""
 
 import os
 import secrets
@@ -14,9 +14,9 @@ from lockstep.system.ranks import LOOPBACK, free_ports, launch_ranks
 
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code."""
+    """Run this Python with these arguments in this many processes that find each other; return the exit code."""
     if distributed == "horovod":
-        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - or it would be missed in every rank
+        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
         threads = {"OMP_NUM_THREADS": _threads_of_a_rank(processes)}
         with rendezvous(processes) as environment:
@@ -31,8 +31,10 @@ def _threads_of_a_rank(ranks: int) -> str:
 
 @contextmanager
 def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
-    """Run a scheduler and a server for so many workers of this machine; yield the environment of a worker, and a file
-    descriptor that every worker must inherit: scheduler and server end when nobody has it any more.
+    """Run a scheduler and a server for this many workers on this machine.
+
+    Yield the environment of a worker, and a file descriptor that every worker must inherit. Scheduler and server end when
+    no process has it open.
     """
     port, port_of_hosts = free_ports(2)
     shared = {
@@ -40,8 +42,8 @@ def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
         hosts.KEY: secrets.token_hex(),
         "DMLC_PS_ROOT_URI": LOOPBACK,
         "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server carries out what it is sent
-        "DMLC_USE_KUBERNETES": "0",  # set to 1, the scheduler would listen on all interfaces
+        "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server executes what it receives
+        "DMLC_USE_KUBERNETES": "0",  # with 1, the scheduler would listen on all interfaces
         "DMLC_LOCAL": "0",
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
@@ -70,6 +72,7 @@ threading.Thread(target=lambda: (os.read(int(sys.argv[1]), 1), os._exit(0)), dae
 pickle.loads = None
 import mxnet
 """
-"""What schedulers and servers run: MXNet is one of them when it is imported, and does not come back from it. A server would
-unpickle an optimizer that it is sent; it only sums here, so that nobody sends one.
+"""Code of schedulers and servers. Importing MXNet starts them, and the import does not return.
+
+A server would unpickle an optimizer that it receives. Here it only sums, so nothing sends one, and unpickling is disabled.
 """

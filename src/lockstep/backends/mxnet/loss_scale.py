@@ -1,4 +1,4 @@
-"""Loss scaling on the device: no step waits to learn whether it overflowed."""
+"""Loss scaling on the device. The host does not wait to know whether a step overflowed."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ Array = Any
 
 
 class LossScale:
-    """The scale of the loss, constant or adapted to overflows by the recipe's rule. MXNet's own waits for every step."""
+    """The loss scale, constant or adapted to overflows by the recipe's rule. MXNet's own scaler waits for every step."""
 
     def __init__(self, recipe: Recipe, context: Any) -> None:
         self._recipe, self._context = recipe, context
         used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
         self.is_dynamic = used and recipe.loss_scaling == "dynamic"
         self.fixed = recipe.loss_scale if used and not self.is_dynamic else 1.0
-        """What a scale that is not dynamic is."""
+        """The scale if it is not dynamic, else 1."""
         self.value = self._number(recipe.loss_scale if used else 1.0)
         self._good, self._bad = self._number(0), self._number(0)
 
@@ -26,7 +26,10 @@ class LossScale:
         return mx.nd.array([value], self._context, "float32")
 
     def step(self, gradient: Array) -> tuple[Array, Array]:
-        """Return the unscaled gradient, zeros if any of it is not finite, and whether all is: 1 or 0; adapt the scale."""
+        """Adapt the scale; return the unscaled gradient and whether it is finite, 1 or 0.
+
+        If a value of the gradient is not finite, zeros are returned instead.
+        """
         finite = mx.nd.multi_all_finite(gradient, num_arrays=1)
         unscaled = mx.nd.broadcast_div(gradient, self.value)
         self._adapt(finite)
@@ -50,7 +53,7 @@ class LossScale:
         return {"scale": float(self.value.asscalar()), "good_steps": good, "bad_steps": bad}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one is the recipe's first."""
+        """Replace the state. An empty state stands for the recipe's initial one."""
         if self.is_dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value, self._good, self._bad = (self._number(state[name]) for name in ("scale", "good_steps", "bad_steps"))

@@ -1,4 +1,4 @@
-"""A `ModelSpec` as MXNet's operators: NCHW on a CPU, where oneDNN computes, and NHWC on a GPU."""
+"""A `ModelSpec` as MXNet operators: NCHW on a CPU, where oneDNN computes, and NHWC on a GPU."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +13,18 @@ Node = Any
 """An `mx.sym.Symbol` or an `mx.nd.NDArray`: MXNet has no annotations."""
 
 Moments = Callable[[Node, str], tuple[Node, Node]]
-"""Of values in float32, and the name of their batch norm: mean and biased variance [C]."""
+"""A function of float32 values and the name of their batch norm to mean and biased variance [C]."""
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
-"""What MXNet calls bf16 in Python."""
+"""The type that stands for bf16 in MXNet's Python interface."""
 
 
 class Pass:
     """One pass of a batch through a model, in the recipe's precision: as symbols, or computed operator by operator.
 
-    `values` are the tensors by canonical name, in canonical layout. In training a batch norm writes the mean and biased
-    variance of the batch over its running statistics, a graph in its backward pass: they must be arrays made for that.
+    `values` are the tensors by canonical name, in canonical layout. In training a batch norm overwrites its running
+    statistics with the mean and biased variance of the batch. A graph does this in its backward pass. So these values must
+    be separate arrays for this purpose.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Pass:
         self._recipe, self._values, self._training, self._on_gpu, self._moments = recipe, values, training, on_gpu, moments
         self._ops = mx.sym if isinstance(values["fc.bias"], mx.sym.Symbol) else mx.nd
         self._size = size
-        """Height and width of what was computed last."""
+        """Height and width of the activations that were computed last."""
         self.values_of_a_channel: dict[str, int] = {}
-        """Of one image, by the name of the batch norm that averages them."""
+        """Number of values of a channel in one image, by the name of the batch norm that averages them."""
 
     def logits(self, images: Node) -> Node:
         """Return float32 logits [N, logits] of normalised images, float32 in the device's layout."""
@@ -57,9 +58,9 @@ class Pass:
         return self._ops.cast(self._rounded(y), dtype="float32")
 
     def _rounded(self, x: Node) -> Node:
-        """Return values as the recipe's precision holds them.
+        """Return values rounded to the recipe's precision.
 
-        MXNet has no fp16 products for CPUs: there they are float32, of numbers that were rounded to fp16.
+        MXNet has no fp16 products for CPUs. There the products are float32, of numbers that were rounded to fp16.
         """
         if self._recipe.precision == "bf16":
             return self._ops.amp_cast(x, dtype=BFLOAT16)
@@ -77,7 +78,7 @@ class Pass:
         return self._relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
 
     def _convolution(self, x: Node, conv: Conv) -> Node:
-        """A convolution and the batch norm behind it."""
+        """Return the result of a convolution and the batch norm that follows it."""
 
         def convolved(x: Node, pad: int) -> Node:
             kernel = self._rounded(self._values[f"{conv.name}.weight"])
@@ -101,18 +102,18 @@ class Pass:
         return self._ops.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(pad, pad), pool_type="max", layout=layout)
 
     def _window(self, x: Node, kernel: int, stride: int, slide: Callable[[Node, int], Node]) -> Node:
-        """Slide a window over what is padded as the recipe says. The size moves on."""
-        if self._recipe.padding == "symmetric" or stride == 1:  # the same thing at stride 1
+        """Slide a window over images that are padded as in the recipe, and update the size."""
+        if self._recipe.padding == "symmetric" or stride == 1:  # both paddings are the same at stride 1
             y = slide(x, kernel // 2)
         else:
-            # Zeros for the pool too: what comes before it is a ReLU, and its gradient at 0 is 0 whatever is the largest.
+            # Zeros for the pool, too. A ReLU comes before it, whose gradient at 0 is 0, whichever value is the largest.
             around = [(pad // 2, pad - pad // 2) for pad in (_same(length, kernel, stride) for length in self._size)]
             y = slide(self._padded(x, around), 0) if any(map(any, around)) else slide(x, 0)
         self._size = (-(-self._size[0] // stride), -(-self._size[1] // stride))
         return y
 
     def _padded(self, x: Node, around: list[tuple[int, int]]) -> Node:
-        """Return zeros around the images. The operator pads the last two axes alone, and not in bf16."""
+        """Return the images with zeros around them. The operator pads only the last two axes, and not in bf16."""
         x = self._ops.cast(x, dtype="float32")
         x = self._ops.transpose(x, axes=(0, 3, 1, 2)) if self._on_gpu else x
         x = self._ops.pad(x, mode="constant", pad_width=(0, 0, 0, 0, *around[0], *around[1]))
@@ -161,5 +162,5 @@ def variables(recipe: Recipe) -> dict[str, Node]:
 
 
 def _same(length: int, kernel: int, stride: int) -> int:
-    """Return how much TensorFlow's SAME pads an axis, before and behind together."""
+    """Return how much TensorFlow's SAME pads an axis, at both ends together."""
     return max((-(-length // stride) - 1) * stride + kernel - length, 0)

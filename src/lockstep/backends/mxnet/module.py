@@ -1,4 +1,4 @@
-"""A model as MXNet's users have it: a symbol and its arrays."""
+"""A model in the usual form of MXNet: a symbol and its arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from lockstep.recipes import Recipe
 def load_module(recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> Any:
     """Return the model as a `gluon.SymbolBlock` in evaluation mode: normalised NCHW images to logits.
 
-    With padding "same", images of the recipe's `eval_crop` alone are padded as they should be.
+    With padding "same", the padding is right only for images of the recipe's `eval_crop`.
     """
     check_fit(Layout(recipe).shapes, tensors, "weights")
     size = (recipe.eval_crop, recipe.eval_crop)

@@ -16,7 +16,7 @@ def profile(folder: Path) -> Iterator[None]:
     """Write `trace.json` into a folder, for chrome://tracing or Perfetto: operators, and kernels on a GPU."""
     file = folder / "trace.json"
     mx.nd.waitall()
-    # Dumped continuously, which is the default, it cannot be set up a second time.
+    # With continuous dumping, which is the default, the profiler cannot be configured a second time.
     mx.profiler.set_config(profile_all=True, continuous_dump=False, filename=str(file))
     mx.profiler.set_state("run")
     try:
@@ -25,5 +25,5 @@ def profile(folder: Path) -> Iterator[None]:
     finally:
         mx.profiler.set_state("stop")
         mx.profiler.dump()
-        # The events of a process's second trace begin with the comma that would part them from the first one's.
+        # The events of a second trace in a process begin with the comma that would separate them from the first trace.
         write_text(file, file.read_text(encoding="utf-8").replace(f"{_BEGINS},\n", _BEGINS, 1))

@@ -1,4 +1,4 @@
-"""The processes that train together: workers of MXNet's parameter server, Horovod, or one process alone."""
+"""The processes that train together: workers of MXNet's parameter server, Horovod, or a single process."""
 
 import atexit
 import ctypes
@@ -23,7 +23,7 @@ Array = Any
 
 
 class MxnetWorld(HostQuestions):
-    """This process alone; and what the worlds of several have in common."""
+    """A single process, and the base of worlds with several processes."""
 
     rank, ranks = 0, 1
 
@@ -35,26 +35,26 @@ class MxnetWorld(HostQuestions):
 
     @property
     def lost(self) -> bool:
-        """Whether a rank is known to have gone: what is enqueued may never be done."""
+        """Whether a rank is known to have ended. Then enqueued work may never be done."""
         return False
 
     def refuse_loss(self, reason: str = "") -> None:
-        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with."""
+        """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error."""
 
     def prepare(self, array: Array, name: str) -> None:
-        """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
+        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare in the same order."""
 
     def sum(self, array: Array, name: str) -> None:
-        """Add up an array over all ranks, in place; every rank must ask."""
+        """Add up an array over all ranks, in place. Every rank must call it."""
 
     def share(self, array: Array) -> None:
-        """Give every rank what rank 0 has, in place."""
+        """Copy the array of rank 0 to every rank, in place."""
         if self.rank > 0:
             array[:] = 0
         self.sum(array, "shared")
 
     def gathered(self, table: np.ndarray) -> np.ndarray:
-        """Return the rows of all ranks, float64, in the order of ranks; every rank must have as many."""
+        """Return the rows of all ranks, float64, in the order of ranks. Every rank must have the same number of rows."""
         if self.ranks == 1 or not len(table):  # MXNet has no empty arrays
             return table
         places = np.zeros((self.ranks, *table.shape), np.float64)
@@ -71,34 +71,34 @@ class MxnetWorld(HostQuestions):
 
 
 class Ranks(MxnetWorld):
-    """This process among several, which hear of each other from host to host while MXNet computes."""
+    """This process as one of several, whose hosts communicate while MXNet computes."""
 
     def __init__(self, execution: Execution, hosts: Hosts) -> None:
         super().__init__(execution)
         self._hosts = hosts
         self.rank, self.ranks = hosts.rank, hosts.ranks
         self._exchanged: dict[str, Array] = {}
-        """By key: what is sent and received under it."""
+        """The array that is sent and received under each key."""
         atexit.register(self._leave_at_once)
 
     @property
     def lost(self) -> bool:
-        """Whether a rank is known to have gone: what is enqueued may never be done."""
+        """Whether a rank is known to have ended. Then enqueued work may never be done."""
         return self._hosts.lost
 
     def refuse_loss(self, reason: str = "") -> None:
-        """Raise `LockstepError` if a rank has gone; `reason` is what MXNet failed with."""
+        """Raise `LockstepError` if a rank has ended. `reason` is MXNet's error."""
         self._hosts.refuse_loss()
 
     def _leave_at_once(self) -> None:
-        """End this process without MXNet's goodbye, which waits for all that is enqueued, if a rank has gone."""
+        """End this process without MXNet's shutdown if a rank has ended. The shutdown would wait for all enqueued work."""
         if self.lost:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # the launcher knows the code from `leave_exit_code`
+            os._exit(1)  # the launcher reads the exit code that `leave_exit_code` wrote
 
     def prepare(self, array: Array, name: str) -> None:
-        """Make ready to add up arrays like this one, which may wait for all ranks. All prepare in one order."""
+        """Prepare sums of arrays like this one. It can wait for all ranks. All ranks must prepare in the same order."""
         if self.ranks > 1:
             self._place(array, name)
 
@@ -110,11 +110,11 @@ class Ranks(MxnetWorld):
         return key
 
     def sum(self, array: Array, name: str) -> None:
-        """Add up an array over all ranks, in place; every rank must ask."""
-        if self.ranks == 1:  # of Horovod
+        """Add up an array over all ranks, in place. Every rank must call it."""
+        if self.ranks == 1:  # a single rank of Horovod
             return
-        # Through one array for each key: neither parameter server nor Horovod keeps the order of what is sent and received
-        # under a key, but MXNet does of what happens to an array.
+        # Through one array for each key. Parameter server and Horovod do not keep the order of operations on a key, but
+        # MXNet keeps the order of operations on an array.
         key = self._place(array, name)
         exchanged = self._exchanged[key]
         exchanged[:] = array
@@ -122,7 +122,7 @@ class Ranks(MxnetWorld):
         array[:] = exchanged
 
     def _introduce(self, key: str, array: Array) -> None:
-        """Make a key known."""
+        """Announce a key."""
 
     def _exchange(self, key: str, array: Array) -> None:
         """Enqueue the sum over all ranks of the key's array, in place."""
@@ -137,25 +137,25 @@ class Ranks(MxnetWorld):
 
 
 class Workers(Ranks):
-    """This process among the workers of a parameter server."""
+    """This process as one of the workers of a parameter server."""
 
     def __init__(self, execution: Execution) -> None:
         if not {"DMLC_PS_ROOT_URI", hosts.ADDRESS, hosts.KEY} <= os.environ.keys():
             raise BackendError(
-                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} that say where parameter server and rank 0 "
-                "are; start them with `lockstep launch`"
+                f"several ranks, but no DMLC_PS_ROOT_URI and {hosts.ADDRESS} with the addresses of parameter server and "
+                "rank 0; start them with `lockstep launch`"
             )
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         super().__init__(execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
         self._store = mx.kv.create("dist_sync")
         if is_on_one_machine():
             refuse_open_sockets()
-        # Or a rank that fails would wait for the others before it ends.
+        # Otherwise a rank that fails would wait for the others before it ends.
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
 
     def _introduce(self, key: str, array: Array) -> None:
         self._store.init(key, array)
-        # Once on every rank here, where it is alone: its tables of buffers are not made for two threads.
+        # Once on every rank here, while no other thread uses the store: its tables of buffers are not thread-safe.
         self._exchange(key, array)
         array.wait_to_read()
 
@@ -169,7 +169,7 @@ def _context(execution: Execution, local_rank: int) -> Any:
     if not count and execution.device == "cuda":
         raise BackendError(
             "device is cuda, but MXNet finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "GPUs need a package such as mxnet-cu112"
+            "For GPUs, install a package such as mxnet-cu112"
         )
     if not count or execution.device == "cpu":
         return mx.cpu()
@@ -183,5 +183,5 @@ def _name(context: Any) -> str:
 
 
 def devices() -> list[str]:
-    """Return the devices MXNet sees."""
+    """Return the devices that MXNet sees."""
     return [*(_name(mx.gpu(index)) for index in range(mx.context.num_gpus())), _name(mx.cpu())]

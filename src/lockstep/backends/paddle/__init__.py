@@ -1,6 +1,6 @@
 """PaddlePaddle. The functions of `lockstep.backends.Backend`."""
 
-from lockstep.backends.paddle import loading  # noqa: F401, I001 - before all that imports Paddle
+from lockstep.backends.paddle import loading  # noqa: F401, I001 - before all modules that import Paddle
 
 import numpy as np
 

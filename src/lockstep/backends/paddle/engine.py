@@ -1,8 +1,8 @@
 """The training step on Paddle: forward and backward as a program, the update on three vectors.
 
-All tensors of the model lie in one vector, and so do velocities and averages: the update, the sum over ranks and the moving
-average are a few operations on all of it, and the model has views of it. Layout is NCHW on a CPU, where oneDNN computes, and
-NHWC on a GPU. Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`.
+One vector holds all tensors of the model. Velocities and averages have one vector each, too. So the update, the sum over
+ranks and the moving average are a few operations on whole vectors, and the model has views of them. The layout is NCHW on a
+CPU, where oneDNN computes, and NHWC on a GPU. Only `fetch`, `evaluate`, `predict` and `read` wait for the device.
 """
 
 import time
@@ -35,9 +35,9 @@ class PaddleHandle:
 
     first: int
     table: Tensor
-    """float64 [steps, 5], there once `done`: loss sum, top-1, top-5 and images of all ranks, the loss scale after them."""
+    """float64 [steps, 5], valid once `done`: loss sum, top-1, top-5 and images of all ranks, and the final loss scale."""
     done: Any
-    """An event on a GPU; None on a CPU, which has computed what is enqueued."""
+    """An event on a GPU; None on a CPU, where enqueued work is already done."""
     enqueued_at: float
 
     @property
@@ -61,12 +61,12 @@ class PaddleEngine:
         _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
-            raise BackendError("a program of Paddle's has no batch norm over all ranks; leave compile at auto")
+            raise BackendError("a Paddle program has no batch norm over all ranks; leave compile at auto")
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = paddle.zeros([layout.size]), paddle.zeros([layout.trained])
         self._ema = paddle.zeros([layout.size]) if recipe.ema_decay else None
         self._removed: Tensor | None = None
-        """Where masks remove weights: bool, as long as `_velocity`."""
+        """True where masks remove weights. It is as long as `_velocity`."""
         self._views = layout.views(self._values)
         self._ema_views = {} if self._ema is None else layout.views(self._ema)
         for name in layout.parameters:
@@ -88,7 +88,7 @@ class PaddleEngine:
     # Training
 
     def _functions(self, compiled: bool, onednn: bool) -> tuple[Callable[[Tensors], Outputs], Callable[[Tensors], Outputs]]:
-        """Return what a part of a step computes, and logits: in programs if compiled, else operation by operation."""
+        """Return the functions for a part of a step and for logits: as programs if compiled, else operation by operation."""
 
         def gradients(inputs: Tensors) -> Outputs:
             return self._forward_and_back(inputs, paddle.static.gradients if compiled else _gradients, onednn)
@@ -130,7 +130,10 @@ class PaddleEngine:
         return PaddleHandle(first, on_host, done, time.perf_counter())
 
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the sums; statistics move on."""
+        """Return the gradient of scale / ranks * (mean loss), added up over the parts, and the sums.
+
+        Running statistics are updated.
+        """
         gradient, sums, size = None, None, len(batch.labels) // self._parts
         images, labels = self._images(batch), paddle.to_tensor(batch.labels, dtype="int64")
         for part in range(self._parts):
@@ -148,12 +151,12 @@ class PaddleEngine:
             factor = self._scale.value / (size * self._parts * self._world.ranks)
             inputs = {"images": x, "targets": targets, "factor": factor}
             logits, *found = self._gradients_of_part(inputs | self._views)
-            # Joined here, not in the program, where oneDNN's kernels fail on some shapes.
+            # Joined here and not in the program, where oneDNN's kernels fail on some shapes.
             count = len(self._layout.parameters)
             found, moved = _joined(found[:count]), _joined(found[count:])
             statistics = self._values[self._layout.trained :]
             statistics.add_(self._recipe.bn_momentum * (moved - statistics))
-            # Not by `log_softmax`, which on CPUs takes everything below the largest by more than 64 for -64.
+            # Not by `log_softmax`, which on CPUs returns -64 for every logit that is more than 64 below the largest.
             losses, rank = paddle.logsumexp(logits, axis=1) - (targets * logits).sum(axis=1), _rank_of(logits, own)
             columns = [losses, rank < 1, rank < 5, paddle.ones_like(losses)]
             counted = paddle.stack([column.cast("float64").sum() for column in columns])
@@ -167,7 +170,7 @@ class PaddleEngine:
         on_gpu = self._world.on_gpu
         run = Pass(self._recipe, inputs, training=True, on_gpu=on_gpu, moments=moments, onednn=onednn)
         logits = run.logits(inputs["images"])
-        # The gradient of cross-entropy by its formula: oneDNN's kernels fail on those of its parts.
+        # The gradient of cross-entropy, computed by its formula: oneDNN's kernels fail on the gradients of its parts.
         of_logits = (F.softmax(logits.detach(), axis=1) - inputs["targets"]) * inputs["factor"]
         gradients = differentiate([logits], [inputs[name] for name in self._layout.parameters], [of_logits])
         return [logits.detach(), *gradients, *(run.statistics[name] for name in self._layout.statistics)]
@@ -196,13 +199,13 @@ class PaddleEngine:
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def _update(self, gradient: Tensor, step: int) -> None:
-        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
         if self._removed is not None:
             gradient = paddle.where(self._removed, paddle.zeros([1]), gradient)
         gradient, used = self._scale.step(gradient)
         rate = paddle.full([1], float(self._learning_rates[step]))
         before = None
-        if self._scale.is_dynamic:  # at rate 0 the weights stay as they are
+        if self._scale.is_dynamic:  # rate 0 leaves the weights unchanged
             rate, before = paddle.where(used, rate, paddle.zeros([1])), self._velocity.clone()
         decayed, trained = self._layout.decayed, self._layout.trained
         for start, end, decay in ((0, decayed, self._recipe.weight_decay), (decayed, trained, 0.0)):
@@ -227,7 +230,7 @@ class PaddleEngine:
             self._ema.add_(float(1 - keep) * (self._values - self._ema))
 
     def fetch(self, handle: PaddleHandle) -> Interval:
-        """Wait for the steps and return what they brought over all ranks."""
+        """Wait for the steps and return their results over all ranks."""
         if handle.done is not None:
             handle.done.synchronize()
         finished_at = handle.enqueued_at if handle.done is None else time.perf_counter()
@@ -247,7 +250,7 @@ class PaddleEngine:
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
         for vector in (self._values, self._ema):
-            if vector is not None:  # statistics are rank 0's
+            if vector is not None:  # evaluation uses the statistics of rank 0
                 vector[self._layout.trained :].copy_(self._world.share(vector[self._layout.trained :].clone()), True)
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
@@ -279,7 +282,7 @@ class PaddleEngine:
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
         check_fit(self._layout.shapes, state.tensors, "tensors")
         check_fit(self._layout.of_parameters(), state.momentum, "momentum")
         check_fit({} if self._ema is None else self._layout.shapes, state.ema, "moving averages")
@@ -291,7 +294,7 @@ class PaddleEngine:
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks(self._layout.of_parameters(), masks)
         self._removed = paddle.to_tensor(self._layout.removed(masks)) if masks else None
         self._apply_masks()
@@ -307,7 +310,7 @@ class PaddleEngine:
 
 
 class _SumOverRanks(PyLayer):  # type: ignore[misc]
-    """A sum over all ranks, through which gradients flow: they are added up as well."""
+    """A sum over all ranks that is differentiable: gradients are added up over ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, world: PaddleWorld) -> Tensor:
@@ -337,7 +340,7 @@ def _scored(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
     own = paddle.take_along_axis(logits, labels.unsqueeze(1), axis=1)
     before = paddle.arange(logits.shape[1]).unsqueeze(0) < labels.unsqueeze(1)
     comes_first = ~(logits <= own) | ((logits == own) & before)

@@ -20,15 +20,15 @@ from lockstep.system.errors import CheckpointError
 def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
     """Write `model.json`, the program, and `model.pdiparams`, its weights.
 
-    The program takes `images`, uint8 RGB [N, S, S, 3], S the size the recipe evaluates at, and returns classes, int64 [N],
-    and probabilities, float32 [N, logits], in this order. Batch norm is in it as it is; Paddle Inference folds it. The names
-    of the classes are in `classes.txt`, one a line. Raises `CheckpointError` if the recipe computes in another precision
-    than fp32, or the tensors do not fit.
+    The program takes `images`: uint8 RGB [N, S, S, 3], where S is the recipe's `eval_crop`. It returns classes, int64 [N],
+    and probabilities, float32 [N, logits], in this order. Batch norm is not folded in the program; Paddle Inference folds
+    it. The names of the classes are in `classes.txt`, one on each line. Raises `CheckpointError` if the recipe computes in
+    another precision than fp32, or if the tensors do not fit.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
             f"a program for Paddle Inference is in fp32, not in {recipe.precision}; leave out precision here: "
-            "a predictor has one of its own"
+            "the precision is chosen when the program is opened for prediction"
         )
     table = {tensor.name: tensor.shape for tensor in tensors_of(model_spec(recipe.model), recipe.logits)}
     check_fit(table, tensors, "weights")
@@ -46,11 +46,11 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
 def _program(recipe: Recipe, table: dict[str, tuple[int, ...]]) -> tuple[static.Program, Tensor, list[Tensor]]:
     """Return a program, its input, and its outputs; weights are parameters of these names and shapes."""
     program = static.Program()
-    with static.program_guard(program, static.Program()):  # the second would give the parameters values of Paddle's
+    with static.program_guard(program, static.Program()):  # the second would initialise the parameters; it is not run
         images = static.data("images", [None, recipe.eval_crop, recipe.eval_crop, 3], "uint8")
         values = {name: static.create_parameter(list(shape), "float32", name=name) for name, shape in table.items()}
         mean, std = (paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1]) for each in (recipe.mean, recipe.std))
-        # Transposed first: bytes are fewer, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
+        # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
         x = (images.transpose([0, 3, 1, 2]).cast("float32") - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)
         return program, images, [logits.argmax(axis=1), F.softmax(logits, axis=1)]

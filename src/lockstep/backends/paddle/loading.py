@@ -1,4 +1,4 @@
-"""Importing Paddle without its greetings and its handler of SIGTERM, and with all cores."""
+"""Importing Paddle without its greetings and its SIGTERM handler, and with this process's share of the cores."""
 
 import importlib
 import os
@@ -9,17 +9,17 @@ from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
 if "tensorflow" in sys.modules and "paddle" not in sys.modules:
-    # Without a word, from compiled code: both have libraries of the same names in them.
+    # Compiled code would end the process without a message: both contain libraries with the same names.
     raise BackendError(
         "Paddle ends a process that imports it after TensorFlow: import paddle first, or use a process for each"
     )
-os.environ.setdefault("GLOG_minloglevel", "2")  # errors alone
+os.environ.setdefault("GLOG_minloglevel", "2")  # errors only
 _chosen = os.environ.get("OMP_NUM_THREADS")
 threads = int(_chosen or share_of_cores())
-"""Of this process. Paddle takes one unless the environment says otherwise when it is imported."""
+"""Number of threads of this process. Paddle uses one unless the environment sets another number when it is imported."""
 os.environ["OMP_NUM_THREADS"] = str(threads)
 with silenced(), keeping_sigterm():
     paddle = importlib.import_module("paddle")
-paddle.base.core.set_num_threads(threads)  # of its matrix products, which have one of their own
-if _chosen is None:  # nobody has chosen for the processes that this one starts
+paddle.base.core.set_num_threads(threads)  # for matrix products, which have a separate setting
+if _chosen is None:  # the processes that this one starts choose for themselves
     del os.environ["OMP_NUM_THREADS"]

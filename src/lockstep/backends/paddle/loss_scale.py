@@ -1,4 +1,4 @@
-"""Loss scaling on the device: no step waits to learn whether it overflowed."""
+"""Loss scaling on the device. The host does not wait to know whether a step overflowed."""
 
 import paddle
 
@@ -7,7 +7,7 @@ from lockstep.recipes import Recipe
 
 
 class LossScale:
-    """The scale of the loss, constant or adapted to overflows by the rules of Paddle's `GradScaler`."""
+    """The loss scale, constant or adapted to overflows by the rules of Paddle's `GradScaler`."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -19,7 +19,7 @@ class LossScale:
     def step(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the unscaled gradient and whether to use it, bool [1], and adapt the scale.
 
-        With dynamic scaling it is used only if all of it is finite; else it is zeros.
+        With dynamic scaling a gradient with a value that is not finite is replaced by zeros and not used.
         """
         unscaled = gradient / self.value
         if not self.is_dynamic:
@@ -46,7 +46,7 @@ class LossScale:
         return {name: value.item() for name, value in values.items()}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one is the recipe's first."""
+        """Replace the state. An empty state stands for the recipe's initial one."""
         if self.is_dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value = paddle.to_tensor([state["scale"]], dtype="float32")

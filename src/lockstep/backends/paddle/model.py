@@ -1,7 +1,7 @@
 """A `ModelSpec` as plain Paddle operations, in eager mode or in a program.
 
-Weights have canonical names and layouts, which are Paddle's own (kernels OIHW) but for the classifier, [out, in]. Images and
-activations are NCHW on a CPU and NHWC on a GPU.
+Weights have canonical names and layouts. These are also Paddle's layouts (kernels OIHW), except for the classifier, which is
+[out, in] here. Images and activations are NCHW on a CPU and NHWC on a GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from lockstep.recipes import Recipe
 COMPUTED_IN = {"bf16": "bfloat16", "fp16": "float16"}
 
 Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
-"""Of values [N, C, H, W]: mean and biased variance [C] in float32, and the number of values of a channel."""
+"""A function of values [N, C, H, W] to mean and biased variance [C] in float32, and the number of values of a channel."""
 
 
 class Pass:
@@ -40,7 +40,7 @@ class Pass:
         self._plane = [1, 2] if on_gpu else [2, 3]
         self._dtype = COMPUTED_IN.get(recipe.precision)
         self.statistics: dict[str, Tensor] = {}
-        """In training, what this batch has for running statistics: means and unbiased variances, in float32."""
+        """In training, the statistics of this batch: means and unbiased variances, in float32."""
 
     def logits(self, images: Tensor) -> Tensor:
         """Return float32 logits [N, logits] of normalised images, float32 in this device's layout."""
@@ -51,25 +51,25 @@ class Pass:
             x = self._block(x, block)
         x = self._averaged(self._plain(x).cast("float32"))
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
-        # With two axes: oneDNN's kernel fails on the gradient of one that is added to a single image.
+        # The bias has two axes: with one axis, oneDNN's kernel fails on its gradient for a single image.
         y = paddle.matmul(self._rounded(x), weight, transpose_y=True) + bias.reshape([1, -1])
         return self._rounded(y).cast("float32")
 
     def _rounded(self, x: Tensor) -> Tensor:
-        """Return values as the recipe's precision holds them.
+        """Return values rounded to the recipe's precision.
 
-        Paddle computes with 32 bits on CPUs: there they are rounded, and so are gradients on their way back.
+        On CPUs Paddle computes with 32 bits. There values are rounded, and so are gradients in the backward pass.
         """
         if self._dtype is None:
             return x
-        # Plain, since oneDNN does not cast the gradients of all kernels.
+        # In plain layout, since oneDNN does not cast the gradients of all kernels.
         return x.cast(self._dtype) if self._on_gpu else self._plain(x.cast(self._dtype).cast("float32"))
 
     def _plain(self, x: Tensor) -> Tensor:
-        """Return the same values in memory as Paddle has them, and so the gradients on their way back.
+        """Return the same values in Paddle's own memory layout, which the gradients then also have in the backward pass.
 
-        oneDNN's convolutions leave one order of channels on the way forward and another on the way back. Batch norm and ReLU
-        that meet both take its slow reference code: a step of ResNet-50 took 2.2 times as long.
+        oneDNN's convolutions leave one order of channels in the forward pass and another in the backward pass. Batch norm
+        and ReLU that get both use oneDNN's slow reference code. Then a step of ResNet-50 took 2.2 times as long.
         """
         return paddle.assign(x) if self._onednn else x
 
@@ -80,7 +80,7 @@ class Pass:
         return F.relu(self._rounded(self._convolution(x, block.convs[-1]) + shortcut))
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
-        """A convolution and the batch norm behind it."""
+        """Return the result of a convolution and the batch norm that follows it."""
         kernel = self._rounded(self._values[f"{conv.name}.weight"])
         padding = self._padding(x, conv.kernel, conv.stride)
         y = F.conv2d(
@@ -95,16 +95,16 @@ class Pass:
 
     def _padding(self, x: Tensor, kernel: int, stride: int) -> list[tuple[int, int]]:
         """Return the padding before and after height and width."""
-        if self._recipe.padding == "symmetric" or stride == 1:  # the same thing at stride 1
+        if self._recipe.padding == "symmetric" or stride == 1:  # both paddings are the same at stride 1
             return [(kernel // 2, kernel // 2)] * 2
-        # TensorFlow's SAME: as many places as strides begin, what is missing half and half, the odd one after.
+        # TensorFlow's SAME: n pixels become ceil(n / stride). Missing pixels are added on both sides, the odd one after.
         missing = [max((-(-x.shape[axis] // stride) - 1) * stride + kernel - x.shape[axis], 0) for axis in self._plane]
         return [(all_ // 2, all_ - all_ // 2) for all_ in missing]
 
     def _pooled(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = self._padding(x, 3, 2)
-        # Before the pool is a ReLU: it does not matter whether what is padded is 0 or less than all. With ceil_mode a window
-        # may reach one place beyond the last.
+        # A ReLU comes before the pool: padding with 0 and padding with the lowest number give the same result. With
+        # ceil_mode a window can reach one place beyond the last.
         if (bottom - top) == (right - left):
             return self._max_pool(x, [top, left], reaches_beyond=bottom > top)
         pad = [left, right, top, bottom]
@@ -113,14 +113,14 @@ class Pass:
     def _max_pool(self, x: Tensor, padding: list[int], *, reaches_beyond: bool) -> Tensor:
         if self._on_gpu or not self._training:
             return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, data_format=self._layout)
-        # With indices, which it then goes back by: the gradient of oneDNN's own pool fails.
+        # With indices, which the backward pass then uses: the gradient of oneDNN's own pool fails.
         return F.max_pool2d(x, 3, 2, padding, ceil_mode=reaches_beyond, return_mask=True)[0]
 
     def _averaged(self, x: Tensor) -> Tensor:
-        """Return the means of planes, [N, C]."""
+        """Return the means over height and width, [N, C]."""
         if not self._on_gpu and not self._training:
             return F.adaptive_avg_pool2d(x, 1).flatten(1)
-        # A sum: choosing a kernel for a mean, Paddle prints a line of its own, and the gradient of oneDNN's pool fails.
+        # A sum: with a mean, Paddle prints a line when it chooses a kernel, and the gradient of oneDNN's pool fails.
         return x.sum(self._plane) / (x.shape[self._plane[0]] * x.shape[self._plane[1]])
 
     def _batch_norm(self, x: Tensor, name: str) -> Tensor:
@@ -129,7 +129,7 @@ class Pass:
         )
         epsilon = self._recipe.bn_epsilon
         if not self._training:
-            # In a program this is the operation that Paddle Inference folds into convolutions; `_C_ops.batch_norm` is not.
+            # Paddle Inference folds this operation of a program into convolutions. It does not fold `_C_ops.batch_norm`.
             return F.batch_norm(x, mean, variance, scale, bias, epsilon=epsilon, data_format=self._layout)
         if self._moments is not None:
             mean, variance, count = self._moments(x)
@@ -144,9 +144,9 @@ class Pass:
         return y
 
     def _normalised_by_batch(self, x: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what batch norm makes of a batch, and the batch's mean and biased variance."""
-        # At momentum 0 running statistics become this batch's, which is all we ask: Paddle would average a biased variance.
-        # The operation behind `F.batch_norm`, which hides these outputs.
+        """Return the batch after batch norm, and the batch's mean and biased variance."""
+        # At momentum 0 the running statistics become those of this batch. They are averaged elsewhere, because Paddle would
+        # average a biased variance. This is the operation behind `F.batch_norm`, which hides these outputs.
         y, running_mean, running_variance, saved_mean, saved_variance, _ = paddle._C_ops.batch_norm(
             x,
             paddle.zeros(scale.shape),
@@ -160,13 +160,13 @@ class Pass:
             False,
             False,
         )
-        # oneDNN's kernel reads running statistics from where it writes them, which is not there yet in a program. What it
-        # saves for the way back is mean and variance; other kernels save one over the deviation.
+        # oneDNN's kernel reads running statistics from its output, which does not exist yet in a program. For the backward
+        # pass it saves mean and variance. Other kernels save 1 / standard deviation instead of the variance.
         return (y, saved_mean, saved_variance) if self._onednn else (y, running_mean, running_variance)
 
 
 class Model(paddle.nn.Layer):  # type: ignore[misc]
-    """The model in evaluation mode: images [N, 3, H, W], normalised, to logits [N, logits]; `state_dict` is canonical."""
+    """The model in evaluation mode: normalised images [N, 3, H, W] to logits [N, logits]. `state_dict` is canonical."""
 
     def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Exported programs in Paddle Inference: with oneDNN on CPUs, with TensorRT on GPUs.
 
-What is on GPUs here was never run, for want of one.
+The code for GPUs has not been run, because no GPU was available.
 """
 
 from dataclasses import dataclass
@@ -23,34 +23,35 @@ PRECISIONS = {
         "int8": inference.PrecisionType.Int8,
     },
 }
-"""What a device can compute in, with Paddle's names."""
+"""The precisions of each device, with Paddle's names for them."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How Paddle Inference runs a program. What is about TensorRT is for GPUs alone."""
+    """How Paddle Inference runs a program. The options of TensorRT apply only to GPUs."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     precision: str = "fp32"
-    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN; Paddle takes fp32 without AVX-512."""
+    """fp32 or bf16 on CPUs; fp32, fp16 or int8 on GPUs. bf16 needs AVX-512 and oneDNN. Without AVX-512 Paddle uses fp32."""
     onednn: bool = True
-    """Whether a CPU computes with oneDNN; otherwise with Paddle's own kernels."""
+    """Whether a CPU computes with oneDNN. If false, it computes with Paddle's own kernels."""
     max_batch_images: int = 32
     """The largest batch that TensorRT prepares for."""
     workspace_bytes: int = 1 << 30
-    """What TensorRT may use to choose its kernels."""
+    """Memory in bytes that TensorRT may use to choose its kernels."""
     min_subgraph: int = 3
-    """The fewest operations that are worth a TensorRT engine."""
+    """Minimum number of operations in a TensorRT engine."""
     use_static: bool = False
-    """Whether TensorRT's engines are kept in the folder, for the next predictor to load."""
+    """Whether TensorRT's engines are saved in the folder, so that the next predictor can load them."""
     use_calib: bool = False
-    """Whether int8 is calibrated on the images that are predicted first."""
+    """Whether int8 is calibrated on the first predicted images."""
 
 
 def open_predictor(folder: str | Path, options: Options | None = None) -> "Predictor":
-    """Open what `lockstep export --to paddle-inference` wrote. On a CPU the process keeps freed memory from then on.
+    """Open a program that `lockstep export --to paddle-inference` wrote. On a CPU the process then keeps freed memory.
 
-    Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle cannot run it as asked.
+    Raises `CheckpointError` if the folder holds no such program, and `BackendError` if Paddle cannot run it with these
+    options.
     """
     options = options or Options()
     _check(options)
@@ -61,7 +62,7 @@ def open_predictor(folder: str | Path, options: Options | None = None) -> "Predi
     side = _side(program)
     config = inference.Config(str(program), str(weights))
     config.disable_glog_info()
-    # No `enable_memory_optim`: with programs in JSON it asks for the result of a pass that was not run ("Not find
+    # `enable_memory_optim` is not used. With programs in JSON it needs the result of a pass that does not run ("Not find
     # predictor_id 0 and pass_name memory_optimize_pass"), unless `enable_new_executor` is set.
     if options.device == "cuda":
         _on_gpu(config, options, side)
@@ -71,7 +72,7 @@ def open_predictor(folder: str | Path, options: Options | None = None) -> "Predi
 
 
 class Predictor:
-    """A program in Paddle Inference; for one thread at a time."""
+    """A program in Paddle Inference. Only one thread at a time may use it."""
 
     def __init__(self, config: inference.Config, side: int) -> None:
         self._side = side
@@ -82,8 +83,8 @@ class Predictor:
     def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images [N, S, S, 3].
 
-        S is the size the recipe evaluates at; N is 1 or more and may change from call to call. Raises `ValueError` for other
-        shapes or types.
+        S is the recipe's `eval_crop`. N is 1 or more and may differ from call to call. Raises `ValueError` for other shapes
+        or types.
         """
         images = np.ascontiguousarray(images)
         expected = (self._side, self._side, 3)
@@ -104,7 +105,7 @@ def _check(options: Options) -> None:
     if options.precision == "bf16" and not options.onednn:
         raise BackendError("Paddle's own kernels compute in fp32 on a CPU; bf16 needs onednn=True")
     if options.device == "cuda" and not paddle.is_compiled_with_cuda():
-        raise BackendError("device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or take device='cpu'")
+        raise BackendError("device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or use device='cpu'")
 
 
 def _side(path: Path) -> int:
@@ -122,7 +123,7 @@ def _on_cpu(config: inference.Config, options: Options) -> None:
     config.disable_gpu()
     config.set_cpu_math_library_num_threads(loading.threads)
     if not options.onednn:
-        config.disable_onednn()  # it is on unless told
+        config.disable_onednn()  # it is on by default
         return
     config.enable_onednn()
     if options.precision == "bf16":
@@ -130,10 +131,12 @@ def _on_cpu(config: inference.Config, options: Options) -> None:
 
 
 def _on_gpu(config: inference.Config, options: Options, side: int) -> None:
-    """Have TensorRT compute what it can. Never run: Paddle 3's manual says that programs in JSON are converted first, by
+    """Make TensorRT compute what it can.
+
+    This has not been run. According to Paddle 3's manual, programs in JSON must first be converted by
     `paddle.tensorrt.convert`, which Paddle without CUDA does not have.
     """
-    config.enable_use_gpu(256)  # MB to begin with
+    config.enable_use_gpu(256)  # initial MB
     config.enable_tensorrt_engine(
         workspace_size=options.workspace_bytes,
         max_batch_size=options.max_batch_images,

@@ -1,4 +1,4 @@
-"""The processes that train together, through `paddle.distributed`, or one process alone."""
+"""The processes that train together through `paddle.distributed`, or a single process."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ Tensor = Any
 
 
 class PaddleWorld(HostQuestions):
-    """This process among those of `lockstep launch` or `python -m paddle.distributed.launch`, or alone."""
+    """This process: one of those of `lockstep launch` or `python -m paddle.distributed.launch`, or a single one."""
 
     def __init__(self, execution: Execution) -> None:
         refuse_horovod(execution.distributed)
@@ -36,33 +36,36 @@ class PaddleWorld(HostQuestions):
         if self.ranks > 1:
             if "PADDLE_TRAINER_ENDPOINTS" not in os.environ:
                 raise BackendError(
-                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS that says where they are; start them with "
+                    "several ranks, but no PADDLE_TRAINER_ENDPOINTS with their addresses; start them with "
                     "`lockstep launch` or `python -m paddle.distributed.launch`"
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
             if is_on_one_machine():
-                keep_on_loopback()  # Paddle's store binds to all interfaces, whatever PADDLE_MASTER says
+                keep_on_loopback()  # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
             with self.watched(), silenced():
                 dist.init_parallel_env()
-                # Questions between hosts must not queue behind a GPU's work.
+                # Questions between hosts must not wait for the work of a GPU.
                 self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
             if is_on_one_machine():
                 refuse_open_sockets()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Say of a failed exchange that a peer has ended."""
+        """Turn the error of a failed exchange into one that says that another rank has ended."""
         try:
             yield
-        except (RuntimeError, ValueError, OSError) as error:  # how gloo and the store say it
+        except (RuntimeError, ValueError, OSError) as error:  # errors of gloo and the store
             if self.ranks == 1:
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise LockstepError(f"another rank has ended; its own message says why ({reason:.200})") from error
 
     def sum(self, tensor: Tensor, megabytes: int = 0) -> Tensor:
-        """Add up a tensor of one axis over all ranks, in place, so many MB at a time (0: all at once), and return it."""
+        """Add up a tensor of one axis over all ranks, in place, and return it.
+
+        Each exchange has this many `megabytes`; 0: one exchange for the whole tensor.
+        """
         if self.ranks > 1:
             length = len(tensor)
             size = megabytes * 2**20 // tensor.element_size() or length
@@ -72,7 +75,7 @@ class PaddleWorld(HostQuestions):
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
-        """Give every rank what rank 0 has, in place, and return it."""
+        """Copy the tensor of rank 0 to every rank, in place, and return it."""
         if self.ranks > 1:
             with self.watched():
                 dist.broadcast(tensor, src=0)
@@ -98,7 +101,7 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
     if not count and execution.device == "cuda":
         raise BackendError(
             "device is cuda, but Paddle finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "GPUs need the package paddlepaddle-gpu"
+            "For GPUs, install the package paddlepaddle-gpu"
         )
     on_gpu = count > 0 and execution.device != "cpu"
     if on_gpu and local_rank >= count:
@@ -108,7 +111,7 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
 
 
 def devices() -> list[str]:
-    """Return the devices Paddle sees."""
+    """Return the devices that Paddle sees."""
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     return [*(_device_name(f"gpu:{index}") for index in range(gpus)), _device_name("cpu")]
 

@@ -1,4 +1,4 @@
-"""Plain NumPy: the specification in code, and the oracle of every other engine.
+"""Plain NumPy: the specification in code, and the baseline of every other engine.
 
 The functions of `lockstep.backends.Backend`.
 """
@@ -23,7 +23,7 @@ __all__ = ["devices", "engine", "launch", "libraries", "load_module", "products"
 
 
 class ReferenceWorld:
-    """This process alone."""
+    """A single process."""
 
     rank, ranks, on_gpu = 0, 1, False
 
@@ -40,11 +40,11 @@ class ReferenceWorld:
         return flag
 
     def same(self, value: int) -> bool:
-        """Return True: nobody else gave a value."""
+        """Return True, since there is only one rank."""
         return True
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Do nothing."""
 
 
 _ALONE = "the reference engine runs in one process; use another --backend with `lockstep launch`"
@@ -81,5 +81,5 @@ def devices() -> list[str]:
 
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Raise `BackendError`: there is no launcher."""
+    """Raise `BackendError`: the reference engine has no launcher."""
     raise BackendError(_ALONE)

@@ -1,7 +1,7 @@
-"""The training step in plain NumPy, in float64 unless asked otherwise. Readable before fast: small models train in seconds.
+"""The training step in plain NumPy, by default in float64. It is written to be readable; small models train in seconds.
 
-The state is float32 at the end of every step, as on every engine, so that it can be read, written and gone on from exactly;
-what lies between two states is computed in float64.
+The state is float32 at the end of every step, as on every engine, so that a run can be read, written and resumed exactly.
+Between two states, everything is computed in float64.
 """
 
 import time
@@ -25,11 +25,11 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ReferenceHandle:
-    """Steps that are done: nothing is enqueued here."""
+    """Steps that are done: this engine does not enqueue."""
 
     first: int
     losses: np.ndarray
-    """float64 [steps]."""
+    """float64 [steps]: mean loss of each global batch."""
     counts: Counts
     loss_scale: float
     finished_at: float
@@ -66,9 +66,10 @@ class ReferenceEngine:
     # Training
 
     def train(self, batches: Iterable[Batch], first: int) -> ReferenceHandle:
-        """Carry out one optimizer step for every batch, numbered from `first`."""
+        """Execute one optimizer step for every batch, numbered from `first`."""
         losses, counts = [], Counts()
-        # Overflow is an answer here, not an accident: a loss of infinity is reported, one of fp16's gradients skips a step.
+        # NumPy's warnings are off, since overflow is expected: an infinite loss is reported, and an infinite fp16 gradient
+        # skips a step.
         with np.errstate(over="ignore", invalid="ignore"):
             for step, batch in enumerate(batches, first):
                 done = self._step(batch, step)
@@ -77,7 +78,7 @@ class ReferenceEngine:
         return ReferenceHandle(first, np.array(losses, np.float64), counts, self._scale.value, time.perf_counter())
 
     def _step(self, batch: Batch, step: int) -> Counts:
-        """Add the gradients of all parts, each of the mean loss of its images, and update."""
+        """Add up the gradients of all parts, each of the mean loss of its images, and update the state."""
         gradients = {name: np.zeros(value.shape, self._dtype) for name, value in self._velocity.items()}
         counts = Counts()
         for rows in np.split(np.arange(len(batch.labels)), self._parts):
@@ -85,7 +86,7 @@ class ReferenceEngine:
             for name in gradients:
                 gradients[name] += found[name] / self._scale.value
             counts += done
-        for name, mask in self._masks.items():  # a masked weight is 0, and so is its decay: without a gradient it stays 0
+        for name, mask in self._masks.items():  # a masked weight and its decay are 0. Without a gradient they stay 0
             gradients[name] = np.where(mask, gradients[name], 0)
         overflow = self._scale.is_dynamic and not all(np.isfinite(g).all() for g in gradients.values())
         if not overflow:
@@ -97,7 +98,10 @@ class ReferenceEngine:
         return counts
 
     def _gradients(self, batch: Batch, rows: np.ndarray) -> tuple[Arrays, Counts]:
-        """Return the gradients of scale / parts * (mean loss of these rows), and the rows' sums; statistics move on."""
+        """Return the gradients of scale / parts * (mean loss of these rows), and the rows' sums.
+
+        Running statistics are updated.
+        """
         x, target = self._normalised(batch.images[rows]), self._targets(batch.labels[rows])
         if batch.coefficients is not None and batch.partners is not None:
             own = batch.coefficients[rows].astype(self._dtype)
@@ -113,7 +117,7 @@ class ReferenceEngine:
         return network.gradients, sums
 
     def _update(self, gradients: Arrays, rate: float) -> None:
-        """v = momentum * v + g + decay * w;  w = w - rate * v"""
+        """Update weights: v = momentum * v + g + decay * w;  w = w - rate * v."""
         for name, gradient in gradients.items():
             weight, velocity = (values[name].astype(self._dtype) for values in (self._tensors, self._velocity))
             if self._roles[name] in self._recipe.weight_decay_roles:
@@ -123,7 +127,7 @@ class ReferenceEngine:
             self._tensors[name] = (weight - rate * velocity).astype(np.float32)
 
     def _average(self, step: int) -> None:
-        """mu = min(ema_decay, (1 + t) / (10 + t));  average = mu * average + (1 - mu) * tensor"""
+        """Update averages: mu = min(ema_decay, (1 + t) / (10 + t));  average = mu * average + (1 - mu) * tensor."""
         keep = min(self._recipe.ema_decay, (1 + step) / (10 + step))
         for name, value in self._ema.items():
             average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(self._dtype)
@@ -137,11 +141,11 @@ class ReferenceEngine:
         return f.targets(labels, self._recipe.logits, smoothing=self._recipe.label_smoothing, dtype=self._dtype)
 
     def _computed(self, state: Mapping[str, np.ndarray]) -> Arrays:
-        """Return float32 tensors in the dtype that is computed in."""
+        """Return float32 tensors in the dtype of the computation."""
         return {name: value.astype(self._dtype) for name, value in state.items()}
 
     def fetch(self, handle: ReferenceHandle) -> Interval:
-        """Return what the steps brought."""
+        """Return the results of the steps."""
         return Interval(handle.first, handle.losses, handle.counts, handle.loss_scale, handle.finished_at)
 
     # Inference
@@ -178,7 +182,7 @@ class ReferenceEngine:
         return State(self._done, tensors, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
         for mine, values, what in (
             (self._tensors, state.tensors, "tensors"),
             (self._velocity, state.momentum, "momentum"),
@@ -191,7 +195,7 @@ class ReferenceEngine:
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks({name: value.shape for name, value in self._velocity.items()}, masks)
         self._masks = {name: np.array(mask, bool) for name, mask in masks.items()}
         self._apply_masks()

@@ -1,8 +1,8 @@
-"""The mathematics of a training step, forward and backward, in plain NumPy: what every engine computes.
+"""The mathematics of a training step, forward and backward, in plain NumPy. Every engine computes the same.
 
-N images, H x W pixels, C channels, K logits. Activations are [N, H, W, C], kernels [O, C / groups, k, k] (OIHW). A function
-returns its result and a function `back`, which turns the loss's gradient with respect to the result into those with respect
-to the inputs. In the formulas d_ marks such a gradient.
+There are N images, H x W pixels, C channels and K logits. Activations are [N, H, W, C], kernels [O, C / groups, k, k]
+(OIHW). A function returns its result and a function `back`. `back` turns the gradient of the loss with respect to the
+result into the gradients with respect to the inputs. In the formulas, d_ marks such a gradient.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ Back = Callable[[Array], Array]
 
 
 def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]:
-    """Return how many pixels are added before and behind an axis.
+    """Return how many pixels are added before and after an axis.
 
-    "symmetric": (k - 1) / 2 on both sides. "same", as TensorFlow defines it: so many that n pixels become ceil(n / stride),
-    total = max((ceil(n / s) - 1) * s + k - n, 0), the odd one behind.
+    - "symmetric": (k - 1) / 2 on both sides.
+    - "same", as in TensorFlow: n pixels become ceil(n / s). total = max((ceil(n / s) - 1) * s + k - n, 0) pixels are added;
+      an odd one is added after the axis.
     """
     if kind == "symmetric":
         return kernel // 2, kernel // 2
@@ -26,7 +27,7 @@ def padding(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]
 
 
 class _Windows:
-    """The windows of k x k pixels, `stride` apart, of padded images, one place within the window at a time."""
+    """The windows of k x k pixels of padded images, `stride` apart. They are read one place within the window at a time."""
 
     def __init__(self, x: Array, kernel: int, stride: int, kind: str, fill: float) -> None:
         sides = [padding(length, kernel, stride, kind) for length in x.shape[1:3]]
@@ -38,13 +39,13 @@ class _Windows:
         self._inside = np.s_[:, top : top + x.shape[1], left : left + x.shape[2]]
 
     def at(self, i: int, j: int, images: Array | None = None) -> Array:
-        """Return pixel (i, j) of every window: a view [N, rows, columns, C] of the padded images, or of others alike."""
+        """Return pixel (i, j) of every window: a view [N, rows, columns, C] of the padded images, or of other `images`."""
         down, across = (self._stride * (count - 1) + 1 for count in (self.rows, self.columns))
         images = self.images if images is None else images
         return images[:, i : i + down : self._stride, j : j + across : self._stride]
 
     def without_padding(self, images: Array) -> Array:
-        """Return padded images as they were before."""
+        """Return padded images without their padding."""
         return images[self._inside]
 
 
@@ -57,18 +58,18 @@ def convolution(
         d_weight[o, c, i, j]  = sum over n, p, q of  x[n, s*p + i, s*q + j, c] * d_y[n, p, q, o]
         d_x[n, u, v, c]       = sum over o, i, j of  weight[o, c, i, j] * d_y[n, p, q, o]  where u = s*p + i, v = s*q + j
 
-    x is padded with zeros; c runs over the channels of o's group. No bias.
+    x is padded with zeros. c runs over the channels of o's group. There is no bias.
     """
     outputs, inputs, kernel, _ = weight.shape
     windows = _Windows(x, kernel, stride, padding, fill=0.0)
     kernels = weight.reshape(groups, outputs // groups, inputs, kernel, kernel)
 
     def grouped(values: Array) -> Array:
-        """[N, P, Q, channels] -> [groups, N*P*Q, channels / groups]"""
+        """Reshape [N, P, Q, channels] to [groups, N*P*Q, channels / groups]."""
         return values.reshape(-1, groups, values.shape[3] // groups).transpose(1, 0, 2)
 
     def ungrouped(values: Array) -> Array:
-        """[groups, N*P*Q, channels / groups] -> [N, P, Q, channels]"""
+        """Reshape [groups, N*P*Q, channels / groups] to [N, P, Q, channels]."""
         channels = groups * values.shape[2]
         return values.transpose(1, 0, 2).reshape(len(x), windows.rows, windows.columns, channels)
 
@@ -115,9 +116,9 @@ def batch_norm(
 def running_statistics(
     old_mean: Array, old_variance: Array, mean: Array, variance: Array, *, values: int, momentum: float
 ) -> tuple[Array, Array]:
-    """Return the running mean and variance after a batch with these (biased) statistics of so many values.
+    """Return the running mean and variance after a batch with these (biased) statistics over M = `values` values.
 
-    new = (1 - momentum) * old + momentum * batch's; the variance enters unbiased, times M / (M - 1).
+    new = (1 - momentum) * old + momentum * batch's. The variance is first made unbiased: it is multiplied by M / (M - 1).
     """
     unbiased = variance * (values / (values - 1))
     return (1 - momentum) * old_mean + momentum * mean, (1 - momentum) * old_variance + momentum * unbiased
@@ -134,7 +135,7 @@ def relu(x: Array) -> tuple[Array, Back]:
 
 
 def max_pool(x: Array, *, kernel: int, stride: int, padding: str) -> tuple[Array, Back]:
-    """Return the largest value of every window, and back, which gives its gradient to where it was (first of equals)."""
+    """Return the largest value of every window, and back, which passes its gradient to that place (the first of equals)."""
     windows = _Windows(x, kernel, stride, padding, fill=-np.inf)
     pixels = np.stack([windows.at(i, j) for i, j in windows.places])
     largest = pixels.argmax(axis=0)
@@ -165,7 +166,7 @@ def normalise(images: Array, mean: Array, std: Array) -> Array:
 
 
 def mix(x: Array, coefficients: Array, partners: Array) -> Array:
-    """MixUp: image n becomes c[n] * x[n] + (1 - c[n]) * x[partner of n]. arXiv:1710.09412."""
+    """Apply MixUp: image n becomes c[n] * x[n] + (1 - c[n]) * x[partner of n]. arXiv:1710.09412."""
     own = coefficients.reshape(-1, *[1] * (x.ndim - 1))
     return own * x + (1 - own) * x[partners]
 
@@ -179,7 +180,7 @@ def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Arr
     """Return the losses [N] and back: () -> the gradient of their mean with respect to the logits.
 
     loss[n] = -sum over k of  target[n, k] * log p[n, k],   p = softmax(logits)
-    d_logits = (p - target) / N                             since a target's row sums to 1
+    d_logits = (p - target) / N                             since a row of target sums to 1
     """
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -187,19 +188,19 @@ def cross_entropy(logits: Array, target: Array) -> tuple[Array, Callable[[], Arr
 
 
 def rank_of(logits: Array, labels: Array) -> Array:
-    """Return how many classes come before the label's, int64 [N]: larger logits, equal ones of lower classes, and NaN."""
+    """Return how many classes rank above the label, int64 [N]: larger logits, equal logits of lower classes, and NaN."""
     own = logits[np.arange(len(labels)), labels][:, None]
     before = np.arange(logits.shape[1])[None] < labels[:, None]
     return (~(logits <= own) | ((logits == own) & before)).sum(axis=1)
 
 
 def confidence(logits: Array) -> Array:
-    """Return the probability of the likeliest class, [N]: the largest value of softmax(logits)."""
+    """Return the probability of the predicted class, [N]: the largest value of softmax(logits)."""
     return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
 
 
 def rounded(x: Array, precision: str) -> Array:
-    """Return the values as bf16 or fp16 would hold them (to nearest, ties to even); in other precisions as they are."""
+    """Return the values rounded to bf16 or fp16 (to nearest, ties to even); in other precisions unchanged."""
     if precision == "fp16":
         return x.astype(np.float16).astype(x.dtype)
     if precision == "bf16":  # the upper half of a float32

@@ -4,7 +4,10 @@ from lockstep.recipes import Recipe
 
 
 class LossScale:
-    """After `growth_steps` steps without overflow the scale grows; after `backoff_steps` overflows in a row it shrinks."""
+    """The loss scale. A dynamic one grows after enough consecutive steps without overflow and shrinks after enough with one.
+
+    The recipe's `loss_scale_growth_steps` and `loss_scale_backoff_steps` are the numbers of steps.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -14,7 +17,7 @@ class LossScale:
         self._good = self._bad = 0
 
     def adapt(self, overflow: bool) -> None:
-        """Note whether a step overflowed."""
+        """Adapt the scale to a step with or without overflow."""
         self._good, self._bad = (0, self._bad + 1) if overflow else (self._good + 1, 0)
         if self._good >= self._recipe.loss_scale_growth_steps:
             self.value, self._good = self.value * self._recipe.loss_scale_growth, 0
@@ -28,7 +31,7 @@ class LossScale:
         return {"scale": self.value, "good_steps": self._good, "bad_steps": self._bad}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one is the recipe's first."""
+        """Replace the state. An empty state stands for the recipe's initial one."""
         if self.is_dynamic:
             self.value = state.get("scale", self._recipe.loss_scale)
             self._good, self._bad = (int(state.get(name, 0)) for name in ("good_steps", "bad_steps"))

@@ -1,4 +1,4 @@
-"""A `ModelSpec` computed with the functions of `functions`: logits, and the gradients of all parameters."""
+"""A `ModelSpec` computed with the functions in `functions`: logits, and the gradients of all parameters."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,10 +12,10 @@ Array = np.ndarray
 
 
 class Network:
-    """One pass of a batch through a model; `tensors` are canonical, in the dtype that is computed in.
+    """One pass of a batch through a model. `tensors` are canonical, in the dtype of the computation.
 
-    In bf16 and fp16 every convolution, batch norm, sum and pool takes and gives rounded values, forward and backward, and
-    computes between them without rounding; batch norm's parameters and statistics are not rounded.
+    In bf16 and fp16 the inputs and outputs of every convolution, batch norm, sum and pool are rounded, forward and backward.
+    Computations inside of them are not rounded. Batch norm's parameters and statistics are not rounded.
     """
 
     def __init__(self, recipe: Recipe, tensors: Mapping[str, Array], *, training: bool) -> None:
@@ -23,10 +23,10 @@ class Network:
         self.statistics: dict[str, Array] = {}
         """In training, the running statistics after this batch."""
         self.gradients: dict[str, Array] = {}
-        """Of every parameter, once `back` has been called."""
+        """Gradients of every parameter, once `back` has been called."""
 
     def logits(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
-        """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None, filling `gradients`."""
+        """Return the logits [N, K] of normalised images [N, H, W, 3], and back: d_logits -> None. It fills `gradients`."""
         spec, backs = model_spec(self._recipe.model), []
 
         def then(step: tuple[Array, f.Back]) -> Array:
@@ -49,7 +49,7 @@ class Network:
         return x, back
 
     def _block(self, x: Array, block: Block) -> tuple[Array, f.Back]:
-        """y = relu(convolutions of x, ReLU between them, + shortcut of x)"""
+        """Return y = relu(convolutions of x, with ReLU between them, + shortcut of x), and back."""
         inside, shortcut, shortcut_back, y = [], x, None, x
         for conv in block.convs:
             if conv is not block.convs[0]:
@@ -70,7 +70,7 @@ class Network:
         return y, back_of_block
 
     def _convolution(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
-        """A convolution and the batch norm behind it."""
+        """Return the result of a convolution and the batch norm that follows it, and back."""
         name = f"{conv.name}.weight"
         weight = self._round(self._tensors[name])
         y, conv_back = f.convolution(x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding)

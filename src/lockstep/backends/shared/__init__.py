@@ -1,1 +1,1 @@
-"""What several engines need."""
+"""Code that several engines share."""

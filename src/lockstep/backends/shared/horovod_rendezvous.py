@@ -1,4 +1,4 @@
-"""Where the ranks that Horovod adds up over find each other, without Horovod's own launcher."""
+"""Rendezvous for Horovod's ranks, without Horovod's own launcher."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,9 +7,10 @@ from threading import Thread
 
 @contextmanager
 def rendezvous(processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
-    """Serve it for so many processes of this machine; yield a function from a rank to its environment variables.
+    """Serve a rendezvous for this many processes on this machine; yield a function from a rank to its environment variables.
 
-    It listens on this machine alone, where Horovod's own server listens on the network: it believes whoever writes to it.
+    It listens only on the loopback interface. Horovod's launcher would listen on the network, and its server accepts what
+    anyone writes to it.
     """
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars

@@ -1,4 +1,4 @@
-"""What frameworks do to a process beside computing, undone: what they write past Python, and the signals they take."""
+"""Undoing side effects of importing frameworks: output that bypasses Python, and signal handlers."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep back what the process writes, also from compiled code, unless the block raises: then it may tell why."""
+    """Hide what the process writes, also from compiled code. If the block raises, write it, since it may give the reason."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
@@ -35,10 +35,10 @@ def silenced() -> Iterator[None]:
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Put this process's handler of SIGTERM back, which frameworks replace by their own; a run saves on it."""
+    """Restore this process's SIGTERM handler, which frameworks replace by their own. A run saves its state on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python cannot, and nobody has set one
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""Where every tensor of a model lies in one vector, for engines whose update is a few operations on all of it."""
+"""The place of every tensor of a model in one vector, for engines whose update is a few operations on this vector."""
 
 import math
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from lockstep.recipes import Recipe
 
 
 class Layout:
-    """The order of a model's tensors in a vector: what decays first, then other parameters, then running statistics.
+    """The order of a model's tensors in a vector: first decayed parameters, then other parameters, then running statistics.
 
-    A vector of the first `trained` values holds parameters alone, such as velocities.
+    A vector with only the first `trained` values holds parameters without statistics, for example velocities.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self.shapes = {tensor.name: tensor.shape for tensor in table}
-        """In canonical order."""
+        """Shapes of all tensors, in canonical order."""
         decaying = [tensor for tensor in table if tensor.is_trained and tensor.role in recipe.weight_decay_roles]
         others = [tensor for tensor in table if tensor.is_trained and tensor not in decaying]
         self.parameters = [tensor.name for tensor in (*decaying, *others)]
-        """In the vector's order; and so `statistics`."""
+        """Names in the order of the vector, as in `statistics`."""
         self.statistics = [tensor.name for tensor in table if not tensor.is_trained]
         self.places: dict[str, slice] = {}
         self.size = 0
@@ -38,7 +38,7 @@ class Layout:
         return {name: shape for name, shape in self.shapes.items() if name in self.parameters}
 
     def views(self, vector: Any) -> dict[str, Any]:
-        """Return the tensors in a framework's vector, by name; they share its memory."""
+        """Return the tensors in a framework's vector, by name. They share its memory."""
         return {name: vector[self.places[name]].reshape(self.shapes[name]) for name in self._within(len(vector))}
 
     def arrays(self, vector: np.ndarray) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ class Layout:
         return values
 
     def removed(self, masks: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return where masks are False, bool [trained]."""
+        """Return where masks are False: bool [trained]."""
         values = np.zeros(self.trained, bool)
         for name, mask in masks.items():
             values[self.places[name]] = ~np.asarray(mask, bool).reshape(-1)

@@ -1,9 +1,9 @@
 """Keeping a framework's sockets on the loopback interface.
 
 TensorFlow's server and Paddle's store bind to all interfaces and have no option for another address. TensorFlow's server
-executes the graphs that it is sent. So a rank whose peers are all on this machine replaces the C function `bind` in the
-libraries that are loaded: a request for all interfaces becomes one for the loopback interface. This works on 64-bit Linux. A
-rank that listens elsewhere all the same when it has met the others refuses to train.
+executes any graph that it receives. So a rank whose peers are all on this machine replaces the C function `bind` in the
+loaded libraries: a request for all interfaces becomes a request for the loopback interface. This works on 64-bit Linux. If a
+rank still listens on another interface after it has met the others, it refuses to train.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ from lockstep.system.ranks import LOOPBACK
 
 
 def keep_on_loopback() -> None:
-    """Have libraries of this process that bind a socket to all interfaces bind it to the loopback interface instead.
+    """Make libraries of this process that bind a socket to all interfaces bind it to the loopback interface instead.
 
-    It holds for the libraries loaded so far. Python's own sockets stay as they are. Raises `BackendError` where this system
-    has no such means.
+    This applies to the libraries that are already loaded. Python's own sockets are not changed. Raises `BackendError` if it
+    is not possible on this system.
     """
     try:
         if struct.calcsize("P") != 8:
@@ -43,23 +43,23 @@ def keep_on_loopback() -> None:
 
 
 def refuse_open_sockets() -> None:
-    """Raise `BackendError` if this process listens on anything but the loopback interface."""
+    """Raise `BackendError` if this process listens on another interface than the loopback interface."""
     found = sorted({f"{address} port {port}" for address, port in listening("self") if not is_loopback(address)})
     if found:
-        raise BackendError(f"this rank listens on {', '.join(found)}, expected the loopback interface alone. {_ADVICE}")
+        raise BackendError(f"this rank listens on {', '.join(found)}, expected the loopback interface only. {_ADVICE}")
 
 
-_ADVICE = "Train in one process, or take --backend torch, which needs no server"
+_ADVICE = "Train in one process, or use --backend torch, which needs no server"
 
 
-# What a process listens on
+# Sockets that a process listens on
 
 _LISTENING = "0A"
-"""TCP_LISTEN in /proc/net/tcp."""
+"""The state TCP_LISTEN in /proc/net/tcp."""
 
 
 def listening(process: int | str) -> list[tuple[str, int]]:
-    """Return address and port of every TCP socket that a process of this machine listens on; none without /proc."""
+    """Return address and port of every TCP socket that a process of this machine listens on; an empty list without /proc."""
     folder = Path("/proc") / str(process)
     if not (folder / "net").is_dir():
         return []
@@ -67,7 +67,7 @@ def listening(process: int | str) -> list[tuple[str, int]]:
     for file in (folder / "fd").iterdir():
         try:
             own.add(str(file.readlink()))
-        except OSError:  # closed since
+        except OSError:  # closed in the meantime
             continue
     found = []
     for family in ("tcp", "tcp6"):
@@ -83,7 +83,7 @@ def listening(process: int | str) -> list[tuple[str, int]]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return address and port of such a text as 0100007F:B267: words of 32 bits in the processor's order of bytes."""
+    """Return address and port in a text such as 0100007F:B267: words of 32 bits in the processor's byte order."""
     address, port = text.split(":")
     words = [int(address[start : start + 8], 16) for start in range(0, len(address), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
@@ -91,13 +91,13 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is of the loopback interface, as IPv4, IPv6 or IPv4 within IPv6."""
+    """Return whether an address belongs to the loopback interface, as IPv4, IPv6 or IPv4 within IPv6."""
     parsed = ipaddress.ip_address(address)
     mapped = getattr(parsed, "ipv4_mapped", None)
     return (mapped or parsed).is_loopback
 
 
-# The function that takes the place of `bind`
+# The function that replaces `bind`
 
 _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
 
@@ -106,13 +106,16 @@ def _bind(number: int, address: int, length: int) -> int:
     try:
         wanted = _on_loopback(ctypes.string_at(address, length) if address else b"")
         return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
-    except BaseException:  # a signal's handler may raise here. Left alone, C would take it for a socket that is bound
+    except BaseException:  # a signal handler can raise here. Without this, C would assume that the socket is bound
         ctypes.set_errno(errno.EACCES)
         return -1
 
 
 def _on_loopback(given: bytes) -> bytes:
-    """Return a socket address with the loopback interface's address in place of all interfaces'; others as they are."""
+    """Return a socket address in which the address of all interfaces is replaced by that of the loopback interface.
+
+    Other addresses are returned unchanged.
+    """
     family = int.from_bytes(given[:2], sys.byteorder)
     v4 = socket.inet_pton(socket.AF_INET, LOOPBACK)
     if family == socket.AF_INET and given[4:8] == bytes(4):  # family, port, address
@@ -123,12 +126,12 @@ def _on_loopback(given: bytes) -> bytes:
 
 
 _MAPPED = bytes(10) + b"\xff\xff"
-"""What stands before an IPv4 address within IPv6. TensorFlow's sockets speak both, and its ranks are called by IPv4."""
+"""Prefix of an IPv4 address within IPv6. TensorFlow's sockets accept both, and its ranks connect by IPv4."""
 
 
 @cache
 def _own() -> Any:
-    """Return `_bind` as a C function, always the same one, since libraries hold its address."""
+    """Return `_bind` as a C function. It is always the same one, since libraries keep its address."""
     return _Bind(_bind)
 
 
@@ -166,11 +169,11 @@ class _Loaded(ctypes.Structure):
 
 
 _Library = tuple[int, list[tuple[int, int, int]]]
-"""Where a library lies in memory, and of each of its segments the type, the address from there and the length in bytes."""
+"""Address of a library in memory, and type, address relative to it and length in bytes of each of its segments."""
 
 
 def _libraries() -> list[_Library]:
-    """Return the shared libraries of this process, but for Python's own modules and the C library."""
+    """Return the shared libraries of this process, except Python's own modules and the C library."""
     found: list[_Library] = []
 
     def note(loaded: "ctypes._Pointer[_Loaded]", _size: int, _data: int) -> int:
@@ -181,14 +184,15 @@ def _libraries() -> list[_Library]:
             found.append((library.base, [(each.type, each.address, each.memory_bytes) for each in segments]))
         return 0
 
-    # Both keep Python's lock: another thread that imports a library would wait for the loader's while it holds Python's.
+    # PYFUNCTYPE and PyDLL keep Python's lock. Otherwise another thread that imports a library could hold Python's lock while
+    # it waits for the loader's lock.
     visitor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
     ctypes.PyDLL(None).dl_iterate_phdr(visitor(note), None)
     return found
 
 
 def _replace(library: _Library) -> bool:
-    """Write our function over the places of a library that hold the address of `bind`; return whether there are any."""
+    """Write our function over the places in a library that hold the address of `bind`; return whether there are any."""
     base, segments = library
     places = list(_places(base, segments))
     for place in places:
@@ -197,7 +201,10 @@ def _replace(library: _Library) -> bool:
 
 
 def _is_read_only(place: int, base: int, segments: list[tuple[int, int, int]]) -> bool:
-    """Return whether the loader has made a place read-only: whole pages, of which the last may reach beyond and is not."""
+    """Return whether the loader has made a place read-only.
+
+    The loader protects whole pages. A last page that reaches beyond the segment stays writable.
+    """
     size = mmap.PAGESIZE
     pages = (
         range((base + start) // size, (base + start + length) // size)
@@ -217,7 +224,7 @@ def _places(base: int, segments: list[tuple[int, int, int]]) -> Iterator[int]:
             continue
 
         def absolute(tag: int, tags: dict[int, int] = tags) -> int:
-            # glibc has added the base already; musl has not.
+            # With glibc the address already includes the base. With musl it does not.
             return tags[tag] if tags[tag] >= base else base + tags[tag]
 
         for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
@@ -242,7 +249,7 @@ def _write(place: int, value: int, is_read_only: bool) -> None:
     page = ctypes.c_void_p(place - place % page_bytes)
     readable, writable = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
     if system.mprotect(page, ctypes.c_size_t(page_bytes), writable):
-        raise OSError(ctypes.get_errno(), "memory of a library cannot be written")
+        raise OSError(ctypes.get_errno(), "the memory of a library cannot be made writable")
     ctypes.c_uint64.from_address(place).value = value
     if is_read_only:
         system.mprotect(page, ctypes.c_size_t(page_bytes), readable)

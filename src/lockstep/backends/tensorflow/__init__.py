@@ -1,6 +1,6 @@
 """TensorFlow. The functions of `lockstep.backends.Backend`."""
 
-from lockstep.backends.tensorflow import loading  # noqa: F401, I001 - before all that imports TensorFlow
+from lockstep.backends.tensorflow import loading  # noqa: F401, I001 - before all modules that import TensorFlow
 
 import os
 

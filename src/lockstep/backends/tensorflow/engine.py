@@ -1,9 +1,9 @@
 """The training step on TensorFlow: variables, plain operations and one `tf.function`, for CPU and GPU.
 
-Layout is NHWC; in mixed precision weights stay float32 and are cast where they are used. The update is TensorFlow's own
-momentum operation, which has the learning rate outside the velocity, as the canonical form has it (Keras' SGD has it
-inside). Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`; on a GPU, TensorFlow lets the copy
-of a batch wait for the step before.
+The layout is NHWC. In mixed precision weights stay float32 and are cast where they are used. The update is TensorFlow's own
+momentum operation. It has the learning rate outside the velocity, like the canonical form (Keras' SGD has it inside). Only
+`fetch`, `evaluate`, `predict` and `read` wait for the device. On a GPU, TensorFlow's copy of a batch waits for the previous
+step.
 """
 
 import time
@@ -36,7 +36,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 
 Fetched = tuple[np.ndarray, float]
-"""A row for every step, and when they were there."""
+"""A row for every step, and the time when the rows were there."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class TensorflowEngine:
         if self._synchronised and execution.compile == "on":
             raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
         if execution.compile == "on" and execution.deterministic and world.on_gpu:
-            raise BackendError("XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave XLA out")
+            raise BackendError(
+                "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave compile at auto"
+            )
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
         self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
@@ -87,7 +89,7 @@ class TensorflowEngine:
         rows = tf.TensorSpec([None, None], tf.float64)  # sums of steps, scores of images
         self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
         self._shared = graph(lambda leads: world.run(self._share_statistics, leads))
-        # On a GPU this thread waits for the steps of an interval while the main one enqueues the next.
+        # On a GPU this thread waits for the steps of an interval while the main thread enqueues the next ones.
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="lockstep-fetch")
 
     def __enter__(self) -> "TensorflowEngine":
@@ -99,9 +101,9 @@ class TensorflowEngine:
     # Training
 
     def _traced(self) -> Callable[..., Tensor]:
-        """Return the step as a graph; it is traced anew for batches of another shape or kind."""
+        """Return the step as a graph. It is traced again for batches of another shape or kind."""
         alone = self._world.ranks == 1
-        # Collective operations stay outside of what XLA compiles.
+        # XLA must not compile collective operations.
         gradients = graph(self._gradients, jit_compile=True) if self._compile and not alone else self._gradients
         update = graph(self._update, jit_compile=True) if self._compile and not alone else self._update
 
@@ -147,12 +149,15 @@ class TensorflowEngine:
 
         if self._world.on_gpu:
             return self._waiting.submit(fetched)
-        done: Future[Fetched] = Future()  # a CPU has computed what is enqueued
+        done: Future[Fetched] = Future()  # on a CPU enqueued work is already done
         done.set_result(fetched())
         return done
 
     def _gradients(self, *columns: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the gradients of scale / ranks * (mean loss), added up over the parts, and the sums; statistics move on."""
+        """Return the gradients of scale / ranks * (mean loss), added up over the parts, and the sums.
+
+        Running statistics are updated.
+        """
         if self._parts == 1:
             return self._gradients_of_part(*columns)
         parted = [tf.reshape(column, [self._parts, -1, *column.shape[1:]]) for column in columns]
@@ -163,7 +168,7 @@ class TensorflowEngine:
 
         zeros = [tf.zeros(parameter.shape) for parameter in self._parameters.values()]
         start = (tf.constant(0), zeros, tf.zeros([4], tf.float64))
-        if self._synchronised:  # the strategy adds up over ranks in no loop of the graph
+        if self._synchronised:  # the strategy cannot add up over ranks inside a loop of the graph
             for _ in range(self._parts):
                 start = add(*start)
             return start[1:]
@@ -179,7 +184,7 @@ class TensorflowEngine:
         if coefficients is not None:
             weight = tf.reshape(coefficients, [-1, 1, 1, 1])
             x = weight * x + (1 - weight) * tf.gather(x, partners)
-        # XLA's own batch norm takes the variance for E[x^2] - E[x]^2 in float32, which loses digits.
+        # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses digits.
         moments = self._moments if self._synchronised or self._compile else None
         run = Pass(self._recipe, self._tensors, training=True, moments=moments)
         with tf.GradientTape() as tape:
@@ -217,14 +222,14 @@ class TensorflowEngine:
         return (tf.cast(images, tf.float32) - self._mean) / self._std
 
     def _update(self, gradients: list[Tensor], step: Tensor) -> None:
-        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
         found = {
             name: tf.where(self._removed[name], 0.0, gradient) if name in self._removed else gradient
             for name, gradient in zip(self._parameters, gradients, strict=True)
         }
         found, used = self._scale.step(found)
-        rate = tf.gather(self._learning_rates, step)  # XLA would take the index of a slice for a constant, and compile anew
-        # Without a branch, on which the host would wait for a GPU: at rate 0 and momentum 1 a step leaves all as it is.
+        rate = tf.gather(self._learning_rates, step)  # XLA would take a slice's index for a constant and compile every step
+        # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum 1 changes nothing.
         rate, momentum = tf.where(used, rate, 0.0), tf.where(used, self._recipe.momentum, 1.0)
         for name, gradient in found.items():
             weight, velocity = self._parameters[name], self._velocity[name]
@@ -240,7 +245,7 @@ class TensorflowEngine:
                 average.assign(average + (1 - keep) * (self._tensors[name] - average))
 
     def fetch(self, handle: TensorflowHandle) -> Interval:
-        """Wait for the steps and return what they brought over all ranks."""
+        """Wait for the steps and return their results over all ranks."""
         table, finished_at = handle.result.result()
         loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
         return Interval(
@@ -271,28 +276,32 @@ class TensorflowEngine:
         return total
 
     def _share_statistics(self, leads: Tensor) -> list[Tensor]:
-        """Give every rank the batch norm statistics of the one that leads, rank 0."""
+        """Copy the batch norm statistics of rank 0, which leads, to every rank."""
         statistics = [
             variable
             for variables in (self._tensors, self._ema)
             for name, variable in variables.items()
             if name not in self._parameters
         ]
-        # `leads` is no constant of the graph: TensorFlow would fold a sum of zeros, and ask the other ranks once only.
+        # `leads` is an input and not a constant of the graph: otherwise TensorFlow would fold the zeros into a constant and
+        # exchange them with the other ranks only once.
         shared = self._world.sum([tf.where(leads, value, tf.zeros_like(value)) for value in statistics])
         if self._world.rank > 0:
             for variable, value in zip(statistics, shared, strict=True):
                 variable.assign(value)
-        return shared  # or TensorFlow would leave out on rank 0 what the others wait for
+        return shared  # otherwise TensorFlow would leave out the exchange on rank 0, and the others would wait for it
 
     def _of_all_ranks(self, table: Tensor) -> Tensor:
-        """Return the rows of all ranks, who have as many each: a sum in which each has zeros for the others'."""
+        """Return the rows of all ranks, as a sum in which each rank has zeros for the rows of the others.
+
+        All ranks must have the same number of rows.
+        """
         ranks, rank, rows = self._world.ranks, self._world.rank, len(table)
         return self._total(tf.pad(table, [[rank * rows, (ranks - 1 - rank) * rows], [0, 0]]))
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        if len(images) == 0:  # which TensorFlow's convolutions refuse
+        if len(images) == 0:  # TensorFlow's convolutions refuse empty batches
             return np.zeros((0, self._recipe.logits), np.float32)
         return self._logits(tf.constant(images)).numpy()
 
@@ -310,7 +319,7 @@ class TensorflowEngine:
         return State(self._done, values, velocity, average, self._scale.read())
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown, or a shape is another."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
@@ -319,7 +328,7 @@ class TensorflowEngine:
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks(canonical_shapes(self._parameters), masks)
         if not masks and not self._removed:
             return
@@ -345,10 +354,10 @@ def _scored(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
     own = tf.gather(logits, labels[:, None], batch_dims=1)
     before = tf.range(tf.shape(logits, tf.int64)[1])[None] < labels[:, None]
-    # Not as "not (logits <= own)", which TensorFlow's optimizer takes for "logits > own".
+    # Not written as "not (logits <= own)", which TensorFlow's optimizer turns into "logits > own".
     comes_first = (logits > own) | tf.math.is_nan(logits) | tf.math.is_nan(own) | ((logits == own) & before)
     return tf.reduce_sum(tf.cast(comes_first, tf.int64), axis=1)
 

@@ -13,15 +13,15 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     """Write a SavedModel.
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`,
-    float32 [N, logits]. Images of the evaluation's size are taken as they are; others are resized and cut as in evaluation,
-    bilinearly by TensorFlow, which may round a pixel otherwise than the loaders. The names of the classes are in
-    `assets.extra/classes.txt`, one a line.
+    float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped as in evaluation.
+    TensorFlow's bilinear resize may round a pixel differently than the loaders. The names of the classes are in
+    `assets.extra/classes.txt`, one on each line.
     """
     module = _Serving(recipe, tensors)
     images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
     tf.saved_model.save(module, str(folder), {"serving_default": graph(module.serve, input_signature=[images])})
     if classes:
-        extra = folder / "assets.extra"  # where SavedModels keep what TensorFlow does not read
+        extra = folder / "assets.extra"  # the folder of a SavedModel for files that TensorFlow does not read
         extra.mkdir()
         (extra / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
@@ -42,7 +42,7 @@ class _Serving(tf.Module):  # type: ignore[misc]
         return {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
 
     def _centre(self, images: Tensor, size: Tensor) -> Tensor:
-        """Return the centre squares as `lockstep.recipes.order.centre_plan` has them, rounded to whole numbers."""
+        """Return the centre squares as in `lockstep.recipes.order.centre_plan`, rounded to whole numbers."""
         recipe = self._recipe
         resized = recipe.eval_resize * size // tf.reduce_min(size)
         top, left = tf.unstack(tf.cast(tf.round(tf.cast(resized - recipe.eval_crop, tf.float32) / 2), tf.int32))

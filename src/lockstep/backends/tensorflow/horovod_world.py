@@ -1,4 +1,4 @@
-"""Horovod, the engine of NVIDIA's original, where it is installed."""
+"""Horovod, if it is installed: NVIDIA's original used it for several GPUs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ try:
     import horovod.tensorflow as hvd
 except ImportError as error:
     raise BackendError(
-        f"distributed is horovod, which this environment has not: {error}. It needs an older TensorFlow: "
+        f"distributed is horovod, which is not installed here: {error}. It needs an older TensorFlow: "
         "`make tensorflow-horovod` makes .venv-tensorflow-horovod for it"
     ) from None
 
 
 class HorovodWorld(TensorflowWorld):
-    """This process among those of `horovodrun` or `lockstep launch --distributed horovod`, or alone."""
+    """This process: one of those of `horovodrun` or `lockstep launch --distributed horovod`, or a single one."""
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
         if is_on_one_machine():
             refuse_open_sockets()
-        # Under MPI Horovod alone knows them.
+        # Under MPI only Horovod knows these numbers.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})
         super().__init__(execution)
@@ -37,7 +37,7 @@ class HorovodWorld(TensorflowWorld):
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in which `sum` may be called."""
-        # Ranks must name a sum alike, however often each of them traces the function.
+        # A sum must have the same name on all ranks, no matter how often each of them traces the function.
         self._step, self._sums = step.__name__, 0
         return step(*arguments)
 

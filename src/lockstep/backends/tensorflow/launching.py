@@ -1,4 +1,4 @@
-"""Starting ranks of TensorFlow's on this machine."""
+"""Starting TensorFlow's ranks on this machine."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from lockstep.system.ranks import LOOPBACK, free_ports, launch_ranks
 
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code.
+    """Run this Python with these arguments in this many processes that find each other; return the exit code.
 
-    TensorFlow has no launcher of its own: a worker finds the others in TF_CONFIG.
+    TensorFlow has no launcher. A worker finds the others in TF_CONFIG.
     """
     if distributed == "horovod":
-        from lockstep.backends.tensorflow import horovod_world  # noqa: F401 - or it would be missed in every rank
+        from lockstep.backends.tensorflow import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
         threads = threads_of_a_rank(processes)
         with rendezvous(processes) as environment:
@@ -24,7 +24,7 @@ def launch(processes: int, arguments: list[str], distributed: str) -> int:
 
 
 def workers(count: int) -> Callable[[int], dict[str, str]]:
-    """Return a function from a rank to the environment variables that make it one of so many workers on this machine."""
+    """Return a function from a rank to the environment variables that make it one of `count` workers on this machine."""
     addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count)]
     threads = threads_of_a_rank(count)
 

@@ -1,4 +1,7 @@
-"""Importing TensorFlow without its greetings, which it writes before it reads how much it should say; memory as needed."""
+"""Importing TensorFlow without its greetings, and with GPU memory that grows as needed.
+
+TensorFlow writes the greetings before it reads its log level.
+"""
 
 import importlib
 import os
@@ -8,5 +11,5 @@ from lockstep.backends.shared.import_side_effects import silenced
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with silenced():
     tf = importlib.import_module("tensorflow")
-for _gpu in tf.config.list_physical_devices("GPU"):  # or it takes all of its memory; to be said before anything is computed
+for _gpu in tf.config.list_physical_devices("GPU"):  # or it uses all memory. Must be set before anything is computed
     tf.config.experimental.set_memory_growth(_gpu, True)

@@ -1,4 +1,4 @@
-"""Loss scaling on the device: no step waits to learn whether it overflowed."""
+"""Loss scaling on the device. The host does not wait to know whether a step overflowed."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from lockstep.recipes import Recipe
 
 
 class LossScale:
-    """The scale of the loss, constant or adapted to overflows.
+    """The loss scale, constant or adapted to overflows.
 
-    Keras' `LossScaleOptimizer` backs off at the first overflow; this one can wait for several in a row, as Paddle's does,
-    and its state is the canonical one of every engine.
+    Keras' `LossScaleOptimizer` backs off at the first overflow. This class can wait for several consecutive overflows, like
+    Paddle's, and its state is the canonical one of every engine.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -25,7 +25,7 @@ class LossScale:
     def step(self, gradients: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Return the unscaled gradients and whether to use them, and adapt the scale.
 
-        With dynamic scaling they are used only if all are finite; else they are zeros.
+        With dynamic scaling, gradients with a value that is not finite are replaced by zeros and not used.
         """
         unscaled = {name: gradient / self.value for name, gradient in gradients.items()}
         if not self._dynamic:
@@ -53,7 +53,7 @@ class LossScale:
         return {name: value.numpy().item() for name, value in values.items()}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one is the recipe's first."""
+        """Replace the state. An empty state stands for the recipe's initial one."""
         if self._dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value.assign(state["scale"])

@@ -20,10 +20,10 @@ Tensor = Any
 COMPUTED_IN = {"bf16": tf.bfloat16, "fp16": tf.float16}
 
 graph = partial(tf.function, autograph=False)
-"""Traces a function as it stands: its branches are Python's."""
+"""`tf.function` that traces a function without changing it: its branches are Python's."""
 
 Moments = Callable[[Tensor], tuple[Tensor, Tensor, int]]
-"""Of values [N, H, W, C]: mean and biased variance [C] in float32, and the number of values of a channel."""
+"""A function of values [N, H, W, C] to mean and biased variance [C] in float32, and the number of values of a channel."""
 
 
 class Pass:
@@ -34,7 +34,7 @@ class Pass:
     ) -> None:
         self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
         self._dtype = COMPUTED_IN.get(recipe.precision, tf.float32)
-        # TensorFlow's fp16 products on CPUs add up in fp16, which is slow there too; a GPU adds up in float32.
+        # TensorFlow's fp16 products on CPUs add up in fp16, which is also slow. A GPU adds up in float32.
         self._summed_in = (
             tf.float32 if self._dtype == tf.float16 and not tf.config.list_logical_devices("GPU") else self._dtype
         )
@@ -55,7 +55,7 @@ class Pass:
         return tf.cast(tf.cast(y, self._dtype), tf.float32)
 
     def _rounded(self, value: Tensor) -> Tensor:
-        """Return a weight as the recipe's precision holds it, to be multiplied."""
+        """Return a weight rounded to the recipe's precision, for a multiplication."""
         return self._widened(tf.cast(value, self._dtype))
 
     def _widened(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Pass:
         return tf.nn.relu(self._convolution(x, block.convs[-1]) + shortcut)
 
     def _convolution(self, x: Tensor, conv: Conv) -> Tensor:
-        """A convolution and the batch norm behind it."""
+        """Return the result of a convolution and the batch norm that follows it."""
         kernel = self._rounded(self._values[f"{conv.name}.weight"])
         x, padding = self._padded(self._widened(x), conv.kernel, conv.stride)
         if conv.groups == 1 or computes_groups(self._summed_in):
@@ -80,11 +80,11 @@ class Pass:
         return self._batch_norm(x, conv.bn_name)
 
     def _padded(self, x: Tensor, kernel: int, stride: int) -> tuple[Tensor, str]:
-        """Return what to slide a window over, and TensorFlow's word for how."""
-        if self._recipe.padding == "same" or stride == 1:  # the same thing at stride 1
+        """Return the images to slide a window over, and TensorFlow's name for their padding."""
+        if self._recipe.padding == "same" or stride == 1:  # both paddings are the same at stride 1
             return x, "SAME"
-        # As an operation of its own: a convolution in bf16 that pads by numbers takes oneDNN's slow way on a CPU. Zeros for
-        # the pool too: what comes before it is a ReLU, whose gradient at 0 is 0 whether padding or a pixel is the largest.
+        # As a separate operation: a convolution in bf16 with explicit padding uses oneDNN's slow path on a CPU. Zeros for
+        # the pool, too: a ReLU comes before it, whose gradient at 0 is 0, whether padding or a pixel is the largest.
         pad = kernel // 2
         return (tf.pad(x, [[0, 0], [pad, pad], [pad, pad], [0, 0]]) if pad else x), "VALID"
 
@@ -103,7 +103,7 @@ class Pass:
                 variance + momentum * (unbiased - variance),
             )
         else:
-            # Asked to average with weight 1, it wants no old values.
+            # With weight 1 for the new average, the operation expects no old values.
             old = (mean, variance) if not self._training or momentum < 1 else ([], [])
             y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
                 x=x,
@@ -122,9 +122,9 @@ class Pass:
 
 @cache
 def computes_groups(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow has kernels for grouped convolutions and their gradients here.
+    """Return whether TensorFlow has kernels for grouped convolutions and their gradients on this device.
 
-    A GPU has them, and so has oneDNN, for float32 and bf16; TensorFlow's own for CPUs have not.
+    GPUs have them, and so has oneDNN for float32 and bf16. TensorFlow's own CPU kernels do not support them.
     """
 
     @graph
@@ -134,7 +134,7 @@ def computes_groups(dtype: tf.DType) -> bool:
         )
 
     try:
-        with tf.init_scope():  # this may be asked while a step is traced
+        with tf.init_scope():  # this function may be called while a step is traced
             gradient(tf.ones([1, 4, 4, 8], dtype), tf.ones([1, 4, 4, 8], dtype))
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
         return False
@@ -142,7 +142,7 @@ def computes_groups(dtype: tf.DType) -> bool:
 
 
 class Model(tf.Module):  # type: ignore[misc]
-    """The model in evaluation mode: images [N, H, W, 3], normalised, to logits [N, logits]."""
+    """The model in evaluation mode: normalised images [N, H, W, 3] to logits [N, logits]."""
 
     def __init__(self, recipe: Recipe, values: Mapping[str, np.ndarray]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def _laid_out(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _AXES = {0: (), 1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
-"""Where TensorFlow's axes are among the canonical ones, by their number."""
+"""The canonical axis for each of TensorFlow's axes, by the number of axes."""
 
 
 def to_canonical(value: Tensor) -> np.ndarray:
@@ -190,7 +190,7 @@ def canonical_shapes(variables: Mapping[str, Tensor]) -> dict[str, tuple[int, ..
 
 
 def copy_into(into: Mapping[str, Tensor], values: Mapping[str, np.ndarray], what: str) -> None:
-    """Assign canonical arrays to variables of the same names; `CheckpointError` if names or shapes differ."""
+    """Assign canonical arrays to variables of the same names. Raises `CheckpointError` if names or shapes differ."""
     check_fit(canonical_shapes(into), values, what)
     for name, variable in into.items():
         variable.assign(from_canonical(np.asarray(values[name], np.float32)))

@@ -1,4 +1,4 @@
-"""The processes that train together: MultiWorkerMirroredStrategy, Horovod, or one process alone."""
+"""The processes that train together: MultiWorkerMirroredStrategy, Horovod, or a single process."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,11 @@ from lockstep.system.machine import cores
 from lockstep.system.ranks import is_on_one_machine
 
 _QUESTIONS = 1 << 20
-"""Group key of the questions that hosts ask each other, far from those that the strategy counts up from 0."""
+"""Group key of questions between hosts. It is far from the keys of the strategy, which are counted from 0."""
 
 
 class TensorflowWorld(HostQuestions):
-    """This process alone; and what the worlds of several have in common."""
+    """A single process, and the base of worlds with several processes."""
 
     rank, ranks = 0, 1
 
@@ -34,12 +34,12 @@ class TensorflowWorld(HostQuestions):
         return step(*arguments)
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the sums over all ranks, through which gradients flow; every rank must ask, within `run`."""
+        """Return the sums over all ranks, which are differentiable. Every rank must call it, within `run`."""
         return list(tensors)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Say of a failed operation that a peer has ended, if there are peers."""
+        """Turn the error of a failed operation into one that says that another rank has ended, if there are other ranks."""
         try:
             yield
         except tf.errors.ResourceExhaustedError:
@@ -54,24 +54,24 @@ class TensorflowWorld(HostQuestions):
         return values
 
     def close(self) -> None:
-        """Leave the process group, which TensorFlow does when the process ends."""
+        """Do nothing: TensorFlow leaves the process group when the process ends."""
 
 
 class Workers(TensorflowWorld):
-    """This process among the workers of TF_CONFIG, under MultiWorkerMirroredStrategy."""
+    """This process as one of the workers in TF_CONFIG, with MultiWorkerMirroredStrategy."""
 
     def __init__(self, execution: Execution) -> None:
         super().__init__(execution)
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._questions = 0
         if not os.environ.get("TF_CONFIG"):
-            raise BackendError("several ranks, but no TF_CONFIG that says where they are; start them with `lockstep launch`")
+            raise BackendError("several ranks, but no TF_CONFIG with their addresses; start them with `lockstep launch`")
         kind = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
         self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)
         if is_on_one_machine():
-            keep_on_loopback()  # TensorFlow's server binds to all interfaces, whatever TF_CONFIG says
-        with keeping_sigterm():  # workers that meet replace it
+            keep_on_loopback()  # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
+        with keeping_sigterm():  # workers replace the handler when they meet
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         if is_on_one_machine():
             refuse_open_sockets()
@@ -82,9 +82,9 @@ class Workers(TensorflowWorld):
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sums over all ranks."""
-        # The strategy looks at the device of what it gets; what comes from outside of `run` has none yet.
+        # The strategy reads the device of its inputs. Tensors from outside of `run` do not have a device yet.
         placed = [tf.identity(tensor) for tensor in tensors]
-        # It packs nothing of unknown shape, and warns of it.
+        # It does not pack tensors of unknown shape, and would warn about them.
         packs = self._packs if all(tensor.shape.is_fully_defined() for tensor in placed) else None
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed, packs)
 
@@ -105,12 +105,12 @@ class Workers(TensorflowWorld):
 
 
 def _choose_device(execution: Execution, local_rank: int) -> bool:
-    """Have TensorFlow see one GPU or none; return whether it is one."""
+    """Make one GPU or none visible to TensorFlow; return whether it is one."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus and execution.device == "cuda":
         raise BackendError(
             "device is cuda, but TensorFlow finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow says which library it lacks"
+            "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow prints which library is missing"
         )
     if not gpus:
         return False
@@ -121,13 +121,13 @@ def _choose_device(execution: Execution, local_rank: int) -> bool:
         tf.config.set_visible_devices([gpus[local_rank]] if on_gpu else [], "GPU")
     except RuntimeError:
         raise BackendError(
-            "TensorFlow computes on other devices in this process already; use these, or a process of its own"
+            "TensorFlow already uses other devices in this process; use the same devices, or a separate process"
         ) from None
     return on_gpu
 
 
 def devices() -> list[str]:
-    """Return the devices TensorFlow sees."""
+    """Return the devices that TensorFlow sees."""
     details = tf.config.experimental.get_device_details
     found = [details(gpu).get("device_name", gpu.name) for gpu in tf.config.get_visible_devices("GPU")]
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", cores())

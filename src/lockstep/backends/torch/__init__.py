@@ -33,6 +33,6 @@ def load_module(recipe: Recipe, tensors: dict[str, np.ndarray]) -> Model:
 
 
 def devices() -> list[str]:
-    """Return the devices PyTorch sees."""
+    """Return the devices that PyTorch sees."""
     gpus = [device_name(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
     return [*gpus, device_name(torch.device("cpu"))]

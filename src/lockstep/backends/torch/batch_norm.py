@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 
 def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return the model with batch norms that see the images of all ranks.
+    """Return the model with batch norms over the images of all ranks.
 
-    On GPUs these are PyTorch's own, which do not run on CPUs.
+    On GPUs these are PyTorch's own batch norms, which do not run on CPUs.
     """
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -22,7 +22,7 @@ def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _SynchronisedBatchNorm(nn.BatchNorm2d):
-    """Mean and variance in float32 from two all-reduces, through which gradients flow."""
+    """Batch norm with mean and variance in float32 from two differentiable all-reduces."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -50,7 +50,7 @@ def _over_ranks(value: Tensor) -> Tensor:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """An all-reduce through which gradients flow; PyTorch's own is deprecated, and its successor private."""
+    """A differentiable all-reduce. PyTorch's own is deprecated, and its successor is private."""
 
     @staticmethod
     def forward(ctx: object, value: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
-Layout is channels_last unless the execution says otherwise, mixed precision is autocast over float32 weights, the update is
-PyTorch's fused SGD. Nothing here waits for the device but `fetch`, `evaluate`, `predict` and `read`.
+The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights. The update
+is PyTorch's fused SGD. Only `fetch`, `evaluate`, `predict` and `read` wait for the device.
 """
 
 import os
@@ -44,10 +44,10 @@ class TorchHandle:
 
     first: int
     sums: Tensor
-    """float64 [steps, 4], there once `done`: loss sum, top-1, top-5 and images of all ranks."""
+    """float64 [steps, 4], valid once `done`: loss sum, top-1, top-5 and images of all ranks."""
     loss_scale: Tensor
     done: torch.cuda.Event | None
-    """None on a CPU, which has computed what is enqueued."""
+    """An event on a GPU; None on a CPU, where enqueued work is already done."""
     enqueued_at: float
 
     @property
@@ -102,8 +102,8 @@ class TorchEngine:
         distributed = DistributedDataParallel(
             self._loss_module, device_ids=gpus, gradient_as_bucket_view=True, bucket_cap_mb=execution.all_reduce_mb
         )
-        # Statistics stay local: only rank 0's count, and are handed on before an evaluation. Set as an attribute, because
-        # what the argument is called depends on PyTorch's version.
+        # Statistics stay local. Only those of rank 0 are used, and are broadcast before an evaluation. This is set as an
+        # attribute, because the name of the argument depends on PyTorch's version.
         distributed.broadcast_buffers = False
         return distributed
 
@@ -118,7 +118,7 @@ class TorchEngine:
         return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
 
     def _decay_groups(self) -> list[tuple[float, list[str]]]:
-        """Return weight decay and names, of the parameters that decay and of those that do not."""
+        """Return weight decay and names for the parameters that are decayed and for those that are not."""
         roles = {tensor.name: tensor.role for tensor in tensors(self._spec, self._recipe.logits)}
         decayed = [name for name in self._parameters if roles[name] in self._recipe.weight_decay_roles]
         others = [name for name in self._parameters if name not in decayed]
@@ -143,7 +143,7 @@ class TorchEngine:
         table = torch.stack(sums) if sums else torch.zeros(0, 4, dtype=torch.float64, device=self._device)
         if self._world.ranks > 1 and sums:
             dist.all_reduce(table)
-        # Copied right behind these steps: `fetch` is called when more are enqueued, and must not wait for those.
+        # Copied directly after these steps: `fetch` is called when more steps are enqueued, and must not wait for those.
         sums_on_host, scale = (tensor.to("cpu", non_blocking=True) for tensor in (table, self._scale.value))
         done = torch.cuda.current_stream().record_event() if self._device.type == "cuda" else None
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
@@ -167,7 +167,7 @@ class TorchEngine:
 
     def _update(self, step: int) -> None:
         self._lr.copy_(self._learning_rates[step])
-        # A masked weight is 0, and so is its decay: without a gradient it and its velocity stay 0.
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
         for name, removed in self._removed.items():
             gradient = self._parameters[name].grad
             if gradient is not None:
@@ -181,12 +181,12 @@ class TorchEngine:
 
     @torch.no_grad()
     def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
-        """Move every weight by its gradient divided by `scale`, unless there is an `overflow`.
+        """Update every weight with its gradient divided by `scale`, unless there is an `overflow`.
 
-        This is the function behind `torch.optim.SGD`. The class imports `torch._dynamo`, which takes a process a third
-        of the time until it trains.
+        This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`, which takes a third of
+        the time until a process trains.
         """
-        # At momentum 0 PyTorch keeps no velocity; at the smallest number it keeps the gradient, as the protocol has it.
+        # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient, as the protocol requires.
         momentum = self._recipe.momentum or sys.float_info.min
         for weight_decay, names in self._groups:
             sgd(
@@ -222,7 +222,7 @@ class TorchEngine:
         return tensor
 
     def fetch(self, handle: TorchHandle) -> Interval:
-        """Wait for the steps and return what they brought over all ranks."""
+        """Wait for the steps and return their results over all ranks."""
         finished_at = handle.enqueued_at
         if handle.done is not None:
             handle.done.synchronize()
@@ -285,7 +285,7 @@ class TorchEngine:
         )
 
     def write(self, state: State) -> None:
-        """Take over a state; `CheckpointError` if a name is missing or unknown."""
+        """Replace the state. Raises `CheckpointError` if a name is missing or unknown, or a shape does not fit."""
         copy_into(self._tensors, state.tensors, "tensors")
         copy_into(self._velocity, state.momentum, "momentum")
         copy_into(self._ema, state.ema, "moving averages")
@@ -294,7 +294,7 @@ class TorchEngine:
         self._apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Keep the weights where a mask is False at 0 from now on; masks set before are forgotten."""
+        """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
         check_masks({name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks)
         self._removed = {name: torch.tensor(~np.asarray(mask, bool), device=self._device) for name, mask in masks.items()}
         self._apply_masks()
@@ -312,7 +312,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 class _TrainingLoss(nn.Module):
-    """The part of a step that is compiled: uint8 images to loss and sums."""
+    """The compiled part of a step: uint8 images to loss and sums."""
 
     mean: Tensor
     std: Tensor
@@ -325,7 +325,7 @@ class _TrainingLoss(nn.Module):
         self.register_buffer("std", torch.tensor(recipe.std).view(1, 3, 1, 1), persistent=False)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return uint8 [N, H, W, 3] as float32 [N, 3, H, W] in the layout."""
+        """Return uint8 images [N, H, W, 3] as float32 [N, 3, H, W], (x - mean) / std, in the engine's layout."""
         return (images.permute(0, 3, 1, 2).float().contiguous(memory_format=self._layout) - self.mean) / self.std
 
     def forward(
@@ -353,14 +353,14 @@ class _TrainingLoss(nn.Module):
 
 
 def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many classes come before the label's: int64 [N]. Ties go to the lower class, NaN comes first."""
+    """Return how many classes rank above the label: int64 [N]. Ties go to the lower class. NaN ranks first."""
     own = logits.gather(1, labels[:, None])
     before = torch.arange(logits.shape[1], device=logits.device)[None] < labels[:, None]
     return (~(logits <= own) | ((logits == own) & before)).sum(dim=1)
 
 
 def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
-    """Return the recipe's mixed precision as a context."""
+    """Return a context that computes in the recipe's mixed precision."""
     mixed = recipe.precision in _AUTOCAST
     return torch.autocast(device.type, dtype=_AUTOCAST.get(recipe.precision, torch.bfloat16), enabled=mixed)
 
@@ -376,7 +376,7 @@ def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str) -> None:
-    """Copy arrays into tensors of the same names and shapes; `CheckpointError` if the names or shapes differ."""
+    """Copy arrays into tensors of the same names and shapes. Raises `CheckpointError` if names or shapes differ."""
     check_fit({name: tuple(tensor.shape) for name, tensor in into.items()}, values, what)
     for name, tensor in into.items():
         tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
@@ -386,7 +386,7 @@ def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> No
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may sum in another order each time
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS may sum in another order each time
         torch.use_deterministic_algorithms(execution.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = execution.deterministic

@@ -1,4 +1,4 @@
-"""Starting ranks of PyTorch's on this machine."""
+"""Starting PyTorch's ranks on this machine."""
 
 import os
 import tempfile
@@ -11,12 +11,12 @@ from lockstep.system.ranks import launch_ranks
 
 
 def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in so many processes that find each other; return the exit code.
+    """Run this Python with these arguments in this many processes that find each other; return the exit code.
 
-    torchrun's rendezvous listens on all interfaces and unpickles what it is sent.
+    torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
     refuse_horovod(distributed)
-    with tempfile.TemporaryDirectory() as folder:  # which only this user can open
+    with tempfile.TemporaryDirectory() as folder:  # only this user can open it
         shared = {
             STORE: str(Path(folder) / "store"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // processes, 1))),

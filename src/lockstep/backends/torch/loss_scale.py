@@ -1,4 +1,4 @@
-"""Loss scaling on the device: no step waits to learn whether it overflowed."""
+"""Loss scaling on the device. The host does not wait to know whether a step overflowed."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from lockstep.recipes import Recipe
 
 
 class LossScale:
-    """The scale of the loss, constant or adapted to overflows.
+    """The loss scale, constant or adapted to overflows.
 
-    Unlike `torch.amp.GradScaler` it can wait for several overflows in a row before it backs off, as Paddle's does, and
-    its state is the canonical one of every engine.
+    Unlike `torch.amp.GradScaler`, it can wait for several consecutive overflows before it backs off, like Paddle's, and its
+    state is the canonical one of every engine.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -25,9 +25,9 @@ class LossScale:
         self._never = torch.zeros((), device=device)
 
     def step(self, gradients: list[Tensor], update: Callable[[Tensor | None, Tensor | None], None]) -> None:
-        """Call `update` with what gradients are to be divided by and whether one is not finite (1.0, else 0.0).
+        """Call `update` with the divisor of gradients, and with 1.0 if a gradient is not finite, else 0.0.
 
-        Both stay on the device, and are None if no scale is used. `update` must leave the weights as they are on overflow.
+        Both stay on the device. They are None if no scale is used. `update` must leave the weights unchanged on overflow.
         """
         if not self._used:
             update(None, None)
@@ -58,7 +58,7 @@ class LossScale:
         return {"scale": self.value.item(), "good_steps": self._good.item(), "bad_steps": self._bad.item()}
 
     def write(self, state: dict[str, float]) -> None:
-        """Take over a state; an empty one is the recipe's first."""
+        """Replace the state. An empty state stands for the recipe's initial one."""
         if self._dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
             self.value = torch.full_like(self.value, state["scale"])

@@ -12,7 +12,7 @@ Padding = Literal["symmetric", "same"]
 
 
 class Model(nn.Module):
-    """ResNet or ResNeXt: images [N, 3, H, W], normalised, to logits [N, logits]."""
+    """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits]."""
 
     def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _SameConv(nn.Conv2d):
 
 
 class _MaxPool(nn.Module):
-    """3x3, stride 2."""
+    """A 3x3 max pool of stride 2."""
 
     def __init__(self, padding: Padding) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _MaxPool(nn.Module):
 
 
 def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
-    """Return left, right, top, bottom padding so that a length n becomes ceil(n / stride), the odd pixel behind."""
+    """Return left, right, top and bottom padding so that a length n becomes ceil(n / stride). An odd pixel comes last."""
 
     def both(length: int) -> tuple[int, int]:
         total = max((-(-length // stride) - 1) * stride + kernel - length, 0)

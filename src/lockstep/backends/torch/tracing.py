@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when it first traces; by default it tells on stderr that it does
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read at the first trace; by default traces are reported on stderr
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The process group: of `lockstep launch`, of torchrun, or of one process alone."""
+"""The process group: of `lockstep launch`, of torchrun, or of a single process."""
 
 import os
 
@@ -13,7 +13,7 @@ from lockstep.system.ranks import is_on_one_machine
 
 
 class TorchWorld(HostQuestions):
-    """This process among those of `lockstep launch` or `torchrun`, or alone."""
+    """This process: one of those of `lockstep launch` or `torchrun`, or a single one."""
 
     def __init__(self, execution: Execution) -> None:
         refuse_horovod(execution.distributed)
@@ -27,11 +27,11 @@ class TorchWorld(HostQuestions):
             backend = "nccl" if self.on_gpu else "gloo"
             try:
                 self._meet(backend)
-                # Questions between hosts must not queue behind the device's work.
+                # Questions between hosts must not wait for the device's work.
                 self._host_group = dist.new_group(backend="gloo")
-            except (RuntimeError, OSError) as error:  # also a disk without room or locks
+            except (RuntimeError, OSError) as error:  # also if a disk is full or has no locks
                 where = os.environ.get(STORE) or "the place that MASTER_ADDR and MASTER_PORT name"
-                raise BackendError(f"the ranks do not meet at {where}: {error}. TMPDIR names another disk") from error
+                raise BackendError(f"the ranks cannot meet at {where}: {error}. Set TMPDIR to use another disk") from error
             if is_on_one_machine():
                 refuse_open_sockets()
 
@@ -39,7 +39,7 @@ class TorchWorld(HostQuestions):
         if STORE in os.environ:
             store = dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
-        else:  # torchrun names the place in MASTER_ADDR and MASTER_PORT
+        else:  # torchrun sets MASTER_ADDR and MASTER_PORT
             dist.init_process_group(backend)
 
     def _largest(self, values: list[int]) -> list[int]:
@@ -48,7 +48,7 @@ class TorchWorld(HostQuestions):
         tensor = torch.tensor(values)
         try:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._host_group)
-        except RuntimeError as error:  # how gloo says that a peer has gone
+        except RuntimeError as error:  # gloo's error when another rank has ended
             raise LockstepError("another rank has ended; its own message says why") from error
         return tensor.tolist()
 
@@ -73,11 +73,11 @@ def _device(execution: Execution, local_rank: int) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the device as a person would name it."""
+    """Return the name of a device, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
 
 
 STORE = "LOCKSTEP_TORCH_STORE"
-"""Environment variable: the file through which ranks of one machine meet. A `TCPStore` listens on all interfaces."""
+"""Environment variable: the file through which ranks on one machine meet. A `TCPStore` would listen on all interfaces."""
