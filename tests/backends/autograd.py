@@ -1,8 +1,8 @@
-"""What the reference engine should compute: PyTorch's autograd in float64, on torchvision's architecture and the formulas in
-the recipe's fields.
+"""The expected results of the reference engine: PyTorch's autograd in float64, with torchvision's architecture and the
+formulas of the recipe's fields.
 
-Nothing here comes from `lockstep.models` or a backend: the architecture is read off the tensors' names and shapes. N images
-of H x W pixels, K logits.
+Nothing here comes from `lockstep.models` or a backend: the architecture follows from the tensors' names and shapes. There
+are N images of H x W pixels and K logits.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Tensors = dict[str, Tensor]
 
 
 class Network:
-    """One forward pass; in training it leaves the new running statistics in `statistics`."""
+    """One forward pass. In training it writes the new running statistics to `statistics`."""
 
     def __init__(self, tensors: Tensors, recipe: Recipe, training: bool) -> None:
         self.tensors, self.recipe, self.training = tensors, recipe, training
@@ -106,7 +106,7 @@ def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarr
 
 
 def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1) -> Trained:
-    """Return what training steps from `state.step` on should bring, one for every batch, each computed in `parts`."""
+    """Return the expected results of training steps from `state.step` on, one for every batch, each computed in `parts`."""
     tensors, velocity, average = _float64(state.tensors), _float64(state.momentum), _float64(state.ema)
     step, losses, standing = state.step, [], []
     for batch in batches:
@@ -127,7 +127,7 @@ def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequenc
 
 
 def _gradients(recipe: Recipe, tensors: Tensors, batch: Batch, parts: int) -> tuple[float, Tensors, np.ndarray]:
-    """Return the mean loss, its gradients and the labels' places; the running statistics in `tensors` move on."""
+    """Return the mean loss, its gradients and the labels' ranks, and update the running statistics in `tensors`."""
     total, standing = 0.0, []
     sums = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if not is_statistic(name)}
     for rows in np.split(np.arange(len(batch.labels)), parts):
@@ -145,7 +145,7 @@ def _gradients(recipe: Recipe, tensors: Tensors, batch: Batch, parts: int) -> tu
 
 
 def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return [n, 3, H, W] and [n, K]: MixUp mixes the targets, smoothed one-hot vectors, as it mixes the images."""
+    """Return [n, 3, H, W] and [n, K]: MixUp mixes images and targets (smoothed one-hot vectors) in the same way."""
     x = normalised(batch.images[rows], recipe)
     one_hot = torch.eye(recipe.logits, dtype=torch.float64)[batch.labels[rows]]
     targets = (1 - recipe.label_smoothing) * one_hot + recipe.label_smoothing / recipe.logits

@@ -1,4 +1,4 @@
-"""States and batches to test engines with, and what of their results is compared."""
+"""States and batches to test engines with, and functions that compare their results."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ BASIC = ModelSpec(block="basic", expansion=1, **NARROW)
 V1 = ModelSpec(block="bottleneck", expansion=2, stride_in="1x1", **NARROW)
 PUBLISHED = ("resnet50", "resnext101-32x4d")
 NARROWED: dict[str, dict[str, Any]] = {f"narrow {name}": {"model": narrowed(MODELS[name])} for name in PUBLISHED}
-"""What makes a recipe that of a published model with fewer channels and layers."""
+"""Fields that turn a recipe into one of a published model with fewer channels and layers."""
 
 OTHER_COLOURS = {"mean": (10.0, 100.0, 200.0), "std": (30.0, 60.0, 120.0)}
-"""Far apart, so that a mixed-up channel or a swapped mean and deviation shows."""
+"""Values far apart, so that a mixed-up channel or a swapped mean and deviation is noticed."""
 
 FP16: dict[str, Any] = {"precision": "fp16"}
 
 RATES = (3e-4, 6e-5, 9e-4, 1.5e-4, 6e-4, 3e-5, 4.5e-4, 2.4e-4, 7.5e-4, 9e-5, 3.6e-4, 2.1e-4)
-"""Learning rates that change with every step, so that the rate of another step, or one inside the velocity, shows; and
-small, because rounding that switches a ReLU grows into another trajectory at rates that teach something."""
+"""Learning rates that change with every step, so that the rate of another step, or a rate inside the velocity, is noticed.
+They are small, because at ordinary rates a ReLU that rounding switches leads to another trajectory."""
 
 
 def lacks(framework: str, precision: str) -> str | None:
@@ -45,7 +45,7 @@ def lacks(framework: str, precision: str) -> str | None:
 
 
 def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
-    """Return a state in which no two tensors are alike; velocities are zero."""
+    """Return a state in which all tensors are different. Velocities are zero."""
     rng = np.random.default_rng(seed)
     values = {t.name: _random(rng, t.name, t.shape) for t in tensors(model_spec(recipe.model), recipe.logits)}
     momentum = {name: np.zeros_like(value) for name, value in values.items() if not oracle.is_statistic(name)}
@@ -54,10 +54,10 @@ def random_state(recipe: Recipe, seed: int = 0, step: int = 0) -> State:
 
 
 def steady_state(recipe: Recipe, seed: int = 0) -> State:
-    """Return a random state whose ReLUs are far from switching: each passes all values of a channel or, for a third of the
-    channels within a block, none.
+    """Return a random state whose ReLUs are far from switching.
 
-    In a model of many layers rounding switches some ReLU of `random_state`, and the gradient of a tensor jumps by a tenth.
+    Each ReLU passes all values of a channel or, for a third of the channels within a block, none. In a model with many
+    layers, rounding switches some ReLU of `random_state`, and the gradient of a tensor changes by a tenth.
     """
     state, rng = random_state(recipe, seed), np.random.default_rng(seed + 2000)
     biases = {}
@@ -77,14 +77,14 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
 
 
 def state_with_logits(recipe: Recipe, logits: list[float]) -> State:
-    """Return a state whose logits are these, whatever the image."""
+    """Return a state that has these logits for any image."""
     state = random_state(recipe)
     classifier = {"fc.weight": np.zeros_like(state.tensors["fc.weight"]), "fc.bias": np.array(logits, np.float32)}
     return State(0, state.tensors | classifier, state.momentum, state.ema)
 
 
 def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
-    """Return images with large patches of colour, so that they differ after pooling too: uint8 [N, size, size, 3]."""
+    """Return images with large patches of colour, which also differ after pooling: uint8 [N, size, size, 3]."""
     rng = np.random.default_rng(seed)
     patch = -(-size // 5)
     patches = rng.integers(0, 256, (count, 5, 5, 3)).repeat(patch, axis=1).repeat(patch, axis=2)
@@ -93,9 +93,9 @@ def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
 
 
 def random_batch(recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32) -> Batch:
-    """Return a batch; `mixup` says whether its coefficients are of the "batch" or of each "sample".
+    """Return a batch. `mixup` says whether it has one coefficient for the "batch" or one for each "sample".
 
-    Partners are any indices below half the batch, repeated ones among them: right for one accumulation part and for two.
+    Partners are any indices below half the batch, also repeated ones. They are valid for one and for two accumulation parts.
     """
     rng = np.random.default_rng(seed + 1000)
     images, labels = random_images(count, size, seed), rng.integers(0, recipe.logits, count)
@@ -112,25 +112,25 @@ def random_batches(recipe: Recipe, steps: int, **kind: Any) -> list[Batch]:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is tested with."""
+    """The inputs for a test of a step."""
 
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of the recipe."""
+    """Fields of the recipe."""
     mixup: str = "none"
     parts: int = 1
     size: int = 32
     is_steady: bool = False
-    """Whether it starts from `steady_state`."""
+    """Whether the step starts from `steady_state`."""
 
     def begin(self, recipe: Recipe, count: int = 16) -> tuple[Recipe, State, Batch]:
-        """Return the recipe, and the state and the batch to start with."""
+        """Return the recipe, and the first state and batch."""
         recipe = recipe.replace(weight_decay=0.0, **self.changes)
         state = steady_state(recipe) if self.is_steady else random_state(recipe)
         return recipe, state, random_batch(recipe, count, mixup=self.mixup, size=self.size)
 
 
 def moved(end: State, start: State) -> Arrays:
-    """Return how far every parameter went. Statistics, which go much further, would hide it from `distance`."""
+    """Return the change of every parameter. Statistics change much more and would hide it from `distance`."""
     return {name: end.tensors[name].astype(np.float64) - value for name, value in parameters(start).items()}
 
 
@@ -143,9 +143,9 @@ def parameters(state: State) -> Arrays:
 
 
 def bits(values: Arrays) -> str:
-    """Return what is equal only if every bit is; -0 differs from 0, and a NaN equals itself.
+    """Return a digest that is equal only if every bit is equal. -0 differs from 0, and a NaN equals itself.
 
-    A digest: pytest explains how things differ, which takes it minutes for megabytes.
+    It is a digest, because pytest needs minutes to explain a difference in megabytes.
     """
     digest = hashlib.sha256()
     for name, value in values.items():
@@ -154,5 +154,5 @@ def bits(values: Arrays) -> str:
 
 
 def all_bits(state: State) -> tuple[object, ...]:
-    """Return what is equal only if two states are equal to the last bit."""
+    """Return a digest that is equal only if two states are equal to the last bit."""
     return state.step, state.scaler, bits(state.tensors), bits(state.momentum), bits(state.ema)

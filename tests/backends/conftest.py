@@ -1,4 +1,4 @@
-"""The engines to test: those named in LOCKSTEP_BACKENDS, separated by commas. One that cannot be loaded fails its tests."""
+"""The engines to test: LOCKSTEP_BACKENDS names them, comma-separated. If one cannot be loaded, its tests fail."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ from tests.backends.cases import RATES, lacks, random_state
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
 COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
-"""Whether engines are compiled unless a test asks. Only MXNet makes a graph in no time."""
+"""Whether engines are compiled if a test does not choose. Only MXNet builds a graph very quickly."""
 
 collect_ignore = []
-if "torch" not in BACKENDS:  # PyTorch's own tests, and those that take its autograd for an oracle
+if "torch" not in BACKENDS:  # PyTorch's own tests, and those that use its autograd as an oracle
     collect_ignore += ["test_torch.py", "test_reference.py"]
 collect_ignore += [f"test_{name}.py" for name in ("mxnet", "paddle", "tensorflow") if name not in BACKENDS]
 
@@ -30,7 +30,7 @@ Start = Callable[..., Engine]
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small lose time to threads, and much more where other work needs the cores."""
+    """Use one thread: threads make models this small slower, and much slower if other work needs the cores."""
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"  # read when TensorFlow first computes
     if "paddle" in BACKENDS:
         backends.load("paddle")
@@ -53,7 +53,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return backends.load(request.param)
 
 
-@pytest.fixture(scope="module")  # not of the session: an engine's own tests replace `backend`
+@pytest.fixture(scope="module")  # not the session's: the tests of single engines replace `backend`
 def world(backend: Backend) -> Iterator[World]:
     world = backend.world(Execution())
     yield world
@@ -61,9 +61,9 @@ def world(backend: Backend) -> Iterator[World]:
 
 
 class Kept:
-    """Engines that tests are done with, for tests that need equal ones: to trace a graph takes much longer than to use it.
+    """Engines of finished tests, for tests that need the same ones: tracing a graph takes much longer than using it.
 
-    An engine that has trained must do what a new one does once a state is written. Full models are not kept: they are large.
+    Once a state is written, a used engine must behave like a new one. Full models are not kept, because they are large.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Kept:
 
     @contextmanager
     def lent(self, backend: Backend, recipe: Recipe, rates: np.ndarray, world: World, how: Execution) -> Iterator[Engine]:
-        """Yield an engine that no other test has, and take it back."""
+        """Yield an engine that no other test uses, and keep it afterwards."""
         key = repr((id(backend), recipe, rates.tobytes(), how))
         free = self._free.setdefault(key, [])
         engine = free.pop() if free else self._stack.enter_context(backend.engine(recipe, rates, world, how))
@@ -87,10 +87,10 @@ class Kept:
 
 
 def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None = None) -> Start:
-    """Return a function that gives an engine which holds a state (by default `random_state`) and steps at `RATES`. The
-    engines are left with the stack; `kept` may have one that was used before, unless `new` is asked for.
+    """Return a function that returns an engine with a state (by default `random_state`) and the rates `RATES`.
 
-    The reference computes in float32 here: it is held against itself in float64, and in `test_reference` against autograd.
+    The engines are closed with the stack. An engine may come from `kept`, unless `new` is true. The reference computes in
+    float32 here. It is compared with itself in float64, and in `test_reference` with autograd.
     """
 
     def start(

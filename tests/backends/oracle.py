@@ -1,8 +1,8 @@
-"""What an engine should compute: the reference engine in float64, itself held against autograd in `test_reference`.
+"""The expected results of an engine: the reference engine in float64. `test_reference` compares it with autograd.
 
-The same computation for another engine is done once: results are kept, read-only, by a digest of all that goes in.
+A computation is done once for all engines: results are kept, read-only, by a digest of all inputs.
 
-N images of H x W pixels, K logits.
+There are N images of H x W pixels and K logits.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _ROLES = (
 
 
 def role(name: str) -> str:
-    """Return what a tensor with one of torchvision's names is."""
+    """Return the role of a tensor with one of torchvision's names."""
     return next(role for pattern, role in _ROLES if re.search(pattern, name))
 
 
@@ -46,14 +46,14 @@ def log_softmax(logits_NK: np.ndarray) -> np.ndarray:
 
 
 def places(logits_NK: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return where each label stands if classes are sorted by falling logit, the lower class first of equals: int64 [N]."""
+    """Return the position of each label among classes sorted by decreasing logit, ties by class: int64 [N]."""
     order = np.argsort(-logits_NK, axis=1, kind="stable")
     return np.argmax(order == labels[:, None], axis=1)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The end of some steps, and what they brought."""
+    """The state after some steps, and their results."""
 
     state: State
     losses: np.ndarray
@@ -69,7 +69,7 @@ def train(
     parts: int = 1,
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Trained:
-    """Return what training steps from `state.step` on should bring without rounding, each computed in `parts`."""
+    """Return the results of training steps from `state.step` on without rounding, each computed in `parts`."""
 
     def compute() -> Trained:
         with _engine(recipe, rates, parts) as engine:
@@ -105,7 +105,7 @@ _results: dict[str, Any] = {}
 
 
 def _kept(compute: Callable[[], Result], *inputs: object) -> Result:
-    """Return the result of these inputs, computed if it was not before."""
+    """Return the result for these inputs. It is computed only once."""
     key = hashlib.sha256(compute.__qualname__.encode())
     for value in inputs:
         _add(key, value)
@@ -116,7 +116,7 @@ def _kept(compute: Callable[[], Result], *inputs: object) -> Result:
 
 
 def _add(key: "hashlib._Hash", value: object) -> None:
-    """Add a value of numbers, arrays, recipes, and lists and mappings of them to a digest."""
+    """Add a value to a digest: numbers, arrays, recipes, and lists and mappings of them."""
     if isinstance(value, np.ndarray):
         key.update(f"{value.shape} {value.dtype}".encode() + value.tobytes())
     elif isinstance(value, Mapping):

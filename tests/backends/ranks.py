@@ -1,8 +1,8 @@
-"""Short runs that can be carried out by any number of processes, such as
+"""Short runs for any number of processes, for example:
 
     python -m tests.backends.workers BACKEND native|horovod tests.backends.ranks BACKEND native|horovod FOLDER [NAME...]
 
-Every process leaves what it found in FOLDER/<rank>.pickle.
+Every process writes its results to FOLDER/<rank>.pickle.
 """
 
 import pickle
@@ -29,17 +29,17 @@ SIZES = np.full((64, 2), 32)
 TO_EVALUATE = 13
 STEPS = 4
 RECIPE = TINY.replace(global_batch_images=16, mixup_alpha=0.4, mixup_coefficient="sample", mixup_pairing="reverse", seed=1)
-"""Reversing pairs the same images for any number of ranks."""
+"""MixUp by reversal pairs the same images for any number of ranks."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run: `STEPS` steps, with an evaluation in the middle and at the end."""
+    """A run of `STEPS` steps, with an evaluation in the middle and at the end."""
 
     recipe: Recipe
     execution: dict[str, Any] = field(default_factory=dict)
     poisoned: bool = False
-    """Whether rank 1 finds an infinite MixUp coefficient in step 1."""
+    """Whether rank 1 has an infinite MixUp coefficient in step 1."""
 
 
 SCENARIOS = {
@@ -55,7 +55,7 @@ UNCOMPILED = tuple(name for name in SCENARIOS if name != "compiled")
 
 
 def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any) -> dict[str, Any]:
-    """Return the intervals, the state and the scores of a run, this rank's view of them."""
+    """Return the intervals, the state and the scores of a run, as this rank sees them."""
     execution = Execution.of({"compile": "off"} | scenario.execution | changes)
     recipe = scenario.recipe
     share = {"rank": world.rank, "ranks": world.ranks}
@@ -93,7 +93,7 @@ def images_to_evaluate(recipe: Recipe, world: World) -> Iterator[Batch]:
 
 
 def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
-    """Carry out scenarios, and ask questions of all ranks."""
+    """Run scenarios, and exchange questions with all ranks."""
     backend = backends.load(name)
     world = backend.world(Execution.of({"device": "cpu", "distributed": distributed}))
     found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}

@@ -1,7 +1,7 @@
-"""Engines with one fault each, made of the reference engine, for `test_faults`.
+"""Engines with one fault each, made from the reference engine, for `test_faults`.
 
-A fault is a changed recipe, changed learning rates, a function of the mathematics that is replaced while the engine
-computes (the oracle, which computes outside, is left alone), or an overridden method.
+A fault is a changed recipe, changed learning rates, an overridden method, or a function of `functions` that is replaced
+while the engine computes. The oracle computes outside of this and is not affected.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ Build = Callable[[Recipe, Array, World, Execution], Any]
 
 
 def with_recipe(change: Callable[[Recipe], dict[str, Any]]) -> Build:
-    """An engine of another recipe."""
+    """An engine with another recipe."""
     return lambda recipe, rates, world, execution: ReferenceEngine(recipe.replace(**change(recipe)), rates, world, execution)
 
 
@@ -35,7 +35,7 @@ def with_rates(change: Callable[[Array], Array]) -> Build:
 
 
 def with_function(name: str, wrong: Callable[..., Any], *, only: str = "train evaluate predict") -> Build:
-    """An engine whose methods `only` compute with another function in the place of one of `functions`."""
+    """An engine whose methods in `only` compute with another function instead of one in `functions`."""
 
     def replaced(method: str) -> Callable[..., Any]:
         def call(self: ReferenceEngine, *arguments: Any, **named: Any) -> Any:
@@ -47,7 +47,7 @@ def with_function(name: str, wrong: Callable[..., Any], *, only: str = "train ev
     return type("Wrong", (ReferenceEngine,), {method: replaced(method) for method in only.split()})
 
 
-# Functions. The right ones are kept here: within a wrong engine their names in `functions` mean the wrong ones.
+# Functions. The right ones are kept here: within a wrong engine, `functions` has wrong ones under the same names.
 
 _batch_norm, _mix, _normalise = f.batch_norm, f.mix, f.normalise
 _running_statistics, _targets, _cross_entropy = f.running_statistics, f.targets, f.cross_entropy
@@ -66,7 +66,7 @@ def mixed_the_other_way(x: Array, coefficients: Array, partners: Array) -> Array
 
 
 def smoothed_over_the_others(labels: Array, logits: int, *, smoothing: float, dtype: np.dtype) -> Array:
-    """The label keeps 1 - s, each of the other K - 1 classes gets s / (K - 1)."""
+    """Return targets in which the label keeps 1 - s and each of the other K - 1 classes gets s / (K - 1)."""
     one_hot = np.eye(logits, dtype=dtype)[labels]
     return (1 - smoothing) * one_hot + smoothing / (logits - 1) * (1 - one_hot)
 
@@ -80,7 +80,7 @@ def still_statistics(mean: Array, variance: Array, *batch: Array, values: int, m
 
 
 def constant_statistics(x: Array, scale: Array, bias: Array, *, epsilon: float) -> tuple[Any, ...]:
-    """Batch norm whose backward pass takes mean and variance for constants."""
+    """Return a batch norm whose backward pass treats mean and variance as constants."""
     y, mean, variance, back = _batch_norm(x, scale, bias, epsilon=epsilon)
     return y, mean, variance, lambda d_y: (scale / np.sqrt(variance + epsilon) * d_y, *back(d_y)[1:])
 
@@ -90,7 +90,7 @@ def without_epsilon(x: Array, scale: Array, bias: Array, *, epsilon: float) -> t
 
 
 def before_ties(logits: Array, labels: Array) -> Array:
-    """A label comes before all classes with its logit."""
+    """Return ranks in which a label comes before all classes with the same logit."""
     return (logits > logits[np.arange(len(labels)), labels][:, None]).sum(axis=1)
 
 
@@ -103,7 +103,7 @@ def blue_first(images: Array, mean: Array, std: Array) -> Array:
 
 
 def summed(logits: Array, target: Array) -> tuple[Array, Callable[[], Array]]:
-    """The gradient of the sum of all losses, not of their mean."""
+    """Return the gradient of the sum of all losses instead of their mean."""
     losses, back = _cross_entropy(logits, target)
     return losses, lambda: back() * len(logits)
 
@@ -113,7 +113,7 @@ def symmetric(length: int, kernel: int, stride: int, kind: str) -> tuple[int, in
 
 
 def odd_row_before(length: int, kernel: int, stride: int, kind: str) -> tuple[int, int]:
-    """SAME with the odd row before the others."""
+    """Return SAME padding with the odd row before the image."""
     if kind == "symmetric":
         return kernel // 2, kernel // 2
     total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
@@ -124,7 +124,7 @@ def odd_row_before(length: int, kernel: int, stride: int, kind: str) -> tuple[in
 
 
 class DecaysShortcuts(ReferenceEngine):
-    """Takes the batch norm of a shortcut for a kernel: its name is not that of a batch norm."""
+    """Treats the batch norm of a shortcut as a kernel, since its name is not that of a batch norm."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         decay = self._recipe.weight_decay
@@ -133,7 +133,7 @@ class DecaysShortcuts(ReferenceEngine):
 
 
 class DecaysApart(ReferenceEngine):
-    """Decays the weights, not the gradients."""
+    """Applies weight decay to the weights instead of the gradients."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         decayed = [name for name in gradients if self._roles[name] in self._recipe.weight_decay_roles]
@@ -145,7 +145,7 @@ class DecaysApart(ReferenceEngine):
 
 
 class RateInside(ReferenceEngine):
-    """v = m * v + rate * g; w -= v. What it reads and writes is v / rate, so that one step alone is right."""
+    """Updates by v = m * v + rate * g; w -= v. It reads and writes v / rate, so that a single step is right."""
 
     _last: float | None = None
 
@@ -157,7 +157,7 @@ class RateInside(ReferenceEngine):
 
 
 class Nesterov(ReferenceEngine):
-    """w -= rate * (g + m * v)"""
+    """Updates by w -= rate * (g + m * v)."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         before = {name: value.copy() for name, value in self._tensors.items()}
@@ -169,7 +169,7 @@ class Nesterov(ReferenceEngine):
 
 
 class WeightsInHalf(ReferenceEngine):
-    """Keeps its weights in the precision it computes in."""
+    """Keeps its weights in the precision of the computation."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
         super()._update(gradients, rate)
@@ -187,7 +187,7 @@ class MaskedOnce(ReferenceEngine):
 
 
 class MaskedByProduct(ReferenceEngine):
-    """Multiplies gradients by masks: infinity times 0 is no number."""
+    """Multiplies gradients by masks: infinity times 0 is NaN."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         found, counts = super()._gradients(batch, rows)
@@ -201,7 +201,7 @@ class MaskedByProduct(ReferenceEngine):
 
 
 class MasksWeightsAlone(ReferenceEngine):
-    """Puts weights back to 0 after every step, and lets their velocities and averages be."""
+    """Sets weights to 0 after every step, but not their velocities and averages."""
 
     def _step(self, batch: Batch, step: int) -> Counts:
         masks, self._masks = self._masks, {}
@@ -213,7 +213,7 @@ class MasksWeightsAlone(ReferenceEngine):
 
 
 class MasksPileUp(ReferenceEngine):
-    """Adds new masks to those set before."""
+    """Adds new masks to the old ones instead of replacing them."""
 
     def mask(self, masks: Mapping[str, Array]) -> None:
         super().mask(self._masks | dict(masks))
@@ -229,14 +229,14 @@ class MasksOnceWritten(ReferenceEngine):
 
 
 class DropsTheTail(ReferenceEngine):
-    """Evaluates whole batches alone."""
+    """Evaluates only whole batches."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         return super().evaluate([batch for batch in batches if (batch.labels >= 0).all()], ema=ema)
 
 
 class IsSureOfTheLabel(ReferenceEngine):
-    """Gives the probability of the right class for its confidence."""
+    """Returns the probability of the right class as confidence."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         scores = super().evaluate(batches, ema=ema)
@@ -244,7 +244,7 @@ class IsSureOfTheLabel(ReferenceEngine):
 
 
 class CountsPadding(ReferenceEngine):
-    """Takes padding for images of class 0."""
+    """Counts padding as images of class 0."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         return super().evaluate([Batch(batch.images, np.maximum(batch.labels, 0)) for batch in batches], ema=ema)
@@ -258,14 +258,14 @@ class EvaluatesWhatIsTrained(ReferenceEngine):
 
 
 class AveragesLate(ReferenceEngine):
-    """Takes the next step's coefficient."""
+    """Uses the coefficient of the next step."""
 
     def _average(self, step: int) -> None:
         super()._average(step + 1)
 
 
 class AveragesParametersAlone(ReferenceEngine):
-    """Leaves the statistics out of the moving average."""
+    """Does not average the statistics in the moving average."""
 
     def _average(self, step: int) -> None:
         kept = {name: value for name, value in self._ema.items() if name not in self._velocity}
@@ -274,7 +274,7 @@ class AveragesParametersAlone(ReferenceEngine):
 
 
 class UpdatesInAnyCase(ReferenceEngine):
-    """Does not skip a step that overflowed."""
+    """Does not skip a step with overflow."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         found, counts = super()._gradients(batch, rows)
@@ -289,7 +289,7 @@ class UpdatesInAnyCase(ReferenceEngine):
 
 
 class KeepsTheScaleInside(ReferenceEngine):
-    """Does not divide the loss scale out."""
+    """Does not divide gradients by the loss scale."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         found, counts = super()._gradients(batch, rows)
@@ -297,7 +297,7 @@ class KeepsTheScaleInside(ReferenceEngine):
 
 
 class SumsParts(ReferenceEngine):
-    """Adds the gradients of parts where it should average them."""
+    """Adds the gradients of parts instead of averaging them."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         found, counts = super()._gradients(batch, rows)
@@ -305,7 +305,7 @@ class SumsParts(ReferenceEngine):
 
 
 class TrainsOnTheLastPart(ReferenceEngine):
-    """Overwrites the gradients of a part by those of the next."""
+    """Overwrites the gradients of a part with those of the next part."""
 
     def _gradients(self, batch: Batch, rows: Array) -> tuple[dict[str, Array], Counts]:
         found, counts = super()._gradients(batch, rows)
@@ -314,28 +314,28 @@ class TrainsOnTheLastPart(ReferenceEngine):
 
 
 class LosesMomentum(ReferenceEngine):
-    """Begins a written state without velocities."""
+    """Starts from a written state without its velocities."""
 
     def write(self, state: State) -> None:
         super().write(replace(state, momentum={name: np.zeros_like(v) for name, v in state.momentum.items()}))
 
 
 class LosesTheScaler(ReferenceEngine):
-    """Begins a written state with the recipe's first loss scale."""
+    """Starts from a written state with the recipe's initial loss scale."""
 
     def write(self, state: State) -> None:
         super().write(replace(state, scaler={}))
 
 
 class LosesTheAverage(ReferenceEngine):
-    """Begins the moving average of a written state anew."""
+    """Starts a new moving average when a state is written."""
 
     def write(self, state: State) -> None:
         super().write(replace(state, ema={name: state.tensors[name] for name in state.ema}))
 
 
 class ReportsTheLastLoss(ReferenceEngine):
-    """Reports the loss of an interval's last step for all."""
+    """Reports the loss of the last step of an interval for all its steps."""
 
     def fetch(self, handle: ReferenceHandle) -> Interval:
         found = super().fetch(handle)

@@ -1,4 +1,4 @@
-"""Counts, names and shapes are published ones: NVIDIA's pages and torchvision's model documentation."""
+"""Counts, names and shapes against published ones: NVIDIA's pages and torchvision's model documentation."""
 
 import dataclasses
 import math

@@ -10,7 +10,7 @@ from lockstep.recipes.initial import initial_tensors
 SPEC = ModelSpec(block="bottleneck", layers=(1, 2, 1, 1), stem_width=32, widths=(32, 32, 64, 64), groups=2, expansion=2)
 RECIPE = Recipe(model=SPEC, logits=300)
 
-# Of torch.nn.init.kaiming_normal_: inputs of a group times the kernel's area, and outputs times the kernel's area.
+# As in torch.nn.init.kaiming_normal_: inputs of a group times kernel area, and outputs times kernel area.
 FANS = {
     "conv1.weight": (3 * 49, 32 * 49),
     "layer1.0.conv1.weight": (32, 32),
@@ -41,7 +41,7 @@ def test_a_convolution_has_he_variance(name: str, fan: str, distribution: str) -
     values = initial_tensors(RECIPE.replace(conv_init=distribution, conv_init_fan=fan))[name]
 
     expected = math.sqrt(2 / FANS[name][fan == "out"])
-    tolerance = 4 / math.sqrt(2 * values.size)  # of a standard deviation estimated from so many numbers
+    tolerance = 4 / math.sqrt(2 * values.size)  # of a standard deviation estimated from values.size numbers
     assert deviation(values) == pytest.approx(expected, rel=tolerance)
     assert abs(values.mean()) < 4 * expected / math.sqrt(values.size)
 

@@ -1,4 +1,4 @@
-"""The recipe `my-images`: what is settled from images and device, and what follows from fields that are given."""
+"""The recipe `my-images`: values that are chosen from images and device, and values that follow from given fields."""
 
 from dataclasses import replace
 from pathlib import Path

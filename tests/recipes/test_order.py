@@ -23,7 +23,7 @@ from lockstep.system.errors import RecipeError
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 
 KOLMOGOROV_ONE_IN_A_THOUSAND = 1.95
-"""Largest distance of distribution functions times the square root of the count, exceeded once in a thousand."""
+"""Distance of distribution functions times the square root of the count. It is exceeded once in a thousand cases."""
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
 MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")
@@ -42,7 +42,7 @@ def numbers_of(count: int, epoch: int = 0) -> Callable[[Purpose, int], np.ndarra
 
 
 def distance(numbers: np.ndarray, distribution: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return Kolmogorov's distance of numbers from a distribution function, times the square root of their count."""
+    """Return the Kolmogorov distance of numbers to a distribution function, times the square root of their count."""
     expected, count = distribution(np.sort(numbers)), len(numbers)
     steps = np.arange(count + 1) / count
     return max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max()) * math.sqrt(count)
@@ -81,7 +81,7 @@ def test_every_image_comes_to_every_place_equally_often() -> None:
 
     for place in places.T:
         counts = np.bincount(place, minlength=5)
-        assert ((counts - 800) ** 2 / 800).sum() < 18.5  # one in a thousand exceeds it with 4 degrees of freedom
+        assert ((counts - 800) ** 2 / 800).sum() < 18.5  # exceeded once in a thousand cases with 4 degrees of freedom
 
 
 # Steps and units.
@@ -157,7 +157,7 @@ DIVISIONS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (8, 1), (16, 1)]
 
 
 def rows_of_a_step(plans: Iterable[BatchPlan]) -> list[tuple[object, ...]]:
-    """Return what happens to each image of a step, whichever rank has it, in a fixed order."""
+    """Return the plan for each image of a step, for any rank, in a fixed order."""
     rows = []
     for plan in plans:
         for i, sample in enumerate(plan.samples):
@@ -182,7 +182,7 @@ def test_a_step_has_the_same_images_crops_flips_and_coefficients_for_any_number_
 
 
 def partners_of(plans: Iterable[BatchPlan], parts: int) -> dict[int, int]:
-    """Return the image that each image of a step is mixed with."""
+    """Return the image with which each image of a step is mixed."""
     found = {}
     for plan in plans:
         for samples, partners in zip(np.split(plan.samples, parts), np.split(plan.partners, parts), strict=True):
@@ -302,7 +302,7 @@ def test_area_and_aspect_of_a_window_are_in_the_recipes_ranges(
 
     *_, height, width = random_windows(recipe, np.array(sizes), numbers_of(len(sizes), epoch)).T
 
-    # A side is rounded to pixels: half of one up or down.
+    # A side is rounded to whole pixels, by at most half a pixel.
     pixels = np.prod(sizes, axis=1)
     assert ((height - 0.5) * (width - 0.5) <= area[1] * pixels + 1e-3).all()
     assert ((height + 0.5) * (width + 0.5) >= area[0] * pixels - 1e-3).all()
@@ -311,7 +311,7 @@ def test_area_and_aspect_of_a_window_are_in_the_recipes_ranges(
 
 
 def test_area_aspect_and_place_of_windows_are_spread_evenly() -> None:
-    recipe = Recipe(crop_area=[0.08, 0.5])  # a window of these shares and aspects always fits into a square
+    recipe = Recipe(crop_area=[0.08, 0.5])  # a window with these areas and aspect ratios always fits into a square
     count, side = 5000, 40_000
     sizes = np.full((count, 2), side)
 
@@ -349,11 +349,11 @@ HALF, NOTHING, NEARLY_ALL = 2**63, 0, 2**64 - 1
     [
         # Area 0.08 of 1000 x 1000 at aspect 3/4: sqrt(80000 / 0.75), sqrt(80000 * 0.75), in the upper left corner.
         ([NOTHING, NOTHING, NOTHING, NOTHING], [0, 0, 327, 245]),
-        # Area 0.54 at aspect 1, half way: sqrt(540000) = 734.8, and 0.5 * (1000 - 735 + 1).
+        # Area 0.54 at aspect 1, in the middle: sqrt(540000) = 734.8, and 0.5 * (1000 - 735 + 1).
         ([HALF, HALF, HALF, HALF], [133, 133, 735, 735]),
         # Area 0.08 at aspect 4/3, in the lower right corner.
         ([NOTHING, NEARLY_ALL, NEARLY_ALL, NEARLY_ALL], [755, 673, 245, 327]),
-        # All of the area at aspect 1.
+        # The whole area at aspect 1.
         ([NEARLY_ALL, HALF, HALF, HALF], [0, 0, 1000, 1000]),
     ],
 )
@@ -388,7 +388,7 @@ def test_an_image_takes_its_first_window_that_fits_whatever_the_others_need() ->
 def test_without_a_fit_the_largest_centred_window_of_an_allowed_aspect_is_taken(
     size: tuple[int, int], window: tuple[int, ...]
 ) -> None:
-    misfit = np.array([[NEARLY_ALL, NOTHING, HALF, HALF]], np.uint64)  # all of the area, and as high as allowed
+    misfit = np.array([[NEARLY_ALL, NOTHING, HALF, HALF]], np.uint64)  # the whole area, with the largest allowed height
     recipe = Recipe(crop_area=[0.999, 1.0], crop_aspect=[3 / 4, 4 / 3])
 
     assert random_windows(recipe, np.array([size]), lambda *_: misfit)[0].tolist() == list(window)
@@ -415,7 +415,7 @@ def test_coefficients_have_mean_and_variance_of_the_beta_distribution(alpha: flo
 
     assert ((numbers >= 0) & (numbers <= 1)).all()
     assert abs(numbers.mean() - 1 / 2) < 4 * math.sqrt(variance / len(numbers))
-    # The square of a deviation from 1/2 lies in 0 to 1/4, so its variance is at most this.
+    # The square of a deviation from 1/2 is between 0 and 1/4, so this is an upper bound of its variance.
     spread = variance * (1 / 4 - variance)
     assert abs(((numbers - 1 / 2) ** 2).mean() - variance) < 4 * math.sqrt(spread / len(numbers))
 

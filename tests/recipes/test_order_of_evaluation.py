@@ -1,4 +1,4 @@
-"""Which images an evaluation takes, and how they are cut."""
+"""The images of an evaluation, and how they are resized and cropped."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_every_image_of_an_evaluation_is_cut_by_its_own_size() -> None:
 
 
 def torchvision_resize_and_crop(height: int, width: int, resize: int, crop: int) -> tuple[list[int], list[int]]:
-    """torchvision's Resize(resize) and CenterCrop(crop), as its documentation and source compute them."""
+    """Compute torchvision's Resize(resize) and CenterCrop(crop), as in its documentation and source."""
     short, long = min(height, width), max(height, width)
     new_short, new_long = resize, int(resize * long / short)
     new_width, new_height = (new_short, new_long) if width <= height else (new_long, new_short)
@@ -82,7 +82,7 @@ def test_an_evaluation_image_is_resized_and_cut_as_torchvision_does(
         ((256, 256), [256, 256], [16, 16]),
         ((100, 100), [256, 256], [16, 16]),
         ((400, 301), [340, 256], [58, 16]),
-        # Half a pixel is rounded to the even one: (339 - 224) / 2 = 57.5, (337 - 224) / 2 = 56.5.
+        # Half a pixel is rounded to the even number: (339 - 224) / 2 = 57.5, (337 - 224) / 2 = 56.5.
         ((339, 256), [339, 256], [58, 16]),
         ((337, 256), [337, 256], [56, 16]),
     ],

@@ -1,4 +1,4 @@
-"""The generator against Philox4x64-10 written anew from the paper, which itself is held to Random123's known answers."""
+"""The generator against a second Philox4x64-10, written from the paper and checked with Random123's known answers."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_the_oracle_gives_random123s_known_answers(counter: Words, key: tuple[in
 
 
 def test_a_draw_gives_random123s_known_answer_of_the_next_counter() -> None:
-    # NumPy adds one to the counter before a block: all ones become all zeros.
+    # NumPy adds one to the counter before a block, so all ones become all zeros.
     block = draw(0, ALL_ONES, ALL_ONES, 1, epoch=ALL_ONES, attempt=ALL_ONES)
 
     assert tuple(block[0].tolist()) == KNOWN_ANSWERS[0][2]
@@ -144,7 +144,7 @@ def test_uniform_numbers_are_spread_evenly_in_every_column() -> None:
     for column in numbers.T:
         counts = np.histogram(column, bins=20, range=(0, 1))[0]
         chi_squared = ((counts - 2000) ** 2 / 2000).sum()
-        assert chi_squared < 43.8  # one in a thousand exceeds it with 19 degrees of freedom
+        assert chi_squared < 43.8  # exceeded once in a thousand cases with 19 degrees of freedom
 
 
 def test_the_columns_of_a_draw_do_not_depend_on_each_other() -> None:

@@ -1,6 +1,7 @@
-"""The values that NVIDIA's pages state, and where a page is silent those of the code that its accuracy was reached with.
+"""The values on NVIDIA's pages. If a page does not give a value, it is that of the code that reached the page's accuracy.
 
-Written from the pages and the notes on the code, one table per system, so that a slip in a recipe does not repeat itself.
+The tables, one for each system, are written from the pages and the notes on the code. They do not use the recipes, so that
+a mistake in a recipe is not repeated here.
 """
 
 import inspect
@@ -15,7 +16,7 @@ from lockstep.recipes.published import RECIPES
 
 CONVOLUTIONS_AND_CLASSIFIER = ("conv_weight", "fc_weight", "fc_bias")
 
-# What all four systems share.
+# Values that all four systems have in common.
 COMMON: dict[str, Any] = {
     "padding": "symmetric",
     "bn_momentum": 0.1,

@@ -427,7 +427,7 @@ def test_a_difference_names_both_values_in_the_order_of_the_fields() -> None:
     ]
 
 
-# What a recipe is based on
+# The name of the recipe that a recipe is based on
 
 
 def test_a_recipe_knows_the_name_it_was_loaded_by_through_changes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rates against each original's own formula, written anew from the notes on its code."""
+"""Learning rates against the formula of each original, written separately from the notes on its code."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What other programs call fields and options."""
+"""Names that other programs use for fields and options."""
 
 import pytest
 
