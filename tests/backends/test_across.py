@@ -1,4 +1,4 @@
-"""A run begun on one engine and continued on another ends where one without a break ends."""
+"""A run that starts on one engine and resumes on another has the same end as a run without a break."""
 
 import os
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from tests.backends.conftest import BACKENDS, Kept, Start, starter
 ENGINES = BACKENDS if len(BACKENDS) > 1 else (*BACKENDS, "reference")
 PAIRS = tuple(permutations(ENGINES, 2))
 RING = tuple(zip(ENGINES, (*ENGINES[1:], ENGINES[0]), strict=True))
-"""Every engine begins once and ends once. What is handed over is a state in canonical form, whoever takes it."""
+"""Every engine starts one run and ends one run. The engines pass on a state in canonical form, the same for any engine."""
 STEPS = 8
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Functions that start the engine a run begins on, and the one it ends on."""
+    """Functions that start the first and the second engine of a run."""
 
     first: Start
     second: Start
@@ -36,7 +36,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def grounds() -> Iterator[dict[str, tuple[Backend, World, Kept]]]:
-    """What every engine of the ring needs to start."""
+    """Yield what every engine of the ring needs to start."""
     with ExitStack() as stack:
         found = {}
         for name in ENGINES:
@@ -59,7 +59,7 @@ def pair(request: pytest.FixtureRequest, grounds: dict[str, tuple[Backend, World
 
 
 def handed_over(pair: Pair, recipe: Recipe, begin: State, *, mixup: str = "sample", parts: int = 1) -> State:
-    """Return the end of a run of which each engine takes half the steps."""
+    """Return the final state of a run in which each engine does half of the steps."""
     batches, half = random_batches(recipe, STEPS, mixup=mixup), STEPS // 2
     first = pair.first(recipe, begin, accumulation_steps=parts)
     first.train(batches[:half], 0)
@@ -79,7 +79,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run from a steady state, and where it should end."""
+    """A run from a steady state, and its expected end."""
 
     recipe: Recipe
     mixup: str
@@ -119,7 +119,7 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
 
 
 FULL = RING if "LOCKSTEP_SOAK" in os.environ else (("tensorflow", "torch"),) if "torch" in BACKENDS else ()
-"""Engines that hand over a full model. What depends on the engines shows on the narrow models above."""
+"""Engines that pass on a full model. The narrow models above show what depends on the engines."""
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_run_of_a_full_model_handed_over_ends_where_float64_goes(pair: Pair, f
 
 
 def test_losing_the_velocities_would_show(tiny_recipe: Recipe) -> None:
-    # Otherwise the test above could not tell whether they were handed over.
+    # Otherwise the test above could not detect that velocities are lost.
     begin, batches, half = steady_state(tiny_recipe), random_batches(tiny_recipe, STEPS), STEPS // 2
     middle = oracle.train(tiny_recipe, begin, batches[:half], RATES).state
     without = replace(middle, momentum={name: np.zeros_like(value) for name, value in middle.momentum.items()})
@@ -150,7 +150,7 @@ def test_what_one_engine_reads_another_takes_over_to_the_last_bit(pair: Pair, ti
 
 
 def test_a_dynamic_loss_scale_goes_on_across_engines(pair: Pair, tiny_recipe: Recipe) -> None:
-    # Step 0 overflows; of the five good steps until the scale grows, three are the first engine's.
+    # Step 0 overflows. The first engine does three of the five good steps until the scale grows.
     recipe = tiny_recipe.replace(
         **FP16,
         loss_scaling="dynamic",

@@ -1,4 +1,4 @@
-"""What every engine must do: states, logits, evaluation, prediction and going on, against float64 (`oracle`)."""
+"""Tests for every engine: states, logits, evaluation, prediction and resuming, against float64 (`oracle`)."""
 
 from dataclasses import replace
 from itertools import islice
@@ -168,7 +168,7 @@ def test_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, changes:
 
 
 def scores_of(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return losses without smoothing, the labels' places and the predictions."""
+    """Return losses without label smoothing, the ranks of the labels, and the predictions."""
     losses = -oracle.log_softmax(logits)[np.arange(len(labels)), labels]
     return losses, oracle.places(logits, labels), logits.argmax(axis=1)
 
@@ -193,7 +193,7 @@ def test_scores_are_those_of_the_logits_predicted(start: Start, tiny_recipe: Rec
 def test_confidences_are_the_softmax_of_the_class_predicted(start: Start, tiny_recipe: Recipe) -> None:
     engine, batch = start(tiny_recipe), random_batch(tiny_recipe)
     state = random_state(tiny_recipe)
-    # A tenth of the classifier: random weights alone are as good as certain of every image.
+    # A tenth of the classifier's weights: with random weights, confidences are practically 1.
     classifier = {name: state.tensors[name] / np.float32(10) for name in ("fc.weight", "fc.bias")}
     engine.write(State(0, state.tensors | classifier, state.momentum, state.ema))
     confidences = engine.evaluate([batch]).confidences
@@ -214,7 +214,7 @@ def test_a_confidence_is_the_share_of_the_exponentials(
 
 
 def padded(batch: Batch, size: int) -> Batch:
-    """Return a batch filled up to `size` with images that do not count."""
+    """Return a batch filled up to `size` with images that are not counted."""
     missing = size - len(batch.labels)
     images = np.concatenate([batch.images, random_images(missing, batch.images.shape[1], seed=99)])
     return Batch(images, np.concatenate([batch.labels, np.full(missing, -1)]))
@@ -222,7 +222,7 @@ def padded(batch: Batch, size: int) -> Batch:
 
 def in_order(scores: Scores) -> list[tuple[float, ...]]:
     rows = zip(scores.labels.tolist(), scores.ranks.tolist(), scores.predictions.tolist(), strict=True)
-    # Of the largest loss: one near 0 is the difference of logits as large as that.
+    # Relative to the largest loss: a loss near 0 is a difference of logits of that size.
     rounding = BOUNDS["loss"].value * float(scores.losses.max(initial=0))
     return [(*row, pytest.approx(loss, rel=0, abs=rounding)) for row, loss in zip(rows, scores.losses.tolist(), strict=True)]
 
@@ -313,7 +313,7 @@ def test_held_images_give_the_steps_and_scores_of_any_others(start: Start, tiny_
     assert all_bits(with_held.read()) == all_bits(without.read())
 
 
-# Going on
+# Resuming
 
 RESUMED: dict[str, tuple[dict[str, Any], int]] = {
     "fp32": ({"ema_decay": 0.99}, 2),

@@ -1,6 +1,6 @@
-"""A suite that cannot fail proves nothing: engines with one fault each, and the tests that must find it.
+"""Engines with one fault each, and the tests of the suite that must find it.
 
-Every test named here is also carried out on the engine without a fault, through the same path.
+Every test named here is also run on the engine without a fault, through the same code.
 """
 
 from collections.abc import Callable
@@ -80,13 +80,13 @@ RESNET50, RESNEXT101 = "narrow resnet50 at 32 pixels", "narrow resnext101-32x4d 
 
 
 def narrow(*kinds: str) -> tuple[str, ...]:
-    """Return the names of these steps of both narrow models."""
+    """Return the names of steps of these kinds for both narrow models."""
     return tuple(f"{model} {kind}" for model in NARROWED for kind in kinds)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An engine that is wrong, and the tests each of which must notice."""
+    """A wrong engine, and tests that must all fail with it."""
 
     build: Build
     tests: tuple[Test, ...]
@@ -403,12 +403,12 @@ HANDED_OVER = {
 
 
 def of(build: Build) -> Any:
-    """Return as much of a backend as starting an engine takes."""
+    """Return the part of a backend that is needed to start an engine."""
     return SimpleNamespace(engine=build)
 
 
 def carry_out(test: Test, build: Build, tiny_recipe: Recipe) -> None:
-    """Carry out a test of the suite on another engine."""
+    """Run a test of the suite on another engine."""
     world = backends.load("reference").world(Execution())
     with ExitStack() as stack:
         test(start=starter(of(build), world, stack), tiny_recipe=tiny_recipe)
@@ -421,7 +421,7 @@ def test_a_fault_is_found(build: Build, test: Test, tiny_recipe: Recipe) -> None
 
 
 def described(test: Test) -> str:
-    """Return what tells two tests apart."""
+    """Return a text that distinguishes tests."""
     if isinstance(test, partial):
         return f"{test.func.__name__}({test.keywords})"
     return test.__name__

@@ -1,8 +1,8 @@
-"""What every engine must do: the published models at full size, against mathematics in float64 (`oracle`).
+"""Tests for every engine: the published models at full size, against mathematics in float64 (`oracle`).
 
-Depth and width multiply rounding, and a stride or a group that is wrong in one stage alone shows here. What does not depend
-on size (rules of the update, precisions, loss scaling) is tested on narrow models. The steps begin from `steady_state`; the
-logits, which no ReLU makes jump, from `random_state`.
+Depth and width multiply rounding. A stride or a group that is wrong in a single stage is found here. Everything that does
+not depend on size (rules of the update, precisions, loss scaling) is tested on narrow models. Steps start from
+`steady_state`. Logits are computed from `random_state`, since switching ReLUs do not make them jump.
 """
 
 import numpy as np

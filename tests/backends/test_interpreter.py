@@ -1,4 +1,4 @@
-"""Which Python runs a backend."""
+"""The Python that runs a backend."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What takes the place of `bind` in a framework's libraries. That their sockets keep to it: `tests/cli/test_loopback.py`."""
+"""The function that replaces `bind` in a framework's libraries. `tests/cli/test_loopback.py` tests their sockets."""
 
 import ctypes
 import errno
@@ -66,7 +66,7 @@ def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port() -> Non
 
 
 def bound(address: bytes) -> tuple[int, int, object]:
-    """Bind a socket as a framework's library does; return the result, the error and where the socket is bound."""
+    """Bind a socket as a framework's library does; return the result, the error and the socket's address."""
     with socket.socket() as opened:
         function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32, use_errno=True)
         own = ctypes.cast(loopback._own(), function)

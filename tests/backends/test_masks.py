@@ -1,4 +1,4 @@
-"""What every engine must do: weights that a mask keeps at 0."""
+"""Tests for every engine: weights that a mask keeps at 0."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer3.0.downsample.0.weight
 
 
 def two_of_four(values: np.ndarray) -> np.ndarray:
-    """Keep the two largest of every four weights along the inputs, or of those in a row that the inputs leave."""
+    """Keep the two largest of every four weights along the inputs, or of every row if they do not divide into fours."""
     by_inputs = np.abs(np.moveaxis(values, 1, -1)) if values.ndim > 1 else np.abs(values)
     rows = by_inputs.reshape(-1, 4) if by_inputs.size % 4 == 0 else by_inputs.reshape(-1, by_inputs.shape[-1])
     keep = np.argsort(np.argsort(-rows, axis=1), axis=1) < 2
@@ -51,7 +51,7 @@ def masks_of(state: State, pattern: str = "two of four") -> dict[str, np.ndarray
 
 
 def with_velocity(recipe: Recipe, step: int = 0) -> State:
-    """Return a state in which masked weights have somewhere to go: velocities, decay and averages are not 0."""
+    """Return a state in which masked weights would change without a mask: velocities, decay and averages are not 0."""
     state = random_state(recipe, step=step)
     rng = np.random.default_rng(7)
     velocity = {name: rng.normal(0, 0.1, value.shape).astype(np.float32) for name, value in state.momentum.items()}
@@ -59,7 +59,7 @@ def with_velocity(recipe: Recipe, step: int = 0) -> State:
 
 
 def assert_masked(state: State, masks: dict[str, np.ndarray], *, but_only: bool = True) -> None:
-    """Hold that what is masked is 0, and (unless the model left some at 0 itself) nothing else of these is."""
+    """Assert that masked values are 0 and, with `but_only`, that no other values of these tensors are."""
     for name, mask in masks.items():
         for values in (state.tensors, state.momentum, *([state.ema] if state.ema else [])):
             assert not values[name][~mask].any(), name
@@ -71,7 +71,7 @@ def zeroed(values: Arrays, masks: dict[str, np.ndarray]) -> Arrays:
     return values | {name: np.where(mask, values[name], np.float32(0)) for name, mask in masks.items()}
 
 
-# At once
+# Immediately
 
 
 def test_a_mask_takes_effect_at_once_and_on_nothing_else(start: Start, tiny_recipe: Recipe) -> None:
@@ -130,7 +130,7 @@ def test_masked_weights_stay_at_0_through_training(start: Start, tiny_recipe: Re
         assert_masked(engine.read(), masks, but_only=False)
 
 
-# Not "nothing left": a batch norm behind a kernel of zeros divides rounding by the root of its epsilon.
+# Without the pattern "nothing left": a batch norm after a kernel of zeros divides rounding by the root of its epsilon.
 @pytest.mark.parametrize("pattern", ["two of four", "half"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, pattern: str, parts: int) -> None:
@@ -147,7 +147,7 @@ def test_other_weights_go_where_float64_goes(start: Start, tiny_recipe: Recipe, 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_first_gradients_are_those_of_a_model_with_zeros_in_it(start: Start, tiny_recipe: Recipe, parts: int) -> None:
-    # Up to the first update a mask is nothing but zeros written into the weights.
+    # Until the first update, a mask has the same effect as zeros in the weights.
     recipe, batch = tiny_recipe.replace(ema_decay=0.9), random_batch(tiny_recipe)
     state = random_state(recipe)
     masks = masks_of(state)
@@ -268,7 +268,7 @@ def test_masks_hold_when_a_step_is_skipped(start: Start, tiny_recipe: Recipe) ->
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
 def test_an_infinite_gradient_behind_a_mask_does_no_harm(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
-    # One feature is a thousand, so that in fp16 the scaled gradients of its weights are too large, and no others.
+    # One feature is a thousand, so that in fp16 only the scaled gradients of its weights are too large.
     recipe = tiny_recipe.replace(**FP16, loss_scaling=loss_scaling, loss_scale=1024.0)
     state, batch = random_state(recipe), random_batch(recipe)
     bias, mask = state.tensors["layer4.0.bn3.bias"].copy(), np.ones_like(state.tensors["fc.weight"], bool)

@@ -1,4 +1,4 @@
-"""What is MXNet's own: modules, static graphs and others, several processes, and how a command finds its environment."""
+"""Tests for MXNet alone: modules, graphs (static or not), several processes, and how a command finds its environment."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Backend
 
-# First, because it chooses threads.
+# First, because it sets the number of threads.
 from lockstep.backends import mxnet as mxnet_backend
 
 # isort: split
@@ -54,7 +54,7 @@ def backend() -> Backend:
 
 
 def normalised(images: np.ndarray, recipe: Recipe) -> Any:
-    """Return what a module takes: float32 [N, 3, H, W]."""
+    """Return images as a module takes them: float32 [N, 3, H, W]."""
     x = ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
     return mx.nd.array(x.transpose(0, 3, 1, 2))
 
@@ -68,7 +68,7 @@ def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding:
     assert distance(logits.asnumpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
 
-@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet's own, of the input of any graph it reads
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet's own warning about the input of every graph that it reads
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
     values, images = random_state(tiny_recipe).tensors, normalised(random_images(2), tiny_recipe)
     block = mxnet_backend.load_module(tiny_recipe, values)
@@ -99,7 +99,7 @@ def test_steps_with_and_without_a_static_graph_lead_where_float64_goes(
 
 
 def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe) -> None:
-    # With all weight on the newest batch, statistics that came too early would be those of the batch before.
+    # With all weight on the newest batch, statistics that are read too early would be those of the previous batch.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
     begin, batches = steady_state(recipe), random_batches(recipe, 6)
     engine = start(recipe, begin)
@@ -108,7 +108,7 @@ def test_statistics_wait_for_the_backward_pass(start: Start, tiny_recipe: Recipe
 
 
 def test_inference_between_steps_leaves_the_weights_where_they_are(start: Start, tiny_recipe: Recipe) -> None:
-    # Outside of training, MXNet's convolutions lay weights out anew, which other tensors share a vector with.
+    # Outside of training mode, MXNet's convolutions change the layout of weights, which share a vector with other tensors.
     engine, other = start(tiny_recipe), start(tiny_recipe)
     batches = random_batches(tiny_recipe, 4)
     for each in (engine, other):
@@ -142,7 +142,7 @@ def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypat
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No launcher has said anything."""
+    """Unset the variables of all launchers."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "DMLC_PS_ROOT_URI"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -162,7 +162,7 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> None:
-    # Stands before one that may be installed.
+    # Found before a horovod that may be installed.
     (tmp_path / "horovod.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "lockstep", "launch", "-n", "2", "--distributed", "horovod", "--backend", "mxnet"]
@@ -175,7 +175,7 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path) -> No
 
 
 def acquainted(count: int) -> list[Hosts]:
-    """Return so many ranks that know each other."""
+    """Return `count` connected ranks."""
     address, found = f"127.0.0.1:{free_ports(1)[0]}", {}
 
     def come(rank: int) -> None:
@@ -238,7 +238,7 @@ def test_an_address_that_others_have_taken_is_named() -> None:
 
 
 HAS_HOROVOD = find_spec("horovod") is not None
-"""Where `make mxnet-horovod` has been."""
+"""Whether `make mxnet-horovod` has installed Horovod."""
 
 
 def test_strangers_are_turned_away_and_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_strangers_are_turned_away_and_the_ranks_meet(monkeypatch: pytest.Monkey
 
 
 class _Bomb:
-    """What runs code where it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.abort, ()

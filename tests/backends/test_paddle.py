@@ -1,6 +1,6 @@
-"""What is Paddle's own: modules, programs, oneDNN's kernels, the loss scale, and how the process behaves.
+"""Tests for Paddle alone: modules, programs, oneDNN's kernels, the loss scale, and how the process behaves.
 
-The other tests of engines run uncompiled; here the same is asked of programs.
+The other tests of engines run uncompiled. Here the same is tested with programs.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Backend, Interval
 
-# First, because it keeps Paddle from greeting.
+# First, because it suppresses Paddle's greetings.
 from lockstep.backends import paddle as paddle_backend
 from lockstep.models.state import State
 
@@ -66,13 +66,13 @@ def backend() -> Backend:
 
 @pytest.fixture
 def compiled(start: Start) -> Start:
-    """As `start`, but for new engines that compute in programs."""
+    """Return a function like `start` for new engines that compute in programs."""
     return partial(start, compile="on", new=True)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No launcher has said anything."""
+    """Unset the variables of all launchers."""
     for name in OF_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -80,7 +80,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """The functions of which a program was built, once for each program."""
+    """Return the functions from which programs are built, one entry for each program."""
     built: list[Compiled] = []
     build = Compiled._built
 
@@ -96,7 +96,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
 
 
 def normalised(images: np.ndarray, recipe: Recipe) -> Any:
-    """Return what a module takes: float32 [N, 3, H, W]."""
+    """Return images as a module takes them: float32 [N, 3, H, W]."""
     x = ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
     return paddle.to_tensor(x.transpose(0, 3, 1, 2))
 
@@ -177,19 +177,19 @@ COMPILED = {
     "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
     "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
 } | {f"{name} in two parts": Step(changes, "sample", parts=2, is_steady=True) for name, changes in NARROWED.items()}
-"""Batch norm over all ranks is that of the one there is."""
+"""Steps to compile. Batch norm over all ranks is local here, since there is a single rank."""
 
 SIZES = {
     f"{size} pixels, {padding} padding": Step({"padding": padding}, "sample", size=size)
     for size, padding in itertools.product((31, 33, 38, 45), ("symmetric", "same"))
 }
-"""Sizes of which a stride of 2 leaves odd ones, or even ones, to SAME padding."""
+"""Steps with sizes that a stride of 2 turns into odd and even ones, for SAME padding."""
 
 OfPrograms = tuple[list[Interval], list[State], oracle.Trained]
 
 
 def stepped(start: Start, tiny_recipe: Recipe, step: Step) -> OfPrograms:
-    """Return what one step brings, not compiled and compiled, and what it should bring."""
+    """Return the results of one step, not compiled and compiled, and the expected results."""
     recipe, state, batch = step.begin(tiny_recipe)
     intervals, states = [], []
     for compile in ("off", "on"):
@@ -324,7 +324,7 @@ def test_a_loss_scale_leaves_a_compiled_step_as_it_is(compiled: Start, tiny_reci
 
 
 def dirty_memory() -> None:
-    """Leave NaN in the memory that is handed out next."""
+    """Leave NaN in the memory that is allocated next."""
     held = [paddle.full([length], float("nan")) for length in (8, 16, 32, 64, 128, 256, 1024) for _ in range(8)]
     del held
 
@@ -333,7 +333,7 @@ def dirty_memory() -> None:
 def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
     compiled: Start, tiny_recipe: Recipe, name: str | None
 ) -> None:
-    # oneDNN's batch norm has outputs that a program of Paddle's reads before they are there.
+    # oneDNN's batch norm has outputs that a Paddle program reads before they are written.
     recipe = tiny_recipe.replace(**NARROWED.get(name or "", {}))
     state, batch = steady_state(recipe), random_batch(recipe)
     expected, ends = oracle.train(recipe, state, [batch], RATES).state, set()
@@ -386,7 +386,7 @@ def test_a_compiled_engine_goes_on_from_what_another_has_trained(start: Start, t
 def test_losses_of_logits_hundreds_apart_are_those_of_float64(
     start: Start, tiny_recipe: Recipe, compile: str, mixup: str
 ) -> None:
-    # Paddle's `log_softmax` on a CPU takes all that is more than 64 below the largest for -64.
+    # Paddle's `log_softmax` on a CPU returns -64 for every logit that is more than 64 below the largest.
     recipe = tiny_recipe.replace(label_smoothing=0.1 if mixup == "none" else 0.0)
     state = state_with_logits(recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0])
     batch = random_batch(recipe, mixup=mixup)
@@ -416,7 +416,7 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
 
 
 def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Recipe) -> None:
-    # A program writes over what it returned before.
+    # A program overwrites its previous result.
     engine = compiled(tiny_recipe)
     logits = engine.predict(random_images(3))
     before = logits.copy()
@@ -459,7 +459,7 @@ def test_a_compiled_evaluation_leaves_the_state_as_it_is(compiled: Start, tiny_r
 
 
 def strided(array: np.ndarray) -> np.ndarray:
-    """Return the same values with others between them."""
+    """Return the same values, with other values between them in memory."""
     wide = np.repeat(array, 2, axis=-1)
     wide[..., 1::2] = 0
     return wide[..., ::2]
@@ -472,7 +472,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def backwards(array: np.ndarray) -> np.ndarray:
-    """Return the same values, the last of which comes first in memory."""
+    """Return the same values, in reverse order in memory."""
     return array[::-1].copy()[::-1]
 
 
@@ -495,7 +495,7 @@ def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(
 
 
 def test_one_image_may_stand_for_all_of_a_batch(compiled: Start, tiny_recipe: Recipe) -> None:
-    # As the synthetic loader might have it: one image's memory, N times.
+    # As from the synthetic loader: the memory of one image, N times.
     engine, images = compiled(tiny_recipe), np.broadcast_to(random_images(1), (8, 32, 32, 3))
     assert distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
 
@@ -564,7 +564,7 @@ def test_inference_has_a_program_for_every_shape(compiled: Start, tiny_recipe: R
 
 @pytest.mark.slow
 def test_programs_stay_what_they_are_beside_many_others(compiled: Start, tiny_recipe: Recipe) -> None:
-    # One of Paddle's executors keeps eight, and would build the others again: without oneDNN, whose outputs are others.
+    # A Paddle executor keeps eight programs and would build others again, without oneDNN, with other outputs.
     state, engine = steady_state(tiny_recipe), compiled(tiny_recipe)
     batches, ends = [random_batch(tiny_recipe, count) for count in range(4, 13)], []
     for batch in [*batches, *batches[:2]]:
@@ -624,7 +624,7 @@ def test_a_program_passes_no_gradient_on() -> None:
 
 @pytest.fixture(params=[False, True], ids=["oneDNN off", "oneDNN on"])
 def flag(request: pytest.FixtureRequest) -> Iterator[dict[str, bool]]:
-    """What a user has said of oneDNN."""
+    """Flags for oneDNN that a user has set."""
     before, said = paddle.get_flags("FLAGS_use_mkldnn"), {"FLAGS_use_mkldnn": request.param}
     paddle.set_flags(said)
     yield said
@@ -658,14 +658,14 @@ def test_a_program_that_fails_leaves_the_process_as_it_was(
 
 
 class _OfTwo(PaddleWorld):
-    """Rank 0 of two, the other of which never comes: good for building an engine, and no more."""
+    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
 
     def __init__(self) -> None:
         self.rank, self.ranks, self.on_gpu, self.device = 0, 2, False, "made up"
 
 
 def made(recipe: Recipe, compile: Any) -> Any:
-    """Return an engine that is one of two."""
+    """Return the engine of one of two ranks."""
     execution = Execution(backend="paddle", device="cpu", compile=compile)
     return paddle_backend.engine(recipe, np.zeros(1), _OfTwo(), execution)
 
@@ -690,7 +690,7 @@ def test_programs_are_refused_to_batch_norm_over_several_ranks(tiny_recipe: Reci
 
 
 def padded(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
-    """Return images [N, C, H, W], none below 0, padded for windows of 3 at a stride of 2, and where in it they are."""
+    """Pad images [N, C, H, W], none below 0, for windows of 3 at a stride of 2; return them and the place of the images."""
     places = [(0, 0), (0, 0)]
     for length in x.shape[2:]:
         missing = 2 if padding == "symmetric" else max((-(-length // 2) - 1) * 2 + 3 - length, 0)
@@ -700,7 +700,7 @@ def padded(x: np.ndarray, padding: str) -> tuple[np.ndarray, tuple[slice, ...]]:
 
 
 def pooled(x: np.ndarray, padding: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the largest of every window; a gradient of them; and what of it goes back to x, if no two are alike."""
+    """Return the largest value of every window, a gradient of these, and the gradient of x if all values of x differ."""
     wide, inside = padded(x, padding)
     height, width = ((length - 3) // 2 + 1 for length in wide.shape[2:])
     y, back = np.zeros((*x.shape[:2], height, width), np.float32), np.zeros_like(wide)
@@ -725,7 +725,7 @@ def pool_and_back(recipe: Recipe, onednn: bool) -> Callable[[Any], Any]:
 
 SQUARE = [(size, size) for size in (2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 18, 28)]
 OBLONG = [(3, 4), (4, 3), (7, 16), (16, 7), (8, 14), (15, 9), (1, 6)]
-"""Not for programs: the images of a run are square."""
+"""Shapes that are not tested with programs, since the images of a run are square."""
 
 
 @pytest.mark.parametrize("padding", ["symmetric", "same"])
@@ -740,7 +740,7 @@ def test_a_max_pool_and_its_gradient_are_right_at_every_size(
         expected, gradient, expected_back = pooled(x, padding, seed)
         y, back = run({"x": paddle.to_tensor(x, stop_gradient=False), "g": paddle.to_tensor(gradient)})
         assert y.numpy().tobytes() == expected.tobytes(), shape
-        # What goes back to a 0, no matter: before the pool is a ReLU.
+        # The gradient of a 0 does not matter, since a ReLU comes before the pool.
         assert distance(back.numpy() * (x > 0), expected_back * (x > 0)) < BOUNDS["operation"].value, shape
 
 
@@ -752,7 +752,7 @@ def scaled(recipe: Recipe, **changes: Any) -> LossScale:
 
 
 def used(scale: LossScale, gradient: list[float]) -> bool:
-    """Return whether a gradient was to be used, and check what was made of it."""
+    """Return whether a gradient is to be used. If it is not, assert that it is replaced by zeros."""
     unscaled, is_used = scale.step(paddle.to_tensor(gradient))
     assert is_used or not unscaled.numpy().any()
     return bool(is_used)
@@ -766,7 +766,7 @@ def test_a_gradient_that_is_not_finite_skips_the_update(tiny_recipe: Recipe, bad
 
 
 def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares are beyond float32.
+    # Their squares exceed float32.
     scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert used(scale, [3e38, -3e38])
     assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
@@ -965,7 +965,7 @@ StepAlone = Callable[[str, str], tuple[int, str, str]]
 
 @pytest.fixture
 def step_alone(alone: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> StepAlone:
-    """A function that trains, evaluates and predicts in a process of its own, where a warning is an error."""
+    """Return a function that trains, evaluates and predicts in a separate process, where a warning is an error."""
 
     def run(compile: str, precision: str) -> tuple[int, str, str]:
         own = {"COMPILE": compile, "PRECISION": precision, "OMP_NUM_THREADS": "1"}
@@ -990,7 +990,7 @@ SLOW_IF_NOT_FAST = {"batch_normalization", "binary", "convolution", "eltwise", "
 def test_programs_are_computed_by_fast_kernels_of_onednn(
     step_alone: StepAlone, precision: str, alone: pytest.MonkeyPatch
 ) -> None:
-    # Where batch norm or ReLU met two orders of channels in memory, they took reference kernels.
+    # If batch norm or ReLU get two orders of channels in memory, they use reference kernels.
     alone.setenv("DNNL_VERBOSE", "1")
     code, output, errors = step_alone("on", precision)
     assert code == 0, errors
@@ -1035,7 +1035,7 @@ def test_after_the_import_errors_are_heard_again() -> None:
 
 
 def test_a_paddle_that_cannot_be_imported_tells_why(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
-    # What its libraries say, and what Python says.
+    # Output of its libraries, and output of Python.
     broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
     (tmp_path / "paddle.py").write_text(broken)
     alone.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

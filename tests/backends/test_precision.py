@@ -1,4 +1,4 @@
-"""What every engine must do: low precision, loss scaling and moving averages, against float64 (`oracle`)."""
+"""Tests for every engine: low precision, loss scaling and moving averages, against float64 (`oracle`)."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ from tests.backends.cases import (
 from tests.backends.conftest import Start
 
 OVERFLOWING = 2.0**60
-"""A loss scale that takes every gradient beyond fp16's largest number, 65,504."""
+"""A loss scale with which every gradient exceeds fp16's largest number, 65,504."""
 
 
 FEW = 4
-"""Images of a batch where more would show no more: in fp16 a full model takes a processor a second for four."""
+"""Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second for four images."""
 
 
 # Precision
@@ -65,7 +65,7 @@ def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Rec
 
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
 def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
-    # By no more than 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
+    # The scale is at most 8: gradients of full models reach 7,000, and fp16 ends at 65,504.
     states = []
     for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
         engine = start(tiny_recipe.replace(**FP16, **changes))
@@ -85,7 +85,7 @@ def dynamic(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def with_scaler(recipe: Recipe, scale: float, good_steps: int = 0, bad_steps: int = 0) -> State:
-    """Return a state with a velocity, so that a step that only decays it would show."""
+    """Return a state with a velocity, so that a step that only decays it is noticed."""
     state = random_state(recipe)
     velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
     scaler = {"scale": scale, "good_steps": good_steps, "bad_steps": bad_steps}

@@ -1,4 +1,4 @@
-"""The file that each framework's own profiler writes of some steps."""
+"""The file that each framework's own profiler writes for some steps."""
 
 import json
 import pstats
@@ -16,7 +16,7 @@ def train(engine: Engine, recipe: Recipe, first: int = 0) -> None:
 
 
 def names_in(file: Path) -> set[str]:
-    """Return what a trace names, read as its viewer reads it."""
+    """Return the names in a trace, read as its viewer reads them."""
     if file.suffix == ".json":  # Chrome's trace format
         content = json.loads(file.read_text())
         events = content["traceEvents"] if isinstance(content, dict) else content

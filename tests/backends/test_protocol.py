@@ -1,4 +1,4 @@
-"""Finding a backend, and that nothing is loaded before one is asked for."""
+"""Finding a backend. Nothing is loaded before a backend is requested."""
 
 import importlib.util
 import inspect
@@ -17,7 +17,7 @@ from lockstep.system.errors import BackendError
 from tests.backends.conftest import DEFAULT
 
 FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
-"""Frameworks the core never imports."""
+"""Frameworks that the core never imports."""
 
 REPORT = f"""
 loaded = [name for name in {FOREIGN} if name in sys.modules]
@@ -41,7 +41,7 @@ assert "lockstep.runs.train" in sys.modules and "lockstep.backends.shared.host_m
 
 
 def test_every_framework_is_tested_unless_others_are_named() -> None:
-    # MXNet in an environment of its own, where LOCKSTEP_BACKENDS names it (Makefile).
+    # MXNet is tested in a separate environment, where LOCKSTEP_BACKENDS names it (Makefile).
     assert {*DEFAULT.split(","), "mxnet"} == set(FRAMEWORKS)
 
 
@@ -52,7 +52,7 @@ def test_every_framework_has_a_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no_such_engine", "torch"])
 def test_a_named_engine_that_cannot_be_imported_fails(name: str, pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    # A module of the framework's name that does not load stands before the real one.
+    # A module with the framework's name that cannot be loaded is found before the real one.
     (tmp_path / "torch.py").write_text("raise ImportError('broken')")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "functions_of_the_protocol", __file__]
     environment = os.environ | {"LOCKSTEP_BACKENDS": name, "PYTHONPATH": str(tmp_path)}

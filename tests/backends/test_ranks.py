@@ -1,4 +1,4 @@
-"""Two processes against one. What the ranks do is in `ranks`; here is what must come of it."""
+"""Two processes against one. `ranks` has the work of the ranks, and this file the expected results."""
 
 import os
 import pickle
@@ -34,14 +34,14 @@ LAUNCHERS = {
     "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],
     "torch": ["-m", "tests.backends.workers", "torch", "native"],
 }
-"""What stands between Python and a module's name to run it in two processes, by backend, and by what adds up over ranks if
-that is not the framework's own."""
+"""Arguments between Python and a module's name that run the module in two processes. The keys are backends, followed by what
+adds up over ranks if that is not the framework itself."""
 
 WITHOUT = {"reference"}
 """Backends that run in one process."""
 
 HAS_HOROVOD = find_spec("horovod") is not None
-"""Where `make mxnet-horovod` has been, or in the environment that `make tensorflow-horovod` makes."""
+"""Whether Horovod is installed, by `make mxnet-horovod` or in the environment of `make tensorflow-horovod`."""
 
 LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (HAS_HOROVOD or not name.endswith("horovod")))
 
@@ -49,11 +49,11 @@ LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (
 SOAK = "LOCKSTEP_SOAK" in os.environ
 """Whether `make soak` runs the tests."""
 AUTOMATIC = tuple(name for name in LAUNCHED if name.startswith(("mxnet", "paddle")))
-"""Those whose ranks are compiled unless the user says otherwise. The others take up to a minute for tiny ones."""
+"""Launchers whose ranks are compiled by default. Compiling the others takes up to a minute, even for tiny models."""
 
 
 def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -> list[Found]:
-    """Carry out scenarios in two processes; return what each found. A warning in either is an error."""
+    """Run scenarios in two processes and return the results of each. A warning in either process is an error."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     done = subprocess.run(
         [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", *_named(name), folder, *scenarios],
@@ -68,14 +68,14 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
 
 
 def _named(launcher: str) -> tuple[str, str]:
-    """Return the name of the backend, and what adds up over its ranks."""
+    """Return the name of a backend, and what adds up over its ranks."""
     name, _, distributed = launcher.partition(" ")
     return name, distributed or "native"
 
 
 @pytest.fixture(scope="session", params=LAUNCHED)
 def launched(request: pytest.FixtureRequest) -> str:
-    """One of `LAUNCHERS`, and so all engines of this file."""
+    """Return one of `LAUNCHERS`. All engines of this file use it."""
     return request.param
 
 
@@ -99,7 +99,7 @@ def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.T
 
 @pytest.fixture(params=UNCOMPILED)
 def name(request: pytest.FixtureRequest, launched: str) -> str:
-    """Every scenario."""
+    """Return each scenario that is not compiled."""
     if why := lacks(_named(launched)[0], SCENARIOS[request.param].recipe.precision):
         pytest.skip(why)
     return request.param
@@ -110,7 +110,7 @@ def test_every_framework_that_has_ranks_has_a_launcher() -> None:
 
 
 def way(found: Found) -> Arrays:
-    """Return how far the parameters went."""
+    """Return the change of the parameters."""
     return moved(found["state"], random_state(RECIPE))
 
 
@@ -145,7 +145,7 @@ def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found
 def test_ranks_are_as_many_parts_of_one_process(
     ranks: list[Found], backend: Backend, world: World, name: str, parts: int
 ) -> None:
-    # But for running statistics, which one process moves once for every part.
+    # Except running statistics, which one process updates once for every part.
     one = carry_out(SCENARIOS[name], backend, world, accumulation_steps=parts)
     assert distance(way(ranks[0][name]), way(one)) < BOUNDS["trajectory"].value
 

@@ -1,4 +1,4 @@
-"""The reference engine: every function against finite differences, whole steps against autograd in float64."""
+"""Tests for the reference engine: functions against finite differences, whole steps against autograd in float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from tests.backends.cases import RATES, Step, moved, random_batch, random_batche
 from tests.backends.test_steps import STEPS, TRAJECTORIES
 
 ROUNDING = 3e-6
-"""Of a state, which is float32 after every step: 6e-8 of a value, more of a small difference."""
+"""Rounding of a state, which is float32 after every step: 6e-8 of a value, and more of a small difference."""
 
 random = np.random.default_rng(1)
 
@@ -42,7 +42,7 @@ def numerical_gradient(function: Callable[[], np.ndarray], of: np.ndarray, weigh
 
 
 def check(function: Callable[[], tuple[Any, ...]], *inputs: np.ndarray) -> None:
-    """Hold every gradient that `function`'s last value gives against central differences."""
+    """Compare every gradient that the last result of `function` returns with central differences."""
     y, back = function()[0], function()[-1]
     d_y = random.normal(size=y.shape)
     gradients = back(d_y)
@@ -53,7 +53,7 @@ def check(function: Callable[[], tuple[Any, ...]], *inputs: np.ndarray) -> None:
 
 
 def spread(*shape: int) -> np.ndarray:
-    """Return values at least 1e-3 apart from each other and from 0, so that a small step switches nothing."""
+    """Return values at least 1e-3 apart from each other and from 0, so that a small step does not switch any of them."""
     count = int(np.prod(shape))
     return random.permutation(np.arange(count) * 2e-3 - count * 1e-3 + 5e-4).reshape(shape)
 
@@ -141,7 +141,7 @@ def test_running_variance_is_unbiased() -> None:
 @pytest.mark.parametrize(
     ("value", "precision", "expected"),
     [
-        (1 + 2**-8, "bf16", 1.0),  # half way, to the even neighbour
+        (1 + 2**-8, "bf16", 1.0),  # in the middle: to the even neighbour
         (1 + 3 * 2**-8, "bf16", 1 + 2**-6),
         (1 + 2**-8 + 2**-20, "bf16", 1 + 2**-7),
         (3.4e38, "bf16", np.inf),
@@ -182,7 +182,7 @@ def test_a_step_is_that_of_autograd(tiny_recipe: Recipe, step: Step) -> None:
     reference = engine(recipe, state, step.parts)
     interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
     expected = autograd.train(recipe, state, [batch], RATES, step.parts)
-    # The second of two parts starts from statistics that were rounded to float32; nothing else is rounded in a step.
+    # The second of two parts starts from statistics rounded to float32. Nothing else in a step is rounded.
     assert interval.losses == pytest.approx(expected.losses, rel=1e-12)
     assert (interval.counts.top1, interval.counts.top5) == (expected.top1, expected.top5)
     assert distance(end.momentum, expected.state.momentum) < ROUNDING
@@ -196,7 +196,7 @@ def test_some_steps_are_those_of_autograd(tiny_recipe: Recipe, changes: dict[str
     reference = engine(recipe, state, parts)
     reference.train(batches, 0)
     end, expected = reference.read(), autograd.train(recipe, state, batches, RATES, parts).state
-    # The engine's weights are float32, and some are a thousand times as large as what they moved by.
+    # The engine's weights are float32, and some are a thousand times as large as their change.
     assert distance(moved(end, state), moved(expected, state)) < 3e-3
     assert distance(statistics(end), statistics(expected)) < ROUNDING
     if recipe.ema_decay:

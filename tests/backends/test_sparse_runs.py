@@ -1,4 +1,4 @@
-"""What every engine must do in a run that starts from given weights and is pruned."""
+"""Tests for every engine: a run that starts from given weights and is pruned."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.backends.conftest import BACKENDS
 
 @pytest.fixture(scope="module")
 def given(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights in which nothing is 0."""
+    """Return weights without zeros."""
     path = tmp_path_factory.mktemp("given") / "w.safetensors"
     about = {"recipe": tiny_recipe.fields(), "classes": []}
     checkpoint.write_weights(path, random_state(tiny_recipe).tensors, about)

@@ -1,4 +1,4 @@
-"""What every engine must do: training steps, against mathematics in float64 (`oracle`)."""
+"""Tests for every engine: training steps, against mathematics in float64 (`oracle`)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -68,7 +68,7 @@ Stepped = tuple[Interval, State, oracle.Trained]
 
 
 def one_step(start: Start, recipe: Recipe, step: Step) -> Stepped:
-    """Return what one step brought, the state after it, and what both should be."""
+    """Return the results of one step, the state after it, and the expected values of both."""
     recipe, state, batch = step.begin(recipe)
     engine = start(recipe, state, accumulation_steps=step.parts)
     interval = engine.fetch(engine.train([batch], 0))
@@ -80,7 +80,7 @@ def check_loss(interval: Interval, _: State, expected: oracle.Trained) -> None:
 
 
 def check_gradient(_: Interval, state: State, expected: oracle.Trained) -> None:
-    """Hold the first velocity, which is the gradient, against float64's."""
+    """Compare the first velocity, which is the gradient, with float64's."""
     assert distance(state.momentum, expected.state.momentum) < BOUNDS["gradient"].value
 
 
@@ -89,7 +89,7 @@ def check_statistics(_: Interval, state: State, expected: oracle.Trained) -> Non
 
 
 CHECKS = (check_loss, check_gradient, check_statistics)
-"""What is held of a step. One engine takes it for all of them; `test_faults` tries each alone."""
+"""The checks of a step. One engine is used for all of them. `test_faults` uses each check alone."""
 
 
 @every_step
@@ -104,7 +104,7 @@ def hold_step(start: Start, tiny_recipe: Recipe, step: Step, *checks: Callable[.
 
 
 def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Start, tiny_recipe: Recipe) -> None:
-    # Without momentum and decay the weights alone tell the gradient: (w0 - w1) / rate.
+    # Without momentum and decay, the gradient follows from the weights: (w0 - w1) / rate.
     recipe, state, batch = Step({"momentum": 0.0}, is_steady=True).begin(tiny_recipe)
     engine = start(recipe, state, rates=[0.25])
     engine.train([batch], 0)
@@ -113,7 +113,7 @@ def test_a_step_of_plain_descent_goes_by_the_rate_times_the_gradient(start: Star
 
 
 def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe: Recipe) -> None:
-    # The last stage of 32 pixels has one: the variance of a channel there is over the images alone.
+    # With images of 32 pixels the last stage has one pixel. There the variance of a channel is only over the images.
     recipe = tiny_recipe.replace(bn_momentum=1.0)
     state, batch = random_state(recipe), random_batch(recipe, count=2)
     engine = start(recipe, state)
@@ -146,7 +146,7 @@ DEFAULT_ROLES = Recipe().weight_decay_roles
 
 @pytest.mark.parametrize(
     "roles",
-    [DEFAULT_ROLES, ("bn_scale", "fc_bias"), ("bn_bias", "fc_weight")],  # each role once within and once without
+    [DEFAULT_ROLES, ("bn_scale", "fc_bias"), ("bn_bias", "fc_weight")],  # each role is once listed and once not
     ids=",".join,
 )
 def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: Recipe, roles: tuple[str, ...]) -> None:
@@ -158,7 +158,7 @@ def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: 
         velocities.append(engine.read().momentum)
     for name in parameters(state):
         expected = decay * state.tensors[name] if oracle.role(name) in roles else 0
-        # Of the velocities: a difference has the rounding of what it is taken of.
+        # Relative to the velocities, since a difference has the rounding of its operands.
         rounding = 2 * BOUNDS["operation"].value * largest(velocities[1][name])
         np.testing.assert_allclose(velocities[1][name] - velocities[0][name], expected, atol=rounding, err_msg=name)
 
@@ -196,7 +196,7 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
 
 
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    # Without a rate nothing moves, so that both steps have one gradient g: v = m * g + g, whatever the rates.
+    # At rate 0 nothing changes, so both steps have the same gradient g, and v = m * g + g for any rates.
     state, batch = random_state(tiny_recipe), random_batch(tiny_recipe)
     engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0, 0.5])
     engine.train([batch], 0)
@@ -215,7 +215,7 @@ def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_r
 
 
 def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Recipe) -> None:
-    # Batch norm is out of play: a part, its twin and both together have the same mean and variance.
+    # Batch norm makes no difference: a part, its copy and both together have the same mean and variance.
     part = random_batch(tiny_recipe, count=8)
     twice = Batch(np.concatenate([part.images] * 2), np.concatenate([part.labels] * 2))
     state, velocities = steady_state(tiny_recipe), []
@@ -228,7 +228,7 @@ def test_two_equal_parts_have_the_gradient_of_one(start: Start, tiny_recipe: Rec
 
 
 def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -> None:
-    # Weight 0 on the image itself: a batch of which each image is its partner alone.
+    # With weight 0 on the image itself, each image of the batch is replaced by its partner.
     batch = random_batch(tiny_recipe)
     partners = np.tile(np.arange(8)[::-1], 2)
     reversed_parts = Batch(batch.images, batch.labels, np.zeros(16, np.float32), partners)
@@ -245,7 +245,7 @@ def test_partners_are_counted_within_a_part(start: Start, tiny_recipe: Recipe) -
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_hits_are_counted_against_the_images_own_labels(start: Start, tiny_recipe: Recipe, parts: int) -> None:
-    # The logits fall from class 0 to 9, so that labels below 5 are among the first five.
+    # The logits decrease from class 0 to 9, so labels below 5 are among the first five.
     recipe = tiny_recipe.replace(weight_decay=0.0)
     batch = random_batch(recipe, mixup="sample")
     labels = np.array([0, 0, 0, 1, 2, 4, 5, 9, 9, 9, 9, 9, 9, 9, 9, 9])

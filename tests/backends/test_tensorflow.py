@@ -1,4 +1,4 @@
-"""What is TensorFlow's own: modules, tracing, XLA, grouped convolutions, the loss scale, and how the process behaves."""
+"""Tests for TensorFlow alone: modules, tracing, XLA, grouped convolutions, loss scale, and how the process behaves."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Backend, Interval, World
 
-# First, because it keeps TensorFlow from greeting.
+# First, because it suppresses TensorFlow's greetings.
 from lockstep.backends import tensorflow as tensorflow_backend
 from lockstep.models.state import State
 
@@ -59,7 +59,7 @@ def backend() -> Backend:
 
 @pytest.fixture(autouse=True)
 def flags() -> Iterator[None]:
-    """Put back afterwards what an engine sets for the whole process."""
+    """Restore settings that an engine changes for the whole process."""
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     yield
     tf.config.experimental.enable_tensor_float_32_execution(before)
@@ -67,7 +67,7 @@ def flags() -> Iterator[None]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No launcher has said anything."""
+    """Unset the variables of all launchers."""
     for name in (*OF_LAUNCHERS, "TF_NUM_INTRAOP_THREADS"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -77,7 +77,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """Return what a module takes: float32 [N, H, W, 3]."""
+    """Return images as a module takes them: float32 [N, H, W, 3]."""
     return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
 
 
@@ -147,14 +147,14 @@ def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
 # The step: XLA
 
 XLA = Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2)
-"""Of a model with groups, in two parts. Batch norm over all ranks is that of the one there is."""
+"""A step of a model with groups, in two parts. Batch norm over all ranks is local here, since there is a single rank."""
 
 OfXla = tuple[list[Interval], list[State], oracle.Trained]
 
 
 @pytest.fixture(scope="module")
 def compiled(kept: Kept, backend: Backend, world: World, tiny_recipe: Recipe) -> OfXla:
-    """What one step brought, not compiled and compiled, and what it should bring; once for several tests."""
+    """Return the results of one step, not compiled and compiled, and the expected ones; once for several tests."""
     recipe, state, batch = XLA.begin(tiny_recipe)
     intervals, states = [], []
     with ExitStack() as stack:
@@ -195,7 +195,7 @@ def test_running_statistics_of_a_compiled_step_are_those_of_float64(compiled: Of
 def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, first = XLA.begin(tiny_recipe)
     batches = [first, random_batch(recipe, seed=1, mixup="sample")]
-    engine = start(recipe, state, accumulation_steps=2, compile="on")  # the one of `compiled`
+    engine = start(recipe, state, accumulation_steps=2, compile="on")  # the same engine as in `compiled`
     engine.train(batches, 0)
     expected = oracle.train(recipe, state, batches, RATES, 2).state
     assert distance(moved(engine.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
@@ -221,7 +221,7 @@ with backend.engine(TINY, np.linspace(0.1, 0.2, 8), backend.world(execution), ex
 
 @pytest.mark.slow
 def test_three_steps_are_compiled_once(pytestconfig: pytest.Config, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # XLA compiles anew for every value of an argument that it takes for a constant. It writes down what it compiles.
+    # XLA compiles again for every value of an argument that it takes for a constant. It writes files for what it compiles.
     alone.setenv("WRITTEN", str(tmp_path))
     alone.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text")
     code, output, errors = python(COMPILED_STEPS, cwd=pytestconfig.rootpath)
@@ -243,7 +243,7 @@ def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: 
 
 
 class _OfTwo(TensorflowWorld):
-    """Rank 0 of two, the other of which never comes: good for building an engine, and no more."""
+    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
 
     rank, ranks = 0, 2
 
@@ -292,7 +292,7 @@ def test_a_step_is_the_same_group_by_group(
     start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # and so returns None
+    monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # which returns None
     recipe, state, batch = step.begin(tiny_recipe)
     engine = start(recipe, state, accumulation_steps=step.parts)
     interval, end = engine.fetch(engine.train([batch], 0)), engine.read()
@@ -322,7 +322,7 @@ with backend.engine(TINY, np.zeros(1), backend.world(execution), execution) as e
 def test_a_tensorflow_without_onednn_computes_the_same(
     tiny_recipe: Recipe, pytestconfig: pytest.Config, alone: pytest.MonkeyPatch
 ) -> None:
-    # Its own kernels for CPUs have no gradient of a grouped convolution.
+    # TensorFlow's own CPU kernels have no gradient of a grouped convolution.
     alone.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     code, output, errors = python(STEP_WITHOUT_ONEDNN, cwd=pytestconfig.rootpath)
     assert code == 0, errors
@@ -334,8 +334,8 @@ def test_a_tensorflow_without_onednn_computes_the_same(
 
 
 def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, tiny_recipe: Recipe) -> None:
-    # At rate 0 nothing moves, so that both steps have one gradient g, and w = w0 - rate (m + 1) g. With the rate inside the
-    # velocity, as Keras' SGD has it, it would be w0 - rate g.
+    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1) g. With the rate inside
+    # the velocity, as in Keras' SGD, it would be w0 - rate g.
     recipe = tiny_recipe.replace(weight_decay=0.0, momentum=0.75)
     state, batch = random_state(recipe), random_batch(recipe)
     engine = start(recipe, state, rates=[0, 0.5])
@@ -364,7 +364,7 @@ def scaled(recipe: Recipe, **changes: Any) -> LossScale:
 
 
 def used(scale: LossScale, *gradients: list[float]) -> bool:
-    """Return whether gradients were to be used, and check what was made of them."""
+    """Return whether gradients are to be used. If they are not, assert that they are replaced by zeros."""
     unscaled, is_used = scale.step({str(i): tf.constant(gradient) for i, gradient in enumerate(gradients)})
     if not is_used:
         assert all((value.numpy() == 0).all() for value in unscaled.values())
@@ -379,7 +379,7 @@ def test_one_gradient_that_is_not_finite_skips_the_update(tiny_recipe: Recipe, b
 
 
 def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares are beyond float32.
+    # Their squares exceed float32.
     scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert used(scale, [3e38, -3e38])
     assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
@@ -397,7 +397,7 @@ def test_a_scale_that_does_not_adapt_updates_whatever_comes(tiny_recipe: Recipe,
 
 
 def strided(array: np.ndarray) -> np.ndarray:
-    """Return the same values with others between them."""
+    """Return the same values, with other values between them in memory."""
     wide = np.repeat(array, 2, axis=-1)
     wide[..., 1::2] = 0
     return wide[..., ::2]
@@ -410,7 +410,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def backwards(array: np.ndarray) -> np.ndarray:
-    """Return the same values, the last of which comes first in memory."""
+    """Return the same values, in reverse order in memory."""
     return array[::-1].copy()[::-1]
 
 
@@ -430,7 +430,7 @@ def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_rec
 
 
 def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
-    # As the synthetic loader might have it: one image's memory, N times.
+    # As from the synthetic loader: the memory of one image, N times.
     images = np.broadcast_to(random_images(1), (8, 32, 32, 3))
     logits = start(tiny_recipe).predict(images)
     assert distance(logits, np.repeat(start(tiny_recipe).predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
@@ -572,7 +572,7 @@ def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.Mon
 
 
 class _Replica:
-    """Stands in for what adds up over ranks, and remembers how much at a time."""
+    """Replaces the exchange between ranks, and records the size of each exchange."""
 
     def __init__(self) -> None:
         self.packs: list[int | None] = []
@@ -677,7 +677,7 @@ def test_after_the_import_errors_are_heard_again(alone: pytest.MonkeyPatch) -> N
 
 
 def test_a_tensorflow_that_cannot_be_imported_tells_why(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
-    # What its libraries say, and what Python says.
+    # Output of its libraries, and output of Python.
     broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
     (tmp_path / "tensorflow.py").write_text(broken)
     alone.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

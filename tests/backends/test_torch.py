@@ -1,4 +1,4 @@
-"""What is PyTorch's own: modules, memory, flags, the compiler and the loss scale on the device."""
+"""Tests for PyTorch alone: modules, memory, flags, the compiler and the loss scale on the device."""
 
 import ast
 import copy
@@ -46,7 +46,7 @@ SOURCE = Path(torch_backend.__file__).parent
 CPU = torch.device("cpu")
 
 PARAMETERS = {
-    # https://pytorch.org/vision/stable/models.html; v1 has those of v1.5.
+    # https://pytorch.org/vision/stable/models.html; v1 has the same as v1.5.
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,
@@ -74,7 +74,7 @@ def backend() -> Backend:
 
 @pytest.fixture(autouse=True)
 def flags() -> Iterator[None]:
-    """Put back afterwards what an engine sets for the whole process."""
+    """Restore settings that an engine changes for the whole process."""
     before = [getattr(place, name) for place, name in FLAGS]
     yield
     for (place, name), value in zip(FLAGS, before, strict=True):
@@ -85,7 +85,7 @@ def flags() -> Iterator[None]:
 
 
 def on_paper(model: str, recipe: Recipe) -> Model:
-    """Return a model without memory."""
+    """Return a model whose tensors have no memory."""
     with torch.device("meta"):
         return Model(MODELS[model], recipe)
 
@@ -104,7 +104,7 @@ def test_a_module_has_as_many_parameters_as_published(tiny_recipe: Recipe, model
 
 
 def torchvisions_names(depths: tuple[int, ...], convolutions: int, first_projects: bool) -> list[str]:
-    """Return the keys of torchvision's `resnet*().state_dict()`, in their order."""
+    """Return the keys of torchvision's `resnet*().state_dict()`, in order."""
 
     def normalised(conv: str, bn: str) -> list[str]:
         parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -182,7 +182,7 @@ def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
 def test_gradients_and_velocities_lie_in_memory_as_their_weights_do(
     start: Start, tiny_recipe: Recipe, precision: str, model: str
 ) -> None:
-    # Fused SGD walks through all three at once, by address.
+    # Fused SGD goes through weights, gradients and velocities together, in the order of memory.
     spec = {"block": model, "expansion": 2 if model == "bottleneck" else 1, "groups": 1}
     narrow = tiny_recipe.replace(precision=precision, model=tiny_recipe.fields()["model"] | spec)
     engine: Any = start(narrow)
@@ -200,7 +200,7 @@ def test_gradients_and_velocities_lie_in_memory_as_their_weights_do(
 
 
 def places(tensor: torch.Tensor | None) -> list[int]:
-    """Return the strides that matter: those of axes longer than one."""
+    """Return the strides of axes longer than one. The others do not matter."""
     assert tensor is not None
     return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
 
@@ -242,7 +242,7 @@ def test_activations_have_the_precision_of_the_recipe(
 
 
 class _Reading(TorchDispatchMode):
-    """Notes the operations through which the host would learn a value or wait for the device."""
+    """Records operations through which the host would read a value or wait for the device."""
 
     WAITING = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique", "masked_select", "item")
 
@@ -274,11 +274,11 @@ def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, chan
 
 WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
 MAY_WAIT = {"fetch", "evaluate", "predict", "profile", "read", "_largest", "_to_numpy"}
-"""`_largest` asks over the hosts' own process group; `_to_numpy` is part of `read`; `profile` ends with its last kernel."""
+"""`_largest` uses the hosts' own process group, `_to_numpy` is part of `read`, and `profile` ends with its last kernel."""
 
 
 def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name of the function around, and that of the function called, for every call."""
+    """Yield the names of the calling function and of the called function, for every call."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield inside, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
@@ -302,7 +302,7 @@ def test_a_compiled_step_is_the_same(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     batch, losses, states = random_batch(tiny_recipe, mixup="sample"), [], []
-    # Of basic blocks, which have two convolutions: every kernel that differs takes the C++ compiler a second.
+    # With basic blocks, which have two convolutions: the C++ compiler needs a second for every different kernel.
     recipe = tiny_recipe.replace(weight_decay=0.0, model=replace(BASIC, layers=(1, 1, 1, 1)))
     for compile in ("off", "on"):
         engine = start(recipe, compile=compile)
@@ -355,7 +355,7 @@ def test_without_a_compiler_for_cpp_nothing_is_compiled() -> None:
 
 
 def test_an_epoch_must_make_up_for_the_time_it_takes_to_compile() -> None:
-    # 3.8 images/s before and 4.3 after on two cores: of 120 s to compile, an image makes up 1 / 3.8 - 1 / 4.3 s.
+    # 3.8 images/s before and 4.3 after compiling, on two cores: of the 120 s to compile, an image saves 1 / 3.8 - 1 / 4.3 s.
     enough = 120 / (1 / 3.8 - 1 / 4.3) / 32
     assert not pays(steps=int(0.9 * enough))
     assert pays(steps=int(1.1 * enough))
@@ -408,7 +408,7 @@ def test_all_activations_have_the_layout_that_is_asked_for(
 
     def note(module: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         for tensor in (inputs[0], output, module.weight):
-            if min(tensor.shape[1], max(tensor.shape[2:])) > 1:  # otherwise both are the same
+            if min(tensor.shape[1], max(tensor.shape[2:])) > 1:  # otherwise both layouts are the same
                 last = tensor.is_contiguous(memory_format=torch.channels_last)
                 seen.append((last, tensor.is_contiguous()))
 
@@ -437,7 +437,7 @@ def scaled(recipe: Recipe, **changes: Any) -> LossScale:
 
 
 def stepped(scale: LossScale, *gradients: list[float]) -> list[list[float]]:
-    """Return what weights of 1 become by one step of `torch.optim.SGD` at a rate of 0.5."""
+    """Return weights of 1 after one step of `torch.optim.SGD` at a rate of 0.5."""
     weights = [torch.ones(len(gradient), requires_grad=True) for gradient in gradients]
     optimizer = torch.optim.SGD(weights, lr=torch.tensor(0.5), momentum=0.9, fused=True)
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -465,7 +465,7 @@ def test_one_gradient_that_is_not_finite_skips_all(tiny_recipe: Recipe, bad: flo
 
 
 def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares are beyond float32.
+    # Their squares exceed float32.
     scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
     assert stepped(scale, [3e38, -3e38]) != [[1.0, 1.0]]
     assert scale.read()["good_steps"] == 1

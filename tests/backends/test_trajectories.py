@@ -1,4 +1,4 @@
-"""What every engine must do: twenty steps over a whole schedule, against mathematics in float64 (`oracle`)."""
+"""Tests for every engine: twenty steps over a whole schedule, against mathematics in float64 (`oracle`)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,8 +18,8 @@ from tests.backends.conftest import Start
 
 STEPS_PER_EPOCH = 5
 
-# The peak is low: rounding grows into another trajectory at rates that teach something.
-# A smooth schedule and one of jumps: an engine is given a rate for every step, and knows nothing of where they come from.
+# The peak is low: at ordinary learning rates rounding leads to another trajectory.
+# One schedule is smooth and one has jumps. An engine gets a rate for every step and does not know the schedule.
 SCHEDULES = {
     "warm-up and cosine": {"warmup_epochs": 1.0},
     "step": {"warmup_epochs": 0.0, "lr_decay": "step", "lr_step_epochs": (1, 3)},
@@ -29,7 +29,7 @@ every_schedule = pytest.mark.parametrize("changes", SCHEDULES.values(), ids=SCHE
 
 @cache
 def whole_run(recipe: Recipe, mixup: str, parts: int) -> tuple[np.ndarray, State, list[Batch], oracle.Trained]:
-    """Return rates, beginning and batches of a run, and what should come of it; once for all engines."""
+    """Return rates, first state and batches of a run, and the expected results; computed once for all engines."""
     rates = learning_rates(recipe, STEPS_PER_EPOCH)
     begin, batches = steady_state(recipe), random_batches(recipe, len(rates), mixup=mixup)
     return rates, begin, batches, oracle.train(recipe, begin, batches, list(rates), parts)
@@ -38,7 +38,7 @@ def whole_run(recipe: Recipe, mixup: str, parts: int) -> tuple[np.ndarray, State
 def twenty_steps(
     start: Start, recipe: Recipe, changes: dict[str, Any], mixup: str = "sample", parts: int = 1
 ) -> "Trajectory":
-    """Return the end, the losses, the beginning, and what the first two should be."""
+    """Return the final state, the losses, the first state, and the expected values of the first two."""
     recipe = recipe.replace(**{"epochs": 4, "lr": 9e-4, "ema_decay": 0.9} | changes)
     rates, begin, batches, expected = whole_run(recipe, mixup, parts)
     engine = start(recipe, begin, rates, accumulation_steps=parts)
@@ -54,20 +54,20 @@ def check_weights(end: State, _: np.ndarray, begin: State, expected: oracle.Trai
 
 
 def check_curve(_: State, losses: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
-    """Hold the losses as near as those of one step: from a steady state rounding does not grow."""
+    """Compare the losses with the bound for one step: from a steady state rounding does not grow."""
     assert len(losses) == 20
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
 
 
 def check_rest(end: State, _: np.ndarray, _begin: State, expected: oracle.Trained) -> None:
-    """Hold velocities, statistics and moving averages."""
+    """Compare velocities, statistics and moving averages."""
     assert distance(end.momentum, expected.state.momentum) < BOUNDS["trajectory"].value
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
     assert distance(end.ema, expected.state.ema) < BOUNDS["statistics"].value
 
 
 CHECKS = (check_weights, check_curve, check_rest)
-"""What is held of a trajectory. One engine takes it for all of them; `test_faults` tries each alone."""
+"""The checks of a trajectory. One engine is used for all of them. `test_faults` uses each check alone."""
 
 
 @every_schedule
@@ -89,7 +89,7 @@ def test_a_step_in_two_parts_goes_the_same_way_twenty_times(start: Start, tiny_r
 
 
 def test_the_rates_of_a_cosine_differ_from_step_to_step(tiny_recipe: Recipe) -> None:
-    # Otherwise the trajectories could not tell the rate of one step from another's.
+    # Otherwise the trajectories could not distinguish the rate of one step from that of another.
     rates = learning_rates(tiny_recipe.replace(epochs=4, lr=9e-4, **SCHEDULES["warm-up and cosine"]), STEPS_PER_EPOCH)
     assert len(set(rates)) == len(rates) == 20
     assert rates.max() == 9e-4
