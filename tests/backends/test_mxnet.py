@@ -380,7 +380,7 @@ def test_work_that_waits_for_a_rank_that_has_gone_ends_with_the_reason(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_HOROVOD, reason="`make mxnet-horovod` has not been here")
+@pytest.mark.skipif(not HAS_HOROVOD, reason="Horovod is not installed: `make mxnet-horovod`")
 def test_horovods_own_launcher_starts_ranks(tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(tiny_recipe.replace(epochs=1).to_yaml())
