@@ -1,9 +1,9 @@
 """Lockstep: ResNet-50 v1.5 and ResNeXt101-32x4d, one recipe, four frameworks, the same numbers.
 
-What is public is what this module lists; everything else may change. Importing it loads no framework.
+The public API is what `__all__` lists; everything else may change. Importing this module loads no framework.
 """
 
-# Nothing is imported here: `python -m lockstep` could find it in the current folder (see __main__.py).
+# No imports here: `python -m lockstep` could take a module of the same name from the current folder (see __main__.py).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -53,7 +53,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> "Any":
-    """Import a public name when it is first used, so that the command line answers at once."""
+    """Import a public name on first use, so that the command line starts fast."""
     if name == "__version__":
         from lockstep.system.version import version
 

@@ -44,5 +44,5 @@ def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -
     target.write_text("mine")
     code, output, errors = answer("convert", run_folder, target)
     assert (code, output) == (2, "")
-    assert errors == f"lockstep: {target} is there already; name a new file, or remove this one\n"
+    assert errors == f"lockstep: {target} already exists; name a new file, or remove this one\n"
     assert target.read_text() == "mine"

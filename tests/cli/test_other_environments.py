@@ -180,5 +180,5 @@ def test_a_prefix_with_another_graph_is_refused_before_the_first_step(
     ]
     code, _, errors = call(*command)
     assert code == 2
-    assert "is there already, and another graph" in errors
+    assert "already exists with another graph" in errors
     assert not checkpoints(tmp_path / "run")

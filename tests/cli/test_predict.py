@@ -57,8 +57,8 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
     code, output, errors = answer("predict", *images, "--run", run_in_bf16, "--json")
     assert (code, output) == (0, in_fp32)
     assert errors == (
-        "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than fp32, which the recipe "
-        "names (--set precision=bf16 computes in it)\n"
+        "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than fp32. "
+        "To keep the recipe's precision: --set precision=bf16\n"
     )
 
 
@@ -68,7 +68,7 @@ def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(answer: Run, run
     assert code == 0
     assert errors == (
         "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set precision=fp32 gives the same "
-        "within rounding\n"
+        "results within rounding\n"
     )
     assert json.loads(output) != json.loads(answer("predict", *images, "--run", run_folder, "--json")[1])
 

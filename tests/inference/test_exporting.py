@@ -125,7 +125,7 @@ def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, p
 @pytest.mark.parametrize("to", ["savedmodel", "paddle-inference", "onnx"])
 def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(CheckpointError, match="model is there already; name a new folder"):
+    with pytest.raises(CheckpointError, match="model already exists; name a new folder"):
         lockstep.export(weights, tmp_path / "model", to=to)
     assert not any((tmp_path / "model").iterdir())
 

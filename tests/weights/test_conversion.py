@@ -236,8 +236,8 @@ def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("a.safetensors", {"to": "onnx"}, "there is no format 'onnx' to convert to"),
     ("a.pth", {}, r"a\.pth: the name of a safetensors file ends in \.safetensors"),
-    ("there.safetensors", {}, r"there\.safetensors is there already"),
-    ("theirs/model.ckpt-9", {"to": "nvidia-tensorflow"}, r"model\.ckpt-9\.index is there already"),
+    ("there.safetensors", {}, r"there\.safetensors already exists"),
+    ("theirs/model.ckpt-9", {"to": "nvidia-tensorflow"}, r"model\.ckpt-9\.index already exists"),
     ("there.safetensors/a.safetensors", {}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-tensorflow"}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-paddle"}, "cannot be written"),

@@ -1,4 +1,4 @@
-"""Trained models as files that a framework's server loads without Lockstep."""
+"""Export trained models to files that a framework's server loads without Lockstep."""
 
 import importlib
 import shutil
@@ -12,7 +12,7 @@ from lockstep.weights.opening import open_weights
 FORMATS: dict[str, str | None] = {
     form: name for name, framework in backends.FRAMEWORKS.items() for form in framework.exports
 } | {"onnx": None}
-"""What can be written, and the backend whose module `export` writes it; None: it needs none."""
+"""Formats, each with the backend whose module `export` writes it; None: no framework is needed."""
 
 
 def export(
@@ -24,21 +24,25 @@ def export(
     ema: bool = False,
     precision: str | None = None,
 ) -> dict[str, Any]:
-    """Write a model for a framework's server, its preprocessing and softmax inside; return what was written.
+    """Write a model for a framework's server, with preprocessing and softmax inside; return what was written.
 
-    `source` is all that `evaluate` takes, trained on any engine. "savedmodel": TensorFlow's; its `serving_default` takes
-    `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32 [N, logits]. It
-    computes in `precision`, by default in fp32, whatever the recipe's is; weights are float32. "paddle-inference":
-    `model.json` and `model.pdiparams`, in fp32 alone; the program takes and returns the same, but images of the
-    evaluation's size only. "onnx": `model.onnx`, in fp32 alone, which takes and returns the same as the first. The folder
-    appears when it is whole; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and `BackendError` without
-    the framework or package.
+    `source` is whatever `evaluate` accepts, trained on any engine. `to` is one of:
+
+    - "savedmodel", for TensorFlow. Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`,
+      int64 [N], and `probabilities`, float32 [N, logits]. It computes in `precision`, by default fp32 whatever the
+      recipe's precision is. Weights are float32.
+    - "paddle-inference": `model.json` and `model.pdiparams`, in fp32 only. Inputs and outputs are the same, but images
+      must have the evaluation's size.
+    - "onnx": `model.onnx`, in fp32 only. Inputs and outputs are those of "savedmodel".
+
+    The folder appears only when it is complete; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and
+    `BackendError` if the framework or package is missing.
     """
     folder = Path(folder)
     if to not in FORMATS:
         raise CheckpointError(f"there is no format {to!r} to export to. {nearest(to, FORMATS)}")
     if folder.exists():
-        raise CheckpointError(f"{folder} is there already; name a new folder")
+        raise CheckpointError(f"{folder} already exists; name a new folder")
     found = open_weights(source, which=which, ema=ema)
     weights = found.in_precision(precision or "fp32")
     remarks, backend = list(weights.remarks), FORMATS[to]

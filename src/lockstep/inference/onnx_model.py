@@ -1,4 +1,4 @@
-"""ONNX: the recipe's preprocessing, the model and softmax as a graph, written without any training framework."""
+"""Export to ONNX: preprocessing, model and softmax as one graph. No training framework is needed."""
 
 import json
 from pathlib import Path
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET, IR = 17, 8
-"""Of the graph: the operators' versions, and the file format's. ONNX Runtime 1.12 and everything later reads them."""
+"""The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
 
 
 def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
-    """Write `model.onnx`, its weights inside.
+    """Write `model.onnx` with the weights inside.
 
     The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
-    [N, logits]. The names of the classes are in its metadata, as a JSON list, and in `classes.txt`, one a line. Raises
-    `CheckpointError` if the recipe computes in another precision than fp32, or the tensors do not fit; `BackendError`
-    without the package onnx.
+    [N, logits]. The class names are in its metadata, as a JSON list, and in `classes.txt`, one per line. Raises
+    `CheckpointError` if the recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package onnx is
+    missing.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
-            f"an ONNX model is in fp32, not in {recipe.precision}; leave out precision here: what runs it can choose its own"
+            f"an ONNX model is in fp32, not in {recipe.precision}; leave out precision: the program that runs the model can "
+            "choose its own"
         )
     check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
     onnx = _onnx()
@@ -45,12 +46,12 @@ def _onnx() -> Any:
     try:
         import onnx
     except ImportError:
-        raise BackendError("exporting to ONNX needs its package: pip install onnx==1.23.2") from None
+        raise BackendError("exporting to ONNX needs the package onnx: pip install onnx==1.23.2") from None
     return onnx
 
 
 class _Graph:
-    """Nodes in the order of computation. Values are called as the canonical tensors and convolutions they come from."""
+    """Nodes in the order of computation. Values are named after the canonical tensors and convolutions they come from."""
 
     def __init__(self, onnx: Any, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         self._onnx, self._recipe, self._spec = onnx, recipe, model_spec(recipe.model)
@@ -121,7 +122,7 @@ class _Graph:
         return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
 
     def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
-        """Return the attributes of a window that is padded as the recipe says; at stride 1 it is the same thing."""
+        """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding are the same."""
         if self._recipe.padding == "symmetric" or stride == 1:
             return {"pads": [kernel // 2] * 4}
         return {"auto_pad": "SAME_UPPER"}

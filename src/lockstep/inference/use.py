@@ -1,4 +1,4 @@
-"""Using trained weights: evaluate them on a folder of images, predict images, load them as a module."""
+"""Use trained weights: evaluate them on a folder of images, predict images, load them as a module."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,19 +29,20 @@ from lockstep.weights.opening import Weights, open_weights
 
 @dataclass(frozen=True)
 class Prediction:
-    """The classes a model finds most likely for one image, the likeliest first."""
+    """The most likely classes of one image, the likeliest first."""
 
     path: Path
     classes: tuple[str, ...]
-    """Names, or numbers as text where the names are unknown."""
+    """Class names, or numbers as text where the names are unknown."""
     probabilities: tuple[float, ...]
 
 
 def load(source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False) -> Any:
     """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
 
-    For PyTorch an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode, from normalised float32 images
-    [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` takes the moving average.
+    For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
+    float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the
+    moving average.
 
     >>> import lockstep, torch
     >>> module = lockstep.load("run")
@@ -63,16 +64,16 @@ def predict(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> list[Prediction]:
-    """Return the `top` likeliest classes of every image file, preprocessed as in the recipe's evaluation.
+    """Return the `top` likeliest classes of every image file. Images are preprocessed as in the recipe's evaluation.
 
     >>> import lockstep
     >>> [found] = lockstep.predict("run", ["data/val/dots/00006.jpg"], top=3)
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `precision` is another than the recipe's, such as "fp32", which is taken unasked where this processor emulates the
-    recipe's; `listener` is told so. Raises `DataError` naming the first file that is not an image, `DivergedError` if a
-    logit is not a finite number.
+    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates,
+    and `listener` gets a note about it. Raises `DataError` that names the first file that is not an image,
+    `DivergedError` if a logit is not a finite number.
     """
     weights = open_weights(source, which=which, ema=ema)
     execution = execution or Execution()
@@ -103,7 +104,7 @@ def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterat
 def _prepared(weights: Weights, path: Path) -> np.ndarray:
     try:
         data = path.read_bytes()
-        size = check(data)  # decoding alone fills what a truncated file lacks with grey
+        size = check(data)  # decoding alone would fill the missing part of a truncated file with grey
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except ValueError as error:
@@ -120,15 +121,15 @@ def _prepared(weights: Weights, path: Path) -> np.ndarray:
 def _settled(
     weights: Weights, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
 ) -> Weights:
-    """Return the weights in the precision asked for, else in the recipe's, or fp32 where that would be emulated."""
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated."""
     precision = asked or weights.recipe.fields()["precision"]
     emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
     if emulated is None:
         return weights.in_precision(asked)
     if asked is not None:
-        recorder.note(f"{emulated}: --set precision=fp32 gives the same within rounding")
+        recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
         return weights.in_precision(asked)
-    recorder.note(f"computes in fp32; {emulated}, which the recipe names (--set precision={precision} computes in it)")
+    recorder.note(f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}")
     return weights.in_precision("fp32")
 
 
@@ -140,7 +141,7 @@ def _engine(weights: Weights, world: backends.World, execution: Execution) -> En
 
 
 def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source, float]:
-    """Return the images to evaluate, and the share of them that is set apart for it; 0 for all of them."""
+    """Return the images, and the share of them that is set apart for validation; 0 means all are evaluated."""
     if split is None and holds_split(data, "val"):
         return find_split(data, "val"), 0.0
     share = recipe.validation_share if split is None else recipe.replace(validation_share=split).validation_share
@@ -159,13 +160,13 @@ def evaluate(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has no such.
+    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has none.
 
-    If the weights come from a run that set a share of its images apart for validation, that share is evaluated where `data`
-    has no validation images; `split` is another share, 0 for all images.
+    If `data` has no validation images and the weights come from a run that set a share of its images apart for validation,
+    that share is evaluated. `split` is a different share; 0 evaluates all images.
 
-    Every image counts once. `precision` is another than the recipe's, such as "fp32", which is taken unasked where this
-    processor emulates the recipe's; `listener` is told so. Works in several processes too (torchrun); every process calls
+    Every image counts once. `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
+    processor only emulates, and `listener` gets a note about it. With several processes (torchrun), every process calls
     this and gets the result. Raises `DivergedError` if a loss is not a finite number.
 
     >>> import lockstep
@@ -186,8 +187,8 @@ def evaluate(
         if share:
             images_in_all, index = len(index), divided(index, share)[1]
             remarks.append(
-                f"the share of {share:g} that was set apart for validation is evaluated, {len(index)} of {images_in_all} "
-                "images; --split 0 takes all"
+                f"evaluates the share of {share:g} that is set apart for validation, {len(index)} of {images_in_all} "
+                "images; --split 0 evaluates all"
             )
         if len(index.classes) > recipe.logits:
             raise DataError(f"{images.named} has {len(index.classes)} classes, the model only {recipe.logits} logits")

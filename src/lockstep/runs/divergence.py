@@ -1,4 +1,4 @@
-"""What is said of losses, scores and weights that are not finite numbers: where, what is still good, and what to do."""
+"""Messages for losses, scores and weights that are not finite: where they are, the last good checkpoint, what to do."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lockstep.weights import checkpoint
 
 
 def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | None:
-    """Return which loss of an interval is the first that is not finite, and what to do; None if all are."""
+    """Return a message that names an interval's first loss that is not finite, and what to do; None if all are finite."""
     bad = np.flatnonzero(~np.isfinite(interval.losses))
     if not len(bad):
         return None
@@ -23,23 +23,23 @@ def in_training(interval: Interval, recipe: Recipe, checkpoints: Path) -> str | 
 
 
 def in_weights(step: int, recipe: Recipe, checkpoints: Path) -> str:
-    """Return what to do about weights that are not finite after a step."""
+    """Return the message for weights that are not finite after a step, with what to do."""
     return f"the weights are not finite numbers after step {step}. {_last_good(checkpoints, step)} {_advice(recipe)}"
 
 
 def in_evaluation(scores: Scores, step: int, recipe: Recipe, checkpoints: Path) -> str | None:
-    """Return how many images have no finite loss in an evaluation after a step, and what to do; None if all have one."""
+    """Return how many images' losses are not finite in an evaluation, and what to do; None if all are finite."""
     found = not_finite(scores)
     if found is None:
         return None
     return (
         f"the validation loss is not finite at step {step}: {found}. {_last_good(checkpoints, step)} {_advice(recipe)} "
-        "After the first epochs batch norm's statistics may not have settled: go on with --set evaluate_every_epochs=5."
+        "In the first epochs batch norm's statistics may not have settled: resume with --set evaluate_every_epochs=5."
     )
 
 
 def not_finite(scores: Scores) -> str | None:
-    """Return of how many images loss or confidence is not finite, and what the first is; None if all are finite.
+    """Return for how many images the loss or confidence is not finite, and the first such value; None if all are finite.
 
     >>> numbers, infinite = np.ones(2, np.float32), np.array([1, np.inf], np.float32)
     >>> not_finite(Scores(infinite, numbers, numbers, numbers, numbers))
@@ -56,9 +56,9 @@ def _last_good(checkpoints: Path, before: int) -> str:
     """Return the newest checkpoint before a step, as a sentence."""
     steps = [step for step in checkpoint.steps(checkpoints) if step < before]
     if not steps:
-        return "Last good checkpoint: none is there."
+        return "Last good checkpoint: none."
     path = checkpoint.checkpoint_path(checkpoints, steps[-1])
-    return f"Last good checkpoint: {path} (another run starts from its weights with --weights)."
+    return f"Last good checkpoint: {path} (start another run from its weights with --weights)."
 
 
 def _advice(recipe: Recipe) -> str:

@@ -452,7 +452,7 @@ def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
     assert remarks[0] == f"{graph_of(file)} was there already, and the same"
     assert graph_of(file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
-    with pytest.raises(CheckpointError, match=r"model-symbol\.json is there already, and another graph; name a new prefix"):
+    with pytest.raises(CheckpointError, match=r"model-symbol\.json already exists with another graph; name a new prefix"):
         write(file.with_name("model-0092.params"), other, state_of(other))
     assert sorted(path.name for path in file.parent.iterdir()) == [
         "model-0090.params",
@@ -491,7 +491,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeyp
     recipe, target = recipe_of(), tmp_path / "model-0090.params"
     write(target, recipe, state_of(recipe))
     for name in (".params", ".momentum.params"):
-        with pytest.raises(CheckpointError, match=rf"model-0090\{name} is there already"):
+        with pytest.raises(CheckpointError, match=rf"model-0090\{name} already exists"):
             write(target, recipe, state_of(recipe))
         target.with_name(f"model-0090{name}").unlink()
     graph_of(target).unlink()

@@ -319,7 +319,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_and_nothing_half_written(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of()
     for ending in (".pdparams", ".pdopt"):
-        with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} is there already"):
+        with pytest.raises(CheckpointError, match=rf"resnet_50_paddle\{ending} already exists"):
             write(prefix, recipe, state_of(recipe))
         Path(f"{prefix}{ending}").unlink()
     done = paddle_pickle.dump

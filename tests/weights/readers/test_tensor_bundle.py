@@ -186,7 +186,7 @@ def test_a_huge_size_is_an_error_and_no_huge_allocation(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(prefix: Path) -> None:
     for path in (index_path(prefix), data_path(prefix, 0, 1)):
-        with pytest.raises(CheckpointError, match="is there already"):
+        with pytest.raises(CheckpointError, match="already exists"):
             write(prefix, {})
         path.unlink()
     write(prefix, {})
@@ -280,7 +280,7 @@ def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_file_that_names_the_newest_is_not_replaced(prefix: Path) -> None:
     tensor_bundle.write_newest(prefix)
-    with pytest.raises(CheckpointError, match="checkpoint is there already"):
+    with pytest.raises(CheckpointError, match="checkpoint already exists"):
         tensor_bundle.write_newest(prefix.with_name("model.ckpt-9"))
     with pytest.raises(CheckpointError, match="checkpoint cannot be written"):
         tensor_bundle.write_newest(prefix.parent / "missing" / "model.ckpt-9")
