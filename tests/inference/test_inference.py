@@ -262,7 +262,7 @@ def test_an_output_beyond_the_classes_is_never_right(save_weights: SaveWeights, 
 
 
 def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textures: Path) -> None:
-    with pytest.raises(DataError, match="val has 10 classes, the model only 4 logits"):
+    with pytest.raises(DataError, match="val has 10 classes, but the model has 4 logits"):
         lockstep.evaluate(save_weights(classes=(), logits=4), textures)
 
 

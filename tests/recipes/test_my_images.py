@@ -85,9 +85,10 @@ def test_the_images_of_a_step_divide_among_ranks_and_parts(units: int, images: i
 
 def test_what_was_chosen_and_why_is_told_in_two_lines() -> None:
     assert explained(my_images(), PHOTOS, Path("RUN")) == [
-        "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, peak rate 0.032 after 3 of warm-up",
-        "  for 1,000 training images of 10 classes, 400 px as a rule, on a CPU that is fast in fp32; "
-        "all is in RUN/recipe.yaml, --set changes it",
+        "my-images: 10 logits, 64 px in fp32, 50 epochs of 31 steps of 32 images, "
+        "peak learning rate 0.032 after 3 of warm-up",
+        "  for 1,000 training images of 10 classes, typically 400 px, on a CPU that is fast in fp32; "
+        "all values are in RUN/recipe.yaml, --set changes them",
     ]
 
 

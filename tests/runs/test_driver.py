@@ -357,7 +357,10 @@ def test_a_step_of_more_images_than_there_are_is_refused(textures: Path, tiny_re
     ("changes", "words"),
     [
         ({"warmup_epochs": 0}, []),
-        ({"precision": "fp16", "logits": 12}, ["precision=bf16", "10 classes, the model 12", "the warm-up of 1 epoch"]),
+        (
+            {"precision": "fp16", "logits": 12},
+            ["precision=bf16", "10 classes, but the model has 12", "the warm-up of 1 epoch"],
+        ),
     ],
     ids=str,
 )

@@ -158,7 +158,7 @@ def test_the_classifier_is_drawn_afresh_for_another_number_of_logits_and_a_line_
     assert begin["fc.weight"].tobytes() == drawn["fc.weight"].tobytes()
     assert begin["fc.bias"].tobytes() == drawn["fc.bias"].tobytes()
     assert begin["conv1.weight"].tobytes() == given["conv1.weight"].tobytes()
-    assert "of 10 logits, not 11: the classifier is drawn afresh" in notes(events)
+    assert "the weights have 10 logits, not 11: the classifier starts from the recipe's initial values" in notes(events)
 
 
 def test_what_is_told_of_given_weights_is_told_once(
@@ -170,7 +170,7 @@ def test_what_is_told_of_given_weights_is_told_once(
         lockstep.train(recipe, textures, tmp_path / "run", weights=dense, listener=lambda e: (told.append(e), stop_at(4)(e)))
     assert notes(told).splitlines() == [
         "starts from the weights of step-00000007",
-        "they are of padding symmetric, not same",
+        "the weights have padding symmetric, not same",
     ]
     told.clear()
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense, listener=told.append)
@@ -230,7 +230,8 @@ def test_a_sparse_run_says_how_much_is_0(dense: Path, textures: Path, sparse_rec
     events: list[dict[str, Any]] = []
     lockstep.train(sparse_recipe.replace(epochs=1), textures, tmp_path / "run", weights=dense, listener=events.append)
     kept = read_masks(tmp_path / "run")
-    assert f"mask_1d keeps {sum(mask.size for mask in kept.values()) // 2:,} weights of 16 tensors at 0" in notes(events)
+    zeros = sum(mask.size for mask in kept.values()) // 2
+    assert f"mask_1d sets {zeros:,} weights in 16 tensors to 0 and keeps them there" in notes(events)
 
 
 @pytest.mark.parametrize("algorithm", ["mask_2d_greedy", "mask_2d_best"])
@@ -298,7 +299,7 @@ def test_a_run_does_not_go_on_from_other_weights_than_it_started_from(
     sparse: Path, dense: Path, textures: Path, tiny_recipe: Recipe, sparse_recipe: Recipe
 ) -> None:
     averages = newest(dense) / "ema.safetensors"
-    with pytest.raises(CheckpointError, match=r"from other weights \(then step-00000007\) than those of ema.safetensors"):
+    with pytest.raises(CheckpointError, match=r"from other weights \(step-00000007\) than those of ema.safetensors"):
         lockstep.train(sparse_recipe, textures, sparse, weights=averages)
     with pytest.raises(CheckpointError, match="started from its recipe's initial weights, not from ema"):
         lockstep.train(tiny_recipe.replace(epochs=1, ema_decay=0.9), textures, dense, weights=averages)

@@ -30,8 +30,8 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "about", "sentence"),
     [
-        ({"logits": 1000}, {}, "the images have 10 classes, the model 1000 logits: --set logits=10"),
-        ({"logits": 12}, {}, "the images have 10 classes, the model 12 logits: --set logits=10"),
+        ({"logits": 1000}, {}, "the images have 10 classes, but the model has 1000 logits: --set logits=10"),
+        ({"logits": 12}, {}, "the images have 10 classes, but the model has 12 logits: --set logits=10"),
         (
             {"eval_crop": 290, "eval_resize": 300},
             {},
@@ -41,7 +41,7 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
         (
             {"epochs": 3},
             {},
-            "the warm-up of 5 epochs is not shorter than the run of 3, so that the learning rate never falls: "
+            "the warm-up of 5 epochs is not shorter than the run of 3: the learning rate never decreases; "
             "--set warmup_epochs=0.3",
         ),
         ({"epochs": 1, "warmup_epochs": 1}, {}, "the warm-up of 1 epoch is not shorter than the run of 1"),
@@ -51,13 +51,13 @@ def test_nothing_is_said_of_a_published_recipe_on_imagenet(name: str) -> None:
             {"steps": 1},
             "the learning rate never reaches its peak of 0.032: the highest is 0.016",
         ),
-        ({"logits": 1}, {"classes": 1}, "all images are of one class, class 0: there is nothing to tell apart"),
-        ({"logits": 5}, {"classes": 5}, "top-5 of 5 classes tells nothing and is left out"),
-        ({}, {"validation": [1] * 8 + [0, 0]}, "no validation image of 2 of 10 classes: class 8, class 9"),
+        ({"logits": 1}, {"classes": 1}, "all images are of one class, class 0: there is nothing to classify"),
+        ({"logits": 5}, {"classes": 5}, "top-5 is left out: it means nothing with 5 classes"),
+        ({}, {"validation": [1] * 8 + [0, 0]}, "no validation images for 2 of 10 classes: class 8, class 9"),
         (
             {},
             {"training": [0] * 7 + [1] * 3},
-            "no training image of 7 of 10 classes: class 0, class 1, class 2, class 3, class 4 and 2 more",
+            "no training images for 7 of 10 classes: class 0, class 1, class 2, class 3, class 4 and 2 more",
         ),
     ],
     ids=str,

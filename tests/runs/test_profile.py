@@ -80,5 +80,5 @@ def test_steps_that_there_are_not_are_a_note(tiny_recipe: Recipe, textures: Path
     late = EXECUTION.replace(profile_step=99)
     lockstep.train(tiny_recipe, textures, tmp_path / "run", execution=late, listener=heard.append)
     (start,) = [event for event in heard if event["kind"] == "start"]
-    assert start["notes"] == ["steps 99 to 99 are not traced: there are steps 0 to 13"]
+    assert start["notes"] == ["steps 99 to 99 are not traced: this run has steps 0 to 13"]
     assert not (tmp_path / "run" / "profile").exists()

@@ -22,7 +22,7 @@ def test_an_environment_of_another_shape_is_named(value: Any, tmp_path: Path) ->
     assert not is_environment(value)
     folder = write_run(tmp_path / "run", recipe=Recipe(), classes=["a", "b"])
     (folder / "environment.json").write_text(json.dumps(value))
-    with pytest.raises(CheckpointError, match=r"environment\.json is not what a run notes of its environment"):
+    with pytest.raises(CheckpointError, match=r"environment\.json is not a run's environment"):
         open_runs([folder])
 
 

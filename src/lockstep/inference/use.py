@@ -191,7 +191,7 @@ def evaluate(
                 "images; --split 0 evaluates all"
             )
         if len(index.classes) > recipe.logits:
-            raise DataError(f"{images.named} has {len(index.classes)} classes, the model only {recipe.logits} logits")
+            raise DataError(f"{images.named} has {len(index.classes)} classes, but the model has {recipe.logits} logits")
         total = math.ceil(len(index) / (batch_images * world.ranks))
         plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
         with (

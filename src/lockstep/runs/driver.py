@@ -1,7 +1,7 @@
-"""The driver: intervals of steps, evaluation, saving, stopping. It knows recipes and runs, and no framework.
+"""The driver: intervals of steps, evaluation, saving, stopping. It works with recipes and runs, and uses no framework.
 
-An interval is a run of steps with nothing in between that the host must see. Interval k+1 is enqueued before interval k is
-fetched, so that a device never waits for the host to read a loss.
+An interval is a sequence of steps that needs no action of the host in between. Interval k+1 is enqueued before interval k
+is fetched, so that a device never waits for the host to read a loss.
 """
 
 import math
@@ -44,11 +44,11 @@ from lockstep.weights import checkpoint
 from lockstep.weights.opening import best_step
 
 WARMUP_STEPS = 10
-"""Steps at the start of a process that throughput leaves out."""
+"""Throughput ignores this many steps at the start of a process."""
 
 
 class Training:
-    """One rank's part of a run. What is logged and saved, rank 0 does alone."""
+    """One rank's part of a run. Only rank 0 logs and saves."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Training:
         self.after_saving: list[hooks.AfterSaving] = []
 
     def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
-        """Train to the end and return the report. `start` is what was given to rank 0."""
+        """Train to the end and return the report. `start` holds the weights that were given to rank 0."""
         if self.world.rank == 0:
             self.after_saving = hooks.after_saving(self.recipe, self.execution, self.per_epoch)
             self.prepare(start)
-        self.world.any(False)  # the others read what rank 0 has written
+        self.world.any(False)  # wait: the other ranks read what rank 0 has written
         state, damaged = self.start_state()
         if not self.world.same(state.step):
-            raise CheckpointError(f"ranks find different checkpoints in {self.out}; it must be one folder for all of them")
+            raise CheckpointError(f"ranks find different checkpoints in {self.out}; all ranks must share this folder")
         report = read_report(self.out)
         if report is not None and state.step == self.total:
             self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
@@ -111,7 +111,7 @@ class Training:
         return self.finish()
 
     def prepare(self, start: Start | None) -> None:
-        """Have in the folder what a run from given weights starts from, or refuse other weights than it started from."""
+        """Write what a new run starts from given weights; of a resumed run, refuse weights it was not started from."""
         if checkpoint.steps(self.out / "checkpoints"):
             given_weights.refuse_others(self.out, start)
             return
@@ -122,19 +122,19 @@ class Training:
             self.write_checkpoint(initial_state(self.recipe, values))
 
     def start_state(self) -> tuple[State, list[str]]:
-        """Return the newest checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
+        """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
         state, digest, damaged = checkpoint.newest_intact(self.out / "checkpoints")
         if state is None:
             return initial_state(self.recipe), damaged
         if digest != self.data_digest:
             raise CheckpointError(
-                f"{self.out} was trained or evaluated on other images than are in {self.training.source.named} now. "
-                "Restore them, or train into another --out."
+                f"{self.out} was trained or evaluated on other images than those in {self.training.source.named}. "
+                "Restore its images, or use another --out."
             )
         return state, damaged
 
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
-        """Open the log and note where training starts."""
+        """Open the log and record where training starts."""
         about = environment(self.execution.backend) | {
             "recipe": self.recipe.based_on,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -155,12 +155,12 @@ class Training:
         self.recorder.log(start | {"environment": about})
 
     def notes(self, step: int) -> list[str]:
-        """Return what is allowed but seldom meant, for a run that stands at a step."""
+        """Return notes on settings that are allowed but rarely intended, for a run at this step."""
         found = list(self.start_notes)
         traced = self.execution.traced_steps
         if traced and not set(traced) & set(range(step, self.total)):
             found.append(
-                f"steps {traced.start} to {traced.stop - 1} are not traced: there are steps {step} to {self.total - 1}"
+                f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step} to {self.total - 1}"
             )
         emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
         if emulated is not None:
@@ -168,7 +168,7 @@ class Training:
         return found + seldom_meant(self.recipe, self.facts())
 
     def facts(self) -> Facts:
-        """Return what notes are made of."""
+        """Return the facts that the notes are based on."""
         training, validation = (
             np.bincount(index.rows["label"], minlength=len(index.classes)) for index in (self.training, self.validation)
         )
@@ -176,9 +176,9 @@ class Training:
         return Facts(names, training, validation, self.per_epoch)
 
     def lacks_evaluation(self, step: int) -> bool:
-        """Return whether an evaluation is due at this step and not all of it in the log: the run was stopped before its end.
+        """Return whether an evaluation is due at this step that is not complete in the log, since the run was stopped.
 
-        The last one is due until there is a report, which needs more of it than the log holds.
+        The last evaluation is due until there is a report: the report needs more than the log holds.
         """
         span = next(spans(max(step - 1, 0), self.total, self.per_epoch, self.execution), None)
         due = step > 0 and span is not None and span.stop == step and span.evaluates
@@ -201,21 +201,21 @@ class Training:
                 if handle.steps:
                     enqueued.append((handle, self.waited_sec))
             pauses = span.saves or self.stopping
-            # The newest interval is left on the device, so that it has work while the host looks at the one before.
+            # The newest interval stays on the device, so that the device has work while the host reads the one before.
             while enqueued and (pauses or len(enqueued) > 1 or enqueued[0][0].ready):
                 self.record(*enqueued.popleft())
             if not pauses:
                 continue
             self.save()
             if self.stopping:
-                self.world.any(False)  # no rank leaves before rank 0 has saved: a launcher ends those that are left
+                self.world.any(False)  # no rank exits before rank 0 has saved: a launcher stops the remaining ranks
                 self.interrupt(handle.first + handle.steps)
             if span.evaluates:
                 self.evaluate(span.stop)
             self.interval_began = time.perf_counter()  # saving and evaluating are not training
 
     def trace(self, batches: Iterator[Batch], span: Span) -> Handle:
-        """Train under the framework's profiler, which rank 0 writes down, and log what the steps brought."""
+        """Train under the framework's profiler, whose trace rank 0 writes, and log the steps' results."""
         folder = self.out / "profile" / f"step-{span.first:08d}"
         if self.world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -227,13 +227,13 @@ class Training:
         if handle.steps:
             last = span.first + handle.steps - 1
             self.recorder.tell({"kind": "trace", "first_step": span.first, "last_step": last, "path": str(folder)})
-        self.interval_began = time.perf_counter()  # writing it down is not training
+        self.interval_began = time.perf_counter()  # writing the trace is not training
         return handle
 
     def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
         """Yield the next `count` batches; end early once any rank was asked to stop."""
         for _ in range(count):
-            # Asked before the batch is taken: what is not trained on must not be used up.
+            # Asked before the batch is taken: a batch that is not trained on must not be consumed.
             if self.should_stop():
                 return
             began = time.perf_counter()
@@ -247,17 +247,17 @@ class Training:
         return self.stopping
 
     def interrupt(self, step: int) -> None:
-        """Raise `Interrupted`; the state is saved."""
+        """Raise `Interrupted`. The state must be saved already."""
         raise Interrupted(
             f"stopped by {self.stop.name} after step {step} of {self.total}, saved in {self.out}; "
-            "the same command goes on from there",
+            "the same command resumes from there",
             self.stop.exit_code,
         )
 
     def record(self, handle: Handle, waited: float, *, traced: bool = False) -> None:
-        """Fetch and log what an interval's steps brought. Raises `DivergedError` if a loss is not a finite number.
+        """Fetch and log the results of an interval's steps. Raises `DivergedError` if a loss is not a finite number.
 
-        The speed of steps that are traced counts for nothing.
+        Throughput ignores steps that are traced.
         """
         interval = self.engine.fetch(handle)
         seconds = interval.finished_at - self.interval_began
@@ -280,7 +280,7 @@ class Training:
         )
 
     def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
-        """Log and raise that something is not finite."""
+        """Log that something is not finite and raise `DivergedError`."""
         self.recorder.log({"kind": "diverged", "step": step, "message": message} | figures)
         raise DivergedError(message)
 
@@ -299,7 +299,7 @@ class Training:
         self.call_hooks(state)
 
     def call_hooks(self, state: State) -> None:
-        """Call what was asked for after each checkpoint."""
+        """Call the hooks that run after each checkpoint."""
         for hook in self.after_saving:
             hook(state)
 
@@ -309,7 +309,7 @@ class Training:
         return checkpoint.save(self.out / "checkpoints", state, data_digest=self.data_digest, about=about)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the trained weights and, if there is one, their moving average. The state is saved already.
+        """Evaluate the trained weights and, if there is one, their moving average. The state must be saved already.
 
         Raises `DivergedError` if the loss of an image is not a finite number.
         """
@@ -339,7 +339,7 @@ class Training:
                 yield batch
 
     def finish(self) -> dict[str, Any]:
-        """Write and return the report (on rank 0; other ranks return an empty one)."""
+        """Write and return the report. Ranks other than 0 return an empty one."""
         if self.world.rank > 0:
             return {}
         report = report_of(
@@ -357,17 +357,17 @@ class Training:
         samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
         scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
         write_results(self.out, Results(self.total, self.validation.digest, scores))
-        write_json(self.out / "report.json", report)  # last: it says that the run is finished
-        if self.execution.loggers and self.execution.loader != "synthetic":  # noise is nothing to show
+        write_json(self.out / "report.json", report)  # last: this file marks the run as finished
+        if self.execution.loggers and self.execution.loader != "synthetic":  # synthetic images are noise
             self.show_mistakes(scores["trained"])
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
 
     def show_mistakes(self, scores: Scores) -> None:
-        """Hand the worst mistakes to the loggers. The run is finished: images that cannot be read any more do not end it."""
+        """Pass the worst mistakes to the loggers. The run is finished already: unreadable images cause only a warning."""
         try:
             pictures = pictures_of_mistakes(self.validation, self.recipe, scores)
-        except Exception as error:  # whatever a decoder or a storage raises
-            self.recorder.warn(f"the worst mistakes are not shown: {type(error).__name__}: {error}")
+        except Exception as error:  # anything that a decoder or a storage raises
+            self.recorder.warn(f"the worst mistakes cannot be shown: {type(error).__name__}: {error}")
         else:
             self.recorder.show("mistakes", pictures, self.total)

@@ -1,11 +1,17 @@
-"""The folder of a run.
+"""A run's folder.
 
-recipe.yaml        every field, and `based_on`     log.jsonl     what happened, one JSON object a line
-environment.json   machine, versions, data         report.json   the result, once the run is finished
-checkpoints/       see `lockstep.weights.checkpoint`       tensorboard/  the same figures as events
-validation.npz     the result for every image, see `lockstep.runs.image_results`
-start.json, masks.safetensors: of runs from given weights, see `lockstep.runs.given_weights`
-loggers.json: what loggers call the run, see `lockstep.runs.loggers`; profile/: traces of steps
+| file | contents |
+|---|---|
+| recipe.yaml | every field, and `based_on` |
+| environment.json | machine, versions, data |
+| log.jsonl | events, one JSON object per line |
+| report.json | the result; it exists once the run is finished |
+| checkpoints/ | see `lockstep.weights.checkpoint` |
+| tensorboard/ | the log's figures as TensorBoard events |
+| validation.npz | the result for every image, see `lockstep.runs.image_results` |
+| start.json, masks.safetensors | of runs from given weights, see `lockstep.runs.given_weights` |
+| loggers.json | the loggers' names for the run, see `lockstep.runs.loggers` |
+| profile/ | traces of steps |
 """
 
 import fcntl
@@ -29,16 +35,18 @@ from lockstep.system.version import version as lockstep_version
 
 
 class RunFolder:
-    """A run's folder, opened for writing by one process; a context manager."""
+    """A run's folder, opened for writing by one process. A context manager."""
 
     def __init__(self, path: Path, recipe: Recipe, refusal: Callable[[Recipe], str | None] | None = None) -> None:
-        """`refusal` tells why the run that is there, of the recipe it is called with, cannot go on under another recipe, in
-        sentences; None if it can. Without it no run can.
+        """Prepare to open the folder of a run of `recipe`.
+
+        `refusal` is called with the recipe of the run in the folder if that recipe is different. It returns None if the run
+        can resume under the new recipe, otherwise the reason in sentences. Without `refusal` no such run can resume.
         """
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.changed: dict[str, tuple[Any, Any]] = {}
-        """Fields of the recipe in which a run that is there goes on with other values: those before, and the new ones."""
+        """Recipe fields that change when an existing run resumes: name -> (old value, new value)."""
         self._recipe = recipe
         self._refusal = refusal or (lambda there: "")
         self._held = ExitStack()
@@ -46,8 +54,8 @@ class RunFolder:
     def __enter__(self) -> Self:
         """Create or reopen the folder.
 
-        Raises `RecipeError` if it holds a run of another recipe, `CheckpointError` if another process trains in it, it
-        holds something else or cannot be written to.
+        Raises `RecipeError` if it holds a run of another recipe. Raises `CheckpointError` if another process trains in it,
+        if it holds something else, or if it cannot be written to.
         """
         try:
             self._refuse_other_things()
@@ -69,8 +77,8 @@ class RunFolder:
             raise CheckpointError(f"another process is training in {self.path}; wait for it or use another --out") from None
         name = self._check_recipe() or self._recipe.based_on
         if self.changed:
-            (self.path / "report.json").unlink(missing_ok=True)  # first: it says that the run is finished
-        # First of all files: without it a folder is not a run's, and a killed run could not be started again.
+            (self.path / "report.json").unlink(missing_ok=True)  # first: this file marks the run as finished
+        # Written first: this file marks the folder as a run's. Without it a killed run could not be started again.
         note = yaml.safe_dump({"based_on": name}, allow_unicode=True) if name else ""
         write_text(self.path / "recipe.yaml", note + self._recipe.to_yaml())
         self.checkpoints.mkdir(exist_ok=True)
@@ -83,7 +91,7 @@ class RunFolder:
             raise CheckpointError(f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out")
 
     def _check_recipe(self) -> str:
-        """Return the name of the recipe that the run was started with; "" if it noted none or there is no run."""
+        """Return the name of the recipe that the run was started with; "" if it has no name or there is no run."""
         if not holds_run(self.path):
             return ""
         there = load_recipe(self.path / "recipe.yaml")
@@ -98,14 +106,14 @@ class RunFolder:
 
 
 def holds_run(path: Path) -> bool:
-    """Return whether a folder holds a run that has begun: one that a command made and then refused to train does not."""
+    """Return whether a folder holds a run that has begun. A folder left by a command that then refused to train does not."""
     checkpoints = path / "checkpoints"
     is_fresh = checkpoints.is_dir() and not any(checkpoints.iterdir()) and not (path / "log.jsonl").exists()
     return (path / "recipe.yaml").is_file() and not is_fresh
 
 
 def read_report(path: Path) -> dict[str, Any] | None:
-    """Return the report of a finished run; None if it is not finished, or the file holds something else."""
+    """Return the report of a finished run; None if the run is not finished or the file is not a report."""
     try:
         report: dict[str, Any] = parsed((path / "report.json").read_bytes())
     except (OSError, ValueError):
@@ -114,7 +122,7 @@ def read_report(path: Path) -> dict[str, Any] | None:
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """Return what a run noted of its environment when it last began; empty if it never did. Raises `CheckpointError`."""
+    """Return the environment that a run recorded when it last began; empty if it never did. Raises `CheckpointError`."""
     file = path / "environment.json"
     try:
         found: dict[str, Any] = parsed(file.read_bytes())
@@ -123,12 +131,12 @@ def read_environment(path: Path) -> dict[str, Any]:
     except ValueError:
         raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
     if not shapes.is_environment(found):
-        raise CheckpointError(f"{file} is not what a run notes of its environment; restore it or remove it")
+        raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
     return found
 
 
 def environment(backend: str) -> dict[str, Any]:
-    """Return what numbers and speed depend on outside the recipe: versions, processor, cores."""
+    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory."""
     framework = FRAMEWORKS[backend]
     return {
         "lockstep": lockstep_version(),

@@ -1,12 +1,12 @@
-"""What a run starts from when it is not its recipe's initial weights: given weights, pruned if the recipe is sparse.
+"""Runs that start from given weights instead of the recipe's initial ones. The weights are pruned if the recipe is sparse.
 
-Before its first step such a run has, beside the files of `lockstep.runs.folder`:
+Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
     start.json                  name of the given weights, SHA-256 of their tensors and of the masks
-    masks.safetensors           what pruning keeps, bool by tensor, if the recipe is sparse
+    masks.safetensors           which weights pruning keeps, bool by tensor, if the recipe is sparse
     checkpoints/step-00000000   the state before the first step
 
-The checkpoint comes last: a run that has one was started, and never looks at the given weights again.
+The checkpoint is written last: a run that has one is started, and does not read the given weights again.
 """
 
 import hashlib
@@ -35,47 +35,50 @@ class Start:
     """Weights that a run is to start from."""
 
     name: str
-    """Of the file or checkpoint, without its folder."""
+    """Name of the file or checkpoint, without its folder."""
     digest: str
     """SHA-256 of the tensors as they were given."""
     tensors: dict[str, np.ndarray]
-    """All those of the recipe's model, float32."""
+    """All tensors of the recipe's model, float32."""
     notes: tuple[str, ...]
-    """What is other than one might think."""
+    """Notes for the user, such as differences from the recipe."""
 
 
 def open_start(weights: Path | None, recipe: Recipe, run: Path) -> Start | None:
-    """Return the weights that are given, in the shapes of the recipe's model; None if there are none.
+    """Return the given weights in the shapes of the recipe's model; None if none are given.
 
-    If they have another number of logits, the classifier is the recipe's initial one. Raises `CheckpointError` if they
-    cannot be read or do not fit, `RecipeError` if none are given and `run` cannot be started without.
+    If they have another number of logits, the classifier is the recipe's initial one. Raises `CheckpointError` if the
+    weights cannot be read or do not fit, `RecipeError` if none are given and `run` cannot start without them.
     """
     if weights is None:
         if recipe.sparsity != "none" and not checkpoint.steps(run / "checkpoints"):
             raise RecipeError(
-                f"sparsity {recipe.sparsity} prunes trained weights, and none are given: train with sparsity=none first, "
-                "then give that run as --weights"
+                f"sparsity {recipe.sparsity} prunes trained weights, but none are given: train with sparsity=none first, "
+                "then pass that run as --weights"
             )
         return None
     found = open_weights(weights)
     given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
     changed = difference(found.recipe, recipe)
     notes = [*found.remarks, f"starts from the weights of {found.source.name}"]
-    notes += [f"they are of {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
+    notes += [f"the weights have {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
     fitted = _with_classifier(given, recipe)
     if fitted is not given:
-        notes.append(f"they are of {given['fc.bias'].size} logits, not {recipe.logits}: the classifier is drawn afresh")
+        notes.append(
+            f"the weights have {given['fc.bias'].size} logits, not {recipe.logits}: "
+            "the classifier starts from the recipe's initial values"
+        )
     expected = {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
     check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
     return Start(found.source.name, digest_of(given), fitted, tuple(notes))
 
 
 _UNSEEN = ("model", "padding")
-"""What can be another with the same tensors, v1 and v1.5 for one."""
+"""Fields that can differ although the tensors have the same shapes, for example v1 and v1.5."""
 
 
 def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return the given weights; if theirs has another number of logits, with the recipe's initial classifier."""
+    """Return the given weights, with the recipe's initial classifier if theirs has another number of logits."""
     if "fc.bias" not in given or given["fc.bias"].size == recipe.logits:
         return given
     initial = initial_tensors(recipe)
@@ -83,9 +86,10 @@ def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, 
 
 
 def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Note in a run's folder what it starts from, and its masks if the recipe is sparse.
+    """Write to a run's folder what it starts from, and its masks if the recipe is sparse.
 
-    Returns the tensors it starts from, pruned, and what to tell. Raises `CheckpointError` if nothing can be written.
+    Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError` if the folder cannot be
+    written to.
     """
     pruned, notes = start.tensors, [*start.notes]
     description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
@@ -97,7 +101,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
             description["masks_sha256"] = digest_of(kept)
             pruned = pruned | {name: np.where(mask, pruned[name], np.float32(0)) for name, mask in kept.items()}
             zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
-            notes.append(f"{recipe.sparsity} keeps {zeros:,} weights of {len(kept)} tensors at 0")
+            notes.append(f"{recipe.sparsity} sets {zeros:,} weights in {len(kept)} tensors to 0 and keeps them there")
         with appearing(run / "start.json") as partial:
             partial.write_text(
                 json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
@@ -108,13 +112,13 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
 
 
 def forget(run: Path) -> None:
-    """Remove what a command left that was killed before its run was started."""
+    """Remove the files of a command that was killed before its run was started."""
     for path in (*run.glob("*start.json*"), *run.glob("*masks.safetensors*")):
         path.unlink()
 
 
 def refuse_others(run: Path, start: Start | None) -> None:
-    """Raise `CheckpointError` if weights are given and a run that goes on was not started from them."""
+    """Raise `CheckpointError` if weights are given and the run to resume was not started from them."""
     if start is None:
         return
     if not (run / "start.json").is_file():
@@ -125,7 +129,7 @@ def refuse_others(run: Path, start: Start | None) -> None:
     noted = _description(run)
     if noted["weights_sha256"] != start.digest:
         raise CheckpointError(
-            f"{run} was started from other weights (then {noted['weights']}) than those of {start.name} now: leave out "
+            f"{run} was started from other weights ({noted['weights']}) than those of {start.name}: leave out "
             "--weights, or use another --out"
         )
 
@@ -151,7 +155,7 @@ def _description(run: Path) -> dict[str, Any]:
 
 
 def digest_of(values: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of names, types, shapes and values; the order of the names does not matter."""
+    """Return the SHA-256 of names, dtypes, shapes and values; the order of the names does not matter."""
     sha = hashlib.sha256()
     for name, value in sorted(values.items()):
         sha.update(f"{name} {value.dtype} {value.shape}\n".encode())

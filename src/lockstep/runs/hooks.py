@@ -1,4 +1,4 @@
-"""What is done after each checkpoint, on rank 0, besides saving it."""
+"""Hooks: functions that rank 0 calls after it has saved a checkpoint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,11 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.weights.readers import nvidia_mxnet
 
 AfterSaving = Callable[[State], None]
-"""Called with a state that is saved. It is called again for the newest one when a run resumes."""
+"""A function that is called with each saved state. When a run resumes, it is called again with the newest one."""
 
 
 def after_saving(recipe: Recipe, execution: Execution, per_epoch: int) -> list[AfterSaving]:
-    """Return the hooks that an execution asks for. Raises `CheckpointError` if one cannot do its work."""
+    """Return the hooks that an execution asks for. Raises `CheckpointError` if one cannot work."""
     if not execution.model_prefix:
         return []
     prefix = Path(execution.model_prefix)

@@ -1,7 +1,7 @@
-"""What the last evaluation of a run found for every image: `validation.npz` in the run's folder.
+"""The results of a run's last evaluation for every image: `validation.npz` in the run's folder.
 
-`step`, and `digest` of the index of the images; `labels`; and for each evaluated weights ("trained", "ema") the columns of
-`Scores` as `trained.losses` and so on. Row i is sample i of the index, whichever rank looked at it.
+It holds `step`, the `digest` of the index of the images, `labels`, and for each kind of weights ("trained", "ema") the
+columns of `Scores` as `trained.losses` and so on. Row i is sample i of the index, whichever rank evaluated it.
 """
 
 import zipfile
@@ -18,23 +18,23 @@ from lockstep.system.files import replacing
 FILE = "validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What NumPy and zipfile raise for files that are cut off or overwritten."""
+"""Exceptions of NumPy and zipfile for files that are truncated or overwritten."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The scores of all validation images, row i being sample i of the index."""
+    """The scores of all validation images. Row i is sample i of the index."""
 
     step: int
-    """Steps trained before."""
+    """Number of steps that were trained before the evaluation."""
     digest: str
-    """Of the index of the images: `lockstep.data.index.Index.digest`."""
+    """Digest of the index of the images: `lockstep.data.index.Index.digest`."""
     scores: dict[str, Scores]
-    """By weights: "trained", and "ema" if the run has them."""
+    """Scores of the "trained" weights, and of the "ema" weights if the run has them."""
 
 
 def write_results(folder: Path, results: Results) -> None:
-    """Write the results into a run's folder so that they are never seen half-written."""
+    """Write the results into a run's folder. A reader never sees a partial file."""
     arrays = {f"{weights}.{name}": getattr(scores, name) for weights, scores in results.scores.items() for name in _COLUMNS}
     labels = next(iter(results.scores.values())).labels
     with replacing(folder / FILE) as partial, partial.open("wb") as file:
@@ -42,13 +42,13 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 def read_results(folder: Path) -> Results | None:
-    """Return the results in a run's folder; None if it has none, as of a run that is not finished.
+    """Return the results in a run's folder; None if it has none, for example because the run is not finished.
 
     Raises `CheckpointError` if the file cannot be read.
     """
     path = folder / FILE
     try:
-        # Opened here: NumPy leaves a file open that it cannot read.
+        # Opened here: NumPy does not close a file that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
             found = [name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")]
@@ -61,5 +61,5 @@ def read_results(folder: Path) -> Results | None:
         return None
     except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); remove it to do without it"
+            f"{path} cannot be read ({type(error).__name__}: {error}); remove it to continue without it"
         ) from None

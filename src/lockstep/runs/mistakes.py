@@ -1,4 +1,4 @@
-"""The images that an evaluation got most wrong."""
+"""The worst mistakes of an evaluation, as pictures."""
 
 import numpy as np
 
@@ -11,20 +11,20 @@ from lockstep.runs.loggers import Picture
 
 
 def worst(scores: Scores, count: int) -> np.ndarray:
-    """Return the rows of the wrong predictions of highest loss, the worst first: int64 [at most count]."""
+    """Return the rows of the wrong predictions with the highest losses, the worst first: int64 [at most count]."""
     wrong = np.flatnonzero(scores.ranks > 0)
     return wrong[np.argsort(-scores.losses[wrong], kind="stable")][:count]
 
 
 def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
-    """Return images as an evaluation cuts them: uint8 [samples, size, size, 3]. Raises `DataError` if one cannot be read."""
+    """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError` if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes[samples])
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop) as loader:
         return next(iter(loader.batches([plan]))).images
 
 
 def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, count: int = 16) -> list[Picture]:
-    """Return the worst mistakes as the model saw them, with the names of their classes. Row i of the scores is sample i."""
+    """Return the worst mistakes as the model gets them, with class names. Row i of the scores is sample i."""
     samples = worst(scores, count)
     if not len(samples):
         return []

@@ -1,4 +1,4 @@
-"""Where the events of a run go: `log.jsonl`, loggers such as TensorBoard, and whoever listens."""
+"""The recorder passes a run's events on: to `log.jsonl`, to loggers such as TensorBoard, and to a listener."""
 
 import os
 import time
@@ -16,11 +16,11 @@ from lockstep.system.strict_json import to_json
 
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
-"""Told of every event, logged or not; `kind` says what it is."""
+"""A function that is called with every event, logged or not. The event's `kind` names its type."""
 
 
 class Recorder:
-    """Passes events on; a context manager. Without a folder opened (on ranks other than 0) it only tells its listener."""
+    """Passes events on. A context manager. Until a folder is opened (on rank 0 only), events go only to the listener."""
 
     def __init__(self, listener: Listener | None, loggers: Sequence[str] = ("tensorboard",)) -> None:
         self._listener = listener
@@ -30,9 +30,9 @@ class Recorder:
         self._rates = np.zeros(0)
         self._began = time.perf_counter()
         self.evaluations: list[dict[str, Any]] = []
-        """The log's entries of evaluations. Those of training are not kept: a long run has many of them."""
+        """The log's evaluation entries. Training entries are not kept: a long run has many of them."""
         self.train_sec = 0.0
-        """Seconds spent training, over all processes of the run; evaluation and saving left out."""
+        """Seconds of training in all processes of the run so far, without evaluation and saving."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,9 +53,9 @@ class Recorder:
         evaluates_again: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin or continue the log and the loggers of a run that stands at `step`; only rank 0 does. They are told `about`.
+        """Begin or resume the log and the loggers of a run at `step`, on rank 0 only. Loggers get `about`.
 
-        What is made again is dropped from the log: entries after the step and a line that was cut off, and with
+        Entries that will be written again are removed from the log: entries after the step, a truncated line, and with
         `evaluates_again` the evaluations at the step.
         """
         path = folder / "log.jsonl"
@@ -79,31 +79,31 @@ class Recorder:
             self.train_sec += seconds_of(entry)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Tell the listener of something that is not logged."""
+        """Send the listener an event that is not logged."""
         if self._listener is not None:
             self._listener(event)
 
     def note(self, message: str) -> None:
-        """Tell the listener of something that is allowed and that users like to know before the work begins."""
+        """Send the listener a note: something that is allowed, but that users should know before the work begins."""
         self.tell({"kind": "note", "message": message})
 
     def warn(self, message: str) -> None:
-        """Tell the listener of something that went wrong and does not end the run."""
+        """Send the listener a warning: something went wrong, but the run continues."""
         self.tell({"kind": "warning", "message": message})
 
     def progress(self, what: str) -> Callable[[int, int], None]:
-        """Return a function to be called with what is done and the total."""
+        """Return a function that reports progress; call it with the number of items done and the total."""
         return lambda done, total: self.tell({"kind": "progress", "what": what, "done": done, "total": total})
 
     def watched(self, what: str, items: Iterator[T], total: int) -> Iterator[T]:
-        """Yield all items, telling how many of the total were taken."""
+        """Yield all items and report progress after each."""
         progress = self.progress(what)
         for done, item in enumerate(items, start=1):
             yield item
             progress(done, total)
 
     def log(self, event: dict[str, Any]) -> None:
-        """Log an event that has a `step`, chart its figures and tell the listener."""
+        """Log an event that has a `step`, and send it to the loggers and the listener."""
         if event["kind"] == "train" and len(self._rates):
             event = event | {"lr": float(self._rates[event["step"] - 1])}
         event = event | {"elapsed_sec": time.perf_counter() - self._began}
@@ -115,12 +115,12 @@ class Recorder:
         self.tell(event)
 
     def show(self, group: str, pictures: Sequence[Picture], step: int) -> None:
-        """Hand images to the loggers."""
+        """Send images to the loggers."""
         if self._loggers is not None:
             self._loggers.images(group, pictures, step)
 
     def flush(self) -> None:
-        """Wait until the log is on the disk, so that no checkpoint is newer than its log after a power cut."""
+        """Wait until the log is on disk, so that no checkpoint is newer than its log after a power failure."""
         if self._log is not None:
             os.fsync(self._log.fileno())
 
@@ -129,7 +129,7 @@ class Recorder:
         if self._loggers is None or group is None:
             return
         others = {"step", "first_step", "images", "elapsed_sec", "traced"}
-        if "traced" in event:  # what the profiler costs is no speed
+        if "traced" in event:  # the profiler's overhead would distort the speed
             others |= {"images_per_sec", "data_wait_share"}
         figures = {name: value for name, value in event.items() if isinstance(value, float | int) and name not in others}
         self._loggers.figures(group, figures, event["step"])

@@ -22,7 +22,7 @@ def report_of(
     device: str,
     ranks: int,
 ) -> dict[str, Any]:
-    """Return the report of a run. `evaluations` are the entries of its log, `scores` those of the last evaluation."""
+    """Return the report of a run. `evaluations` are its log's evaluation entries; `scores` are of the last evaluation."""
     last = evaluations[-1]["step"]
     return {
         "recipe": recipe.based_on,
@@ -43,7 +43,7 @@ def report_of(
 
 
 def changed_fields(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields in which a recipe is not the published one that it is based on; empty if that is none of these."""
+    """Return the fields in which a recipe differs from the published one it is based on; empty if it is based on none."""
     if recipe.based_on not in RECIPES:
         return {}
     return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}

@@ -1,7 +1,7 @@
-"""What a run that is there resumes with: what is not given is taken from its folder, and its schedule may change.
+"""Resuming an existing run: whatever is not given is taken from its folder, and its schedule may change.
 
-A run can resume under another schedule, such as more epochs, if all steps already done have the same learning rates in it,
-bit for bit. What the run has computed is then what the new recipe computes, too.
+A run can resume with another schedule, such as more epochs, if the learning rates of all completed steps stay the same, bit
+for bit. The run's results so far are then also the new recipe's results.
 """
 
 import json
@@ -38,21 +38,21 @@ SCHEDULE = (
     "lr_step_epochs",
     "lr_step_factor",
 )
-"""Fields of a recipe that decide the learning rates and nothing else."""
+"""Recipe fields that determine the learning rates and nothing else."""
 _OF_ONE_COMMAND = ("profile_step", "profile_steps")
-"""Fields of an execution that say what one command shall do, not how a run is carried out."""
+"""Execution fields that concern a single command; they are not kept when a run resumes."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is carried out with."""
+    """The recipe, data and execution of a run."""
 
     recipe: Recipe | None
-    """None: `my-images`, which is settled from the images, since there is no run yet."""
+    """None means a new run with `my-images`, whose values are chosen from the images."""
     data: Path
     execution: Execution
     taken: dict[str, str]
-    """What of these is as in the run's folder, in words: none, or some of "recipe", "data" and "execution"."""
+    """What was taken from the run's folder, in words. Keys are none or some of "recipe", "data" and "execution"."""
 
 
 def complete(
@@ -64,10 +64,10 @@ def complete(
     changes: Mapping[str, Any] | None = None,
     how: Mapping[str, Any] | None = None,
 ) -> Asked:
-    """Return what is given and, where nothing is, what the run in `out` was last carried out with.
+    """Return the given values; whatever is not given is taken from the last command of the run in `out`.
 
-    `changes` are fields of the recipe with other values than its own; so are `how` of an execution that is not given. A
-    command that gives a recipe says all of its execution.
+    `changes` are new values for recipe fields. `how` are new values for execution fields; they are used only if `execution`
+    is not given. If a recipe is given, nothing of the execution is taken from the run.
 
     Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the run's folder cannot be
     read.
@@ -95,9 +95,9 @@ def complete(
 
 
 def last_execution(out: Path) -> dict[str, Any]:
-    """Return how the run in a folder was last carried out, as fields of an `Execution`; empty if it never began.
+    """Return the last execution of the run in a folder, as fields of `Execution`; empty if the run never began.
 
-    Fields that this version does not know are left out, and those that one command alone shall have.
+    Fields that this version does not know, and fields that concern a single command, are left out.
     """
     found = read_environment(out).get("execution")
     known = [name for name in Execution.model_fields if name not in _OF_ONE_COMMAND]
@@ -115,14 +115,15 @@ def _last_data(out: Path) -> Path:
     if not isinstance(found, str):
         raise DataError(f"{out} does not say which images it was trained on; add --data DATA")
     if not Path(found).exists():
-        raise DataError(f"{out} was trained on {found}, which is not there; say where its images are: --data DATA")
+        raise DataError(f"{out} was trained on {found}, which does not exist; give the path of its images: --data DATA")
     return Path(found)
 
 
 def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
-    """Return why the run in `out` cannot go on under another recipe, in sentences; None if it can.
+    """Return why the run in `out` cannot resume with another recipe, in sentences; None if it can.
 
-    `there` is its own recipe, `images` are those of its training set.
+    `there` is the run's recipe, `asked` the new one, `images` the number of training images. An empty string means that
+    fields other than the schedule differ.
     """
     changed = difference(there, asked)
     if set(changed) - set(SCHEDULE):
@@ -130,7 +131,7 @@ def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
     per_epoch = steps_per_epoch(there, images)
     done = max(checkpoint.steps(out / "checkpoints"), default=0)
     if asked.epochs * per_epoch < done:
-        return f"It has done {done} steps, and epochs={asked.epochs} ends at step {asked.epochs * per_epoch}."
+        return f"It has done {done} steps, but epochs={asked.epochs} ends at step {asked.epochs * per_epoch}."
     before, after = (learning_rates(recipe, per_epoch)[:done] for recipe in (there, asked))
     if before.tobytes() == after.tobytes():
         return None
@@ -140,8 +141,8 @@ def refusal(out: Path, there: Recipe, asked: Recipe, images: int) -> str | None:
         [f"{name}={json.dumps(new, allow_nan=False)}" for name, (_, new) in changed.items()],
     )
     return (
-        f"It has done {done} steps, which the new schedule does not continue: step {step} had the learning rate "
-        f"{before[step]:.6g}, and has {after[step]:.6g} in it.\nTo train on from its weights, in a new run from step 0:\n"
+        f"It has done {done} steps, and the new schedule changes their learning rates: step {step} had "
+        f"{before[step]:.6g}, and would have {after[step]:.6g}.\nTo start a new run from its weights, at step 0:\n"
         f"  lockstep train --recipe {run} --weights {run} --data DATA --out ANOTHER "
         + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
     )

@@ -1,4 +1,4 @@
-"""Before a run: the values of `my-images` from the images and the device."""
+"""Choose the values of `my-images` from the images and the device, before a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from lockstep.system.machine import fast_precision
 def settle(
     training: Index, changes: Mapping[str, Any], execution: Execution, world: World, recorder: Recorder, out: Path
 ) -> Recipe:
-    """Return the recipe `my-images` for a run's images and device, and tell what was chosen."""
+    """Return the recipe `my-images` for a run's images and device, and send the choices to the listener."""
     facts = facts_of(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
     recipe = settled(facts, changes).named(NAME)
     recorder.tell({"kind": "settled", "lines": explained(recipe, facts, out)})
@@ -27,27 +27,27 @@ def settle(
 
 
 def facts_of(training: Index, execution: Execution, *, on_gpu: bool, ranks: int) -> Facts:
-    """Return what the recipe is settled from."""
+    """Return the facts that the recipe's values are chosen from."""
     return Facts(
         classes=len(training.classes),
         images=len(training),
         shorter_side=int(np.median(training.sizes.min(axis=1))),
         on_gpu=on_gpu,
-        precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",  # fp16 of older GPUs needs loss scaling
+        precision="bf16" if fast_precision(on_gpu) == "bf16" else "fp32",  # fp16 on older GPUs needs loss scaling
         decodes_small=execution.loader == "host",
         units=ranks * execution.accumulation_steps,
     )
 
 
 def explained(recipe: Recipe, facts: Facts, out: Path) -> list[str]:
-    """Return what was chosen and why, as two lines."""
+    """Return two lines: what was chosen, and why."""
     steps = steps_per_epoch(recipe, facts.images)
     plural = "" if recipe.epochs == 1 else "s"
     return [
         f"{NAME}: {recipe.logits} logits, {recipe.image_size} px in {recipe.precision}, {recipe.epochs} epoch{plural} of "
-        f"{steps} steps of {recipe.global_batch_images} images, peak rate {peak_lr(recipe):.2g} after "
+        f"{steps} steps of {recipe.global_batch_images} images, peak learning rate {peak_lr(recipe):.2g} after "
         f"{recipe.warmup_epochs:g} of warm-up",
-        f"  for {facts.images:,} training images of {facts.classes} classes, {facts.shorter_side} px as a rule, on a "
+        f"  for {facts.images:,} training images of {facts.classes} classes, typically {facts.shorter_side} px, on a "
         f"{'GPU' if facts.on_gpu else 'CPU'} that is fast in {facts.precision}; "
-        f"all is in {out}/recipe.yaml, --set changes it",
+        f"all values are in {out}/recipe.yaml, --set changes them",
     ]

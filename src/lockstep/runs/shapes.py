@@ -1,4 +1,4 @@
-"""Which values are the report or the environment of a run, as far as they are read again."""
+"""Checks of a run's report and environment files: do they have the fields that are read again?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from lockstep.system.event_log import SCORES, problem_of_fields
 
 
 def is_report(value: Any) -> bool:
-    """Tell whether a value is the report of a finished run, as far as it is read again."""
+    """Return whether a value is the report of a finished run. Only fields that are read again are checked."""
     if not isinstance(value, dict):
         return False
     final, best, classes, counts = (value.get(name) for name in ("final", "best", "classes", "per_class"))
@@ -29,7 +29,7 @@ def _are_counts(columns: Mapping[str, Any], classes: int) -> bool:
 
 
 def is_environment(value: Any) -> bool:
-    """Tell whether a value is what a run notes of where it runs, as far as it is read again."""
+    """Return whether a value is the environment of a run. Only fields that are read again are checked."""
     if not isinstance(value, dict):
         return False
     parts = (value.get(name, {}) for name in ("execution", "train", "val"))

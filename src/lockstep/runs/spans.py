@@ -1,4 +1,4 @@
-"""The intervals that a run is divided into: steps without anything in between that the host must see."""
+"""The intervals that a run is divided into: steps that need no action of the host in between."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from lockstep.recipes import Execution
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive steps first to stop - 1, and what follows them."""
+    """The consecutive steps first to stop - 1, and what happens after them."""
 
     first: int
     stop: int
@@ -18,7 +18,7 @@ class Span:
 
 
 def spans(first: int, total: int, per_epoch: int, execution: Execution) -> Iterator[Span]:
-    """Yield the intervals of a run from step `first` on; their borders do not depend on `first`.
+    """Yield the intervals of a run from step `first` on. Their borders do not depend on `first`.
 
     >>> [span.stop for span in spans(3, 20, 8, Execution(log_every_steps=5))]
     [5, 8, 10, 15, 16, 20]

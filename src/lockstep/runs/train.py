@@ -1,4 +1,4 @@
-"""`lockstep.train`: open what a run needs, and carry it out."""
+"""`lockstep.train`: open what a run needs, and train."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -36,30 +36,31 @@ def train(
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe on the training images of `data`, evaluate it on its validation images, and return the report.
+    """Train a recipe on the training images of `data`, evaluate it on the validation images, and return the report.
 
-    `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md). The report is
-    also in `out/report.json`.
+    - `recipe` is a name, a file or a `Recipe`. The default is `my-images`: its values are chosen from the images and the
+      device before the run and written to `out/recipe.yaml` (docs/my-images.md).
+    - `data` holds `train` and `val` as folders of classes, or files in another storage format (docs/data.md).
+    - `out` is the run's folder. The report is also in `out/report.json`.
+    - `changes` are new values for fields of the recipe.
+    - `split` sets this share of the images apart for validation if `data` has no validation images. It sets the recipe's
+      `validation_share`.
+    - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
+      step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
+      `sparsity` needs `weights`.
 
-    Without a recipe it is `my-images`, whose values are settled from the images and the device before the run and written
-    into `out/recipe.yaml` (docs/my-images.md). `changes` are other values for fields of any recipe. `split` sets a share of
-    the images apart where `data` has no validation images: the recipe's `validation_share`.
+    Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit for bit as if it had
+    never stopped. A finished run returns its report at once. With several processes (torchrun), every process calls this.
 
-    Started again with the same arguments, it goes on from the newest intact checkpoint in `out`, bit for bit as if it had
-    never stopped; a finished run returns its report at once. In several processes (torchrun), every process calls this.
-
-    A run that is there needs nothing but `out`: without `recipe` it goes on with its own, and with its execution if none is
-    given; without `data` it goes on with its images. Of its recipe, the schedule may be another, such as more epochs, if the
-    learning rates of all steps already done stay the same (`lockstep.runs.resuming`).
-
-    With `weights`, all that `evaluate` takes, a new run starts from these instead of the recipe's initial ones, at step 0
-    and with velocities of 0; a classifier for another number of logits is drawn afresh. A recipe with `sparsity` needs them.
-    A run that goes on has what it needs in `out`, and refuses others than it started from.
+    An existing run needs only `out`. Without `recipe` it resumes with its own recipe, and with its own execution if none is
+    given. Without `data` it resumes with its own images. The schedule may change, for example to more epochs, if the
+    learning rates of all completed steps stay the same (`lockstep.runs.resuming`). It does not need `weights`, and refuses
+    weights that it was not started from.
 
     Raises `UserError` for wrong arguments, `DivergedError` if a loss or a score is not finite, `Interrupted` when a signal
-    asked to stop and everything was saved.
+    asked it to stop and everything is saved.
 
-    On ranks other than 0 the report of a run that was not finished before is empty.
+    On ranks other than 0 the report is empty, unless the run was finished before the call.
 
     >>> import lockstep
     >>> report = lockstep.train("tiny.yaml", "data", "new-run")
@@ -100,7 +101,7 @@ def _carry_out(
         check_shares(recipe, world.ranks * execution.accumulation_steps)
         return open_start(weights, recipe, out) if leads else None
 
-    start = start_of(asked.recipe) if asked.recipe else None  # said before many images are indexed
+    start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
     share = (asked.recipe or given_fields(changes)).validation_share
     sets = open_sets(asked.data, share, recorder, stop)
     recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
@@ -110,7 +111,7 @@ def _carry_out(
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
     folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
     with folder if leads else nullcontext():
-        world.any(False)  # if rank 0 was refused the folder, the others learn it here
+        world.any(False)  # if rank 0 cannot open the folder, the other ranks fail here
         with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:
             training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
             training.start_notes += _changes(folder.changed)
@@ -129,7 +130,7 @@ def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) 
         def advance(done: int, total: int) -> None:
             show(done, total)
             if stop.requested:
-                raise Interrupted(f"stopped by {stop.name} while {what}; nothing was trained yet", stop.exit_code)
+                raise Interrupted(f"stopped by {stop.name} while {what}; nothing is trained yet", stop.exit_code)
 
         return advance
 
@@ -140,9 +141,9 @@ def check_logits(recipe: Recipe, sets: Sets) -> None:
     """Raise `DataError` if the recipe has too few logits for the classes."""
     count = len(sets.training.classes)
     if count > recipe.logits:
-        raise DataError(f"{sets.data} has {count} classes, the recipe only {recipe.logits} logits: --set logits={count}")
+        raise DataError(f"{sets.data} has {count} classes, but the recipe has {recipe.logits} logits: --set logits={count}")
 
 
 def _changes(changed: dict[str, tuple[Any, Any]]) -> list[str]:
-    """Return what to tell of a run that goes on under another schedule."""
-    return [f"{name} is {new} from here on; so far this run had {old}" for name, (old, new) in changed.items()]
+    """Return notes on a run that resumes with another schedule."""
+    return [f"{name} is {new} from here on; until here it was {old}" for name, (old, new) in changed.items()]

@@ -66,7 +66,7 @@ def test_one_that_fails_is_warned_of_once_and_told_no_more(
         several.figures("train", {"loss": 1.0}, step)
         several.images("mistakes", [picture], step)
     several.close("finished")
-    assert warned == ["noting failed and is told no more of this run: OSError: the disk is full"]
+    assert warned == ["noting failed and gets nothing more of this run: OSError: the disk is full"]
     assert noting.told[-1][0] == call
     assert len(noting.of(call)) == 1
     assert list((tmp_path / "tensorboard").iterdir())  # the others go on

@@ -75,4 +75,4 @@ def test_a_run_that_is_gone_is_warned_of(client: Any, tmp_path: Path) -> None:
     (tmp_path / "run" / "loggers.json").write_text('{"mlflow": {"key": "0123", "sent": {}}}')
     opened(tmp_path / "run", 2, warned).figures("train", {"loss": 1.0}, 4)
     assert len(warned) == 1
-    assert "mlflow failed and is told no more of this run" in warned[0]
+    assert "mlflow failed and gets nothing more of this run" in warned[0]

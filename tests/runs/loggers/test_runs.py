@@ -86,7 +86,7 @@ def test_images_that_cannot_be_read_any_more_do_not_end_a_finished_run(
     assert report["steps"] == 7
     assert told[-1]["kind"] == "finish"
     (warning,) = [event["message"] for event in told if event["kind"] == "warning"]
-    assert warning.startswith("the worst mistakes are not shown: ")
+    assert warning.startswith("the worst mistakes cannot be shown: ")
     assert noted.of("images") == []
     assert noted.of("close") == [["finished"]]
 
@@ -113,7 +113,7 @@ def test_a_logger_that_fails_does_not_end_the_training(
         listener=lambda event: warned.append(event["message"]) if event["kind"] == "warning" else None,
     )
     assert report["steps"] == 7
-    assert warned == ["wandb failed and is told no more of this run: OSError: the disk is full"]
+    assert warned == ["wandb failed and gets nothing more of this run: OSError: the disk is full"]
 
 
 def test_a_missing_package_is_an_error_before_the_first_step(

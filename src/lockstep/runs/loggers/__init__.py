@@ -1,7 +1,7 @@
-"""Where the figures of a run go besides its log: TensorBoard, MLflow, Weights & Biases, each through its own client.
+"""Loggers: TensorBoard, MLflow, Weights & Biases. They get a run's figures in addition to its log, by their own clients.
 
-A run does not depend on them. One that fails is warned of once and gets no more. A run that goes on goes on in the same
-place, and nothing is sent twice.
+A run does not depend on them. If a logger fails, one warning is shown and the logger gets nothing more. A resumed run
+continues in the same place, and nothing is sent twice.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.files import write_json
 
 Outcome = Literal["finished", "stopped", "failed"]
-"""How a process of a run ended; one that was stopped can go on."""
+"""How a process of a run ended. A run that was stopped can resume."""
 
 
 @dataclass(frozen=True)
@@ -28,57 +28,57 @@ class Picture:
     """An image to show."""
 
     name: str
-    """A path of words, such as `mistakes/01`."""
+    """A path, such as `mistakes/01`."""
     caption: str
     pixels: np.ndarray
     """uint8 [height, width, 3]."""
 
     @property
     def full_name(self) -> str:
-        """Name and caption in one, for places that have no captions; of letters that names of files and tags may have."""
+        """Name and caption joined, for loggers without captions. All characters are valid in file names and tags."""
         return self.name + "_" + re.sub(r"[^-\w]", "_", self.caption)
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What a logger begins or goes on with."""
+    """What a logger needs to begin or resume a run."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     step: int
-    """Where the run stands; what was logged of later steps comes again."""
+    """The run's current step. Figures of later steps that were logged before are sent again."""
     about: Mapping[str, Any]
     """Recipe and environment, as plain values."""
     key: str | None
-    """What the logger called the run when it began; None if it begins."""
+    """The logger's name for the run, from when it began; None for a new run."""
 
 
 class Logger(Protocol):
-    """One place that figures go to. Anything it raises is caught."""
+    """A destination for figures. Any exception it raises is caught."""
 
     key: str
-    """What finds the run again in its place."""
+    """The logger's name for the run, by which it is found again."""
 
     def figures(self, values: Mapping[str, float], step: int) -> None:
-        """Take figures by name, such as `train/loss`."""
+        """Log figures by name, such as `train/loss`."""
 
     def images(self, pictures: Sequence[Picture], step: int) -> None:
-        """Take images."""
+        """Log images."""
 
     def close(self, outcome: Outcome) -> None:
-        """Send what is left and leave."""
+        """Send the remaining figures and close."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a logger needs."""
+    """A kind of logger: what it needs and how it resumes."""
 
     distributions: tuple[str, ...]
-    """Distributions of which one must be installed."""
+    """One of these distributions must be installed."""
     install: str
-    """What to type to install it."""
+    """The command that installs it."""
     forgets: bool
-    """Whether it is told to forget what comes again, so that all may be sent."""
+    """Whether it discards figures after the step it resumes at, so that they can be sent again."""
 
     def is_installed(self) -> bool:
         """Return whether one of the distributions is installed, without importing it."""
@@ -96,7 +96,7 @@ LOGGERS: dict[str, Kind] = {
     "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install mlflow-skinny==3.17.2 alembic sqlalchemy", forgets=False),
     "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
 }
-"""By name; `open_logger(opening)` of the module of that name opens one."""
+"""Kinds of loggers by name. `open_logger(opening)` of the module of the same name opens one."""
 
 
 def check_installed(names: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Loggers:
-    """Several loggers of one run. `loggers.json` in its folder says what they call it and what was sent to them."""
+    """The loggers of one run. `loggers.json` in the run's folder holds their names for the run and what was sent to them."""
 
     def __init__(self, names: Sequence[str], opening: Opening, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -128,7 +128,7 @@ class Loggers:
         return logger
 
     def figures(self, group: str, values: Mapping[str, float], step: int) -> None:
-        """Send figures of a group, such as `train`; the steps of a group rise."""
+        """Send figures of a group, such as `train`. Within a group, steps must increase."""
         named = {f"{group}/{name}": value for name, value in values.items()}
         for name, logger in self._due(group, step):
             with self._guarded(name):
@@ -141,13 +141,13 @@ class Loggers:
                 logger.images(pictures, step)
 
     def close(self, outcome: Outcome) -> None:
-        """Close all."""
+        """Close all loggers."""
         for name, logger in list(self._open.items()):
             with self._guarded(name):
                 logger.close(outcome)
 
     def _due(self, group: str, step: int) -> list[tuple[str, Logger]]:
-        """Return the loggers to which this was not sent yet, and note that it is: a killed process sends nothing twice."""
+        """Return the loggers that do not have this yet, and record it as sent: a killed process sends nothing twice."""
         due = []
         for name, logger in self._open.items():
             if not LOGGERS[name].forgets:
@@ -166,15 +166,15 @@ class Loggers:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            self._warn(f"{name} failed and is told no more of this run: {type(error).__name__}: {error}")
+            self._warn(f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}")
 
 
 def _known(file: Path) -> dict[str, Any]:
-    """Return what a run's loggers call it and what was sent to them. Raises `CheckpointError` if the file is damaged."""
+    """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if the file is damaged."""
     try:
         known: dict[str, Any] = parsed(file.read_bytes())
         if all(isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values())) for each in known.values()):
             return known
     except (ValueError, AttributeError, TypeError, KeyError):
         pass
-    raise CheckpointError(f"{file} is damaged; restore it, or remove it to have the loggers begin another run")
+    raise CheckpointError(f"{file} is damaged; restore it, or remove it so that the loggers begin a new run")

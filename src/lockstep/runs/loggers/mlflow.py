@@ -1,6 +1,7 @@
 """MLflow, through its own client.
 
-Where to is the client's business: MLFLOW_TRACKING_URI names a store or a server, MLFLOW_EXPERIMENT_NAME the experiment.
+Environment variables choose the destination: MLFLOW_TRACKING_URI names a store or a server, MLFLOW_EXPERIMENT_NAME the
+experiment.
 """
 
 import os
@@ -13,7 +14,7 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class Mlflow:
-    """Implements `lockstep.runs.loggers.Logger`. A run that goes on goes on in the same run of MLflow's."""
+    """Implements `lockstep.runs.loggers.Logger`. A resumed run continues the same MLflow run."""
 
     def __init__(self, opening: Opening) -> None:
         from mlflow import MlflowClient
@@ -41,7 +42,7 @@ class Mlflow:
             self._client.log_image(self.key, picture.pixels, artifact_file=f"{picture.full_name}.png")
 
     def close(self, outcome: Outcome) -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         self._client.set_terminated(self.key, _STATUS[outcome])
 
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Implements `lockstep.runs.loggers.Logger`. TensorBoard is told to forget what comes again."""
+    """Implements `lockstep.runs.loggers.Logger`. `purge_step` makes TensorBoard discard figures that are sent again."""
 
     key = "tensorboard"
 
     def __init__(self, opening: Opening) -> None:
-        # The suffix: files are named by the second they are opened in, and another of that second would be overwritten.
+        # File names hold the second of opening. The suffix keeps files that are opened in the same second apart.
         self._events = _writer()(
             str(opening.folder / "tensorboard"),
             purge_step=opening.step + 1,
@@ -43,7 +43,7 @@ open_logger = TensorBoard
 
 
 def _writer() -> "type[SummaryWriter]":
-    # tensorboardX imports PyTorch wherever it is installed and works without it; a process loads its own framework only.
+    # tensorboardX imports PyTorch if it is installed, but works without it. A process must load only its own framework.
     absent = "torch" not in sys.modules
     if absent:
         sys.modules["torch"] = None  # type: ignore[assignment]

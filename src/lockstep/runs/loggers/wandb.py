@@ -1,6 +1,6 @@
-"""Weights & Biases, through its own client: offline unless WANDB_MODE says otherwise.
+"""Weights & Biases, through its own client. It is offline by default; WANDB_MODE changes that.
 
-Offline, what is logged stays in the run's folder, from where `wandb sync RUN/wandb/offline-run-*` sends it.
+Offline, figures stay in the run's folder. `wandb sync RUN/wandb/offline-run-*` sends them.
 """
 
 import os
@@ -11,7 +11,7 @@ from lockstep.runs.loggers import Opening, Outcome, Picture
 
 
 class WeightsAndBiases:
-    """Implements `lockstep.runs.loggers.Logger`. A run that goes on keeps its id."""
+    """Implements `lockstep.runs.loggers.Logger`. A resumed run keeps its id."""
 
     def __init__(self, opening: Opening) -> None:
         import wandb
@@ -39,7 +39,7 @@ class WeightsAndBiases:
         self._run.log({each.name: self._image(each.pixels, caption=each.caption) for each in pictures}, step=step)
 
     def close(self, outcome: Outcome) -> None:
-        """Write what is left and say how the process ended."""
+        """Write the remaining figures and record how the process ended."""
         self._run.finish(exit_code=0 if outcome == "finished" else 1)
 
 
