@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import (
     BatchPlan,
-    check_shares,
+    check_batch_norm,
     epoch_order,
     random_windows,
     steps_per_epoch,
@@ -132,9 +132,9 @@ def test_a_step_that_does_not_divide_into_ranks_and_parts_is_refused() -> None:
 def test_an_image_too_small_for_batch_norm_is_refused(images: int, units: int, batch_norm: str) -> None:
     recipe = Recipe(global_batch_images=images, image_size=32, batch_norm=batch_norm)
     with pytest.raises(RecipeError, match="one image of 32 pixels leaves a single value of each channel"):
-        check_shares(recipe, units)
-    check_shares(recipe.replace(image_size=33), units)
-    check_shares(recipe.replace(global_batch_images=2 * images), units)
+        check_batch_norm(recipe, units)
+    check_batch_norm(recipe.replace(image_size=33), units)
+    check_batch_norm(recipe.replace(global_batch_images=2 * images), units)
 
 
 def test_no_image_comes_twice_in_an_epoch_and_others_are_left_out_of_each() -> None:

@@ -321,7 +321,7 @@ def test_a_line_cut_off_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
 def test_a_line_of_another_shape_is_named_with_what_is_wrong(line: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"{ONE}\n{line}\n")
-    with pytest.raises(CheckpointError, match=rf"log\.jsonl, line 2 is not an entry of a log: {problem}"):
+    with pytest.raises(CheckpointError, match=rf"log\.jsonl, line 2 is not a log entry: {problem}"):
         read_log(path)
 
 
@@ -329,7 +329,7 @@ def test_a_log_that_is_shown_needs_every_figure_and_one_that_goes_on_does_not(tm
     path = tmp_path / "log.jsonl"
     path.write_text('{"kind": "train", "step": 2, "first_step": 0, "images": 8, "images_per_sec": 1.0}\n')
     assert len(read_log(path)) == 1
-    with pytest.raises(CheckpointError, match="line 1 is not an entry of a log: it has no "):
+    with pytest.raises(CheckpointError, match="line 1 is not a log entry: it has no "):
         read_log(path, whole=True)
 
 

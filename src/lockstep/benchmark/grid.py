@@ -15,7 +15,7 @@ from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, read_benchmark
 from lockstep.data.sources import find_sources
 from lockstep.recipes import Recipe
-from lockstep.recipes.order import check_shares
+from lockstep.recipes.order import check_batch_norm
 from lockstep.runs.recorder import Listener, Recorder
 from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from lockstep.system.files import write_json
@@ -48,7 +48,7 @@ def benchmark(
     for cell, recipe in zip(cells, recipes, strict=True):
         execution = plan.execution_of(cell)
         if cell.what == TRAIN:
-            check_shares(recipe, cell.ranks * execution.accumulation_steps)
+            check_batch_norm(recipe, cell.ranks * execution.accumulation_steps)
         if cell.data != SYNTHETIC:
             find_sources(Path(cell.data))
     path = None if out is None else Path(out)

@@ -78,12 +78,16 @@ STRIDE = 32
 
 
 def check_shares(recipe: Recipe, units: int) -> None:
-    """Raise `RecipeError` if the images of a step do not divide into this many units, or one is too small for batch norm."""
+    """Raise `RecipeError` if the images of a step do not divide into this many units of equal size."""
     if recipe.global_batch_images % units:
         raise RecipeError(
             f"global_batch_images ({recipe.global_batch_images}) must be a multiple of ranks times accumulation steps "
             f"({units})"
         )
+
+
+def check_batch_norm(recipe: Recipe, units: int) -> None:
+    """Raise `RecipeError` if a unit leaves batch norm a single value of each channel: it has no variance."""
     images = recipe.global_batch_images // (units if recipe.batch_norm == "local" else 1)
     if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
         raise RecipeError(

@@ -11,7 +11,7 @@ from lockstep.data.split import Sets
 from lockstep.data.split import open_sets as open_data
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import given_fields
-from lockstep.recipes.order import check_shares, steps_per_epoch
+from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
 from lockstep.runs.driver import Training
@@ -92,13 +92,15 @@ def _carry_out(
     stop: StopRequests,
 ) -> dict[str, Any]:
     execution, leads = asked.execution, world.rank == 0
+    units = world.ranks * execution.accumulation_steps
     if leads:
         check_installed(execution.loggers)
     if asked.taken:
         recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
 
     def start_of(recipe: Recipe) -> Start | None:
-        check_shares(recipe, world.ranks * execution.accumulation_steps)
+        check_shares(recipe, units)
+        check_batch_norm(recipe, units)
         return open_start(weights, recipe, out) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early

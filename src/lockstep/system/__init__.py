@@ -1,1 +1,1 @@
-"""The ground: the machine, ranks, worker processes, signals, files, text formats, and what can go wrong."""
+"""The lowest layer: the machine, ranks, worker processes, signals, files, text formats, and errors."""

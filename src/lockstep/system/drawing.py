@@ -1,4 +1,4 @@
-"""What figures drawn with matplotlib have in common."""
+"""Shared helpers for figures drawn with matplotlib."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def over_steps(every: "Iterable[Axes]") -> None:
-    """Finish plots over steps: whole numbers below, a legend, no lines around."""
+    """Finish plots over steps: whole numbers on the x axis, a legend, no top and right border."""
     from matplotlib.ticker import MaxNLocator
 
     for axes in every:
@@ -22,12 +22,12 @@ def over_steps(every: "Iterable[Axes]") -> None:
 
 
 def plain(text: str) -> str:
-    """Return a text so that matplotlib writes it as it is and takes nothing between dollars for a formula."""
+    """Return a text with dollar signs escaped, so that matplotlib does not read parts of it as formulas."""
     return text.replace("$", r"\$")
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure; the suffix says the format (png, svg, pdf). Raises `UserError` if it cannot be written."""
+    """Write a figure. The suffix selects the format (png, svg, pdf). Raises `UserError` if it cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

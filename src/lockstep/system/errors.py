@@ -1,15 +1,15 @@
-"""What can go wrong, by whose fault, and the exit code the command line gives it.
+"""Errors, their causes, and the exit codes of the command line.
 
     LockstepError
-    ├── UserError                 exit 2: something given is wrong; the message says what to change
+    ├── UserError                 exit 2: an input is wrong; the message says what to change
     │   ├── RecipeError           a recipe, a field or a value
     │   ├── DataError             images, folders, the index
-    │   ├── CheckpointError       a run directory, a checkpoint, a weights file
-    │   └── BackendError          a framework or a device that is not there
+    │   ├── CheckpointError       a run's folder, a checkpoint, a weights file
+    │   └── BackendError          a framework or a device is missing
     ├── DivergedError             exit 3: a loss or a score is not a finite number
     └── Interrupted               exit 75 or 130: stopped on request, everything saved
 
-A message says what was expected, what came and what to do. `assert` is for our own mistakes only.
+A message says what happened, what was expected and what to do. `assert` is only for mistakes in Lockstep's own code.
 """
 
 import difflib
@@ -41,11 +41,11 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A run directory, a checkpoint or a weights file cannot be used."""
+    """A run's folder, a checkpoint or a weights file cannot be used."""
 
 
 class BackendError(UserError):
-    """A framework or a device is not there."""
+    """A framework or a device is missing."""
 
 
 class DivergedError(LockstepError):
@@ -63,7 +63,7 @@ class Interrupted(LockstepError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that names the known names nearest to `name`, or all of them.
+    """Return a sentence that lists the known names most similar to `name`, or all of them if none is similar.
 
     >>> nearest("epoch", ["epochs", "seed"])
     'Did you mean epochs?'

@@ -1,4 +1,4 @@
-"""The log of a run, `log.jsonl`: events as JSON, one a line, in the order in which they happened."""
+"""A run's log, `log.jsonl`: events as JSON, one per line, in the order in which they happened."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ _WHOLE = {
 
 
 def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
-    """Return what is wrong with an entry of a log, None if nothing is. `whole`: it must have all that training writes."""
+    """Return what is wrong with a log entry, or None. With `whole`, it must have every field that training writes."""
     if not isinstance(entry, dict):
         return "it is not an object"
     if not is_text(entry.get("kind")):
@@ -47,7 +47,7 @@ def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
 
 
 def problem_of_fields(entry: Mapping[str, Any], needed: tuple[str, ...]) -> str | None:
-    """Return what is wrong with the fields of an entry, None if nothing is; those in `needed` must be there."""
+    """Return what is wrong with the fields of an entry, or None. The fields in `needed` must exist."""
     for name, check in _FIELDS.items():
         if name in entry and not check(entry[name]):
             return f"its {name} is {repr(entry[name])[:60]}"
@@ -57,10 +57,10 @@ def problem_of_fields(entry: Mapping[str, Any], needed: tuple[str, ...]) -> str 
 
 
 def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """Return the entries of a log; empty if there is none. A last line that a killed process cut off is left out.
+    """Return the entries of a log; empty if there is no log. A last line that a killed process truncated is left out.
 
-    With `whole`, entries have every figure that training writes; without, what it takes to go on with the log. Raises
-    `CheckpointError` that names the line of anything else.
+    With `whole`, entries must have every figure that training writes; otherwise, only what resuming the log needs. Raises
+    `CheckpointError` that names the first wrong line.
     """
     if not path.is_file():
         return []
@@ -76,12 +76,12 @@ def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
         problem = problem_of_entry(entry, whole=whole)
         if problem is not None:
             raise CheckpointError(
-                f"{path}, line {number} is not an entry of a log: {problem}; restore the file or use another --out"
+                f"{path}, line {number} is not a log entry: {problem}; restore the file or use another --out"
             )
         entries.append(entry)
     return entries
 
 
 def seconds_of(entry: dict[str, Any]) -> float:
-    """Return the wall time of a log's interval of training, or of an evaluation, in seconds."""
+    """Return the wall time of a logged training interval or evaluation, in seconds."""
     return float(entry["images"] / entry["images_per_sec"])

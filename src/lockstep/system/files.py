@@ -1,4 +1,4 @@
-"""Writing files whole or not at all: under another name first, which a reader never takes for the file."""
+"""Write files completely or not at all: first under a temporary name that no reader mistakes for the file."""
 
 import os
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from lockstep.system.strict_json import to_json
 
 @contextmanager
 def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
-    """Yield a temporary path to write a file to. When the block ends, the file takes the place of `path`.
+    """Yield a temporary path to write a file to. When the block ends, the file replaces `path`.
 
-    After an error `path` is what it was before. `is_flushed`: the file is on the disk when the block ends; many small files
-    that can be made again are written much faster without.
+    After an error `path` is unchanged. With `is_flushed`, the file is on disk when the block ends. Without it, writing many
+    small files is much faster; use that for files that can be made again.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -32,7 +32,7 @@ def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write a new file to, as `replacing` does; after an error there is no file `path` either."""
+    """Yield a temporary path to write a new file to, as `replacing` does. After an error there is no file `path`."""
     try:
         with replacing(path) as partial:
             yield partial
@@ -43,7 +43,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,16 +52,16 @@ def flush(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, is_flushed: bool = True) -> None:
-    """Write a file that is never seen half-written."""
+    """Write a file. A reader never sees a partial file."""
     with replacing(path, is_flushed=is_flushed) as partial:
         partial.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 that is never seen half-written."""
+    """Write a text file in UTF-8. A reader never sees a partial file."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`), never half-written."""
+    """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`), completely or not at all."""
     write_text(path, to_json(value, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The machine this process runs on: cores, memory, processor, and what processor and GPU multiply in hardware."""
+"""The machine this process runs on: cores, memory, processor, and what the processor and GPU multiply in hardware."""
 
 import os
 import platform
@@ -12,17 +12,17 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Return the cores this process may use, or where the system does not say, all there are."""
+    """Return the number of cores this process may use, or of all cores if the system does not report it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_of_cores() -> int:
-    """Return the cores for this process, where a launcher started several on the machine."""
+    """Return the number of cores for this process: an equal share if a launcher started several on the machine."""
     return max(cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def memory_bytes() -> int:
-    """Return the size of the main memory."""
+    """Return the size of the main memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -39,17 +39,17 @@ class Arithmetic:
     """What a processor or GPU multiplies in hardware."""
 
     extensions: tuple[str, ...]
-    """Instruction sets that libraries may use, such as "AVX2"; of a GPU its compute capability."""
+    """Instruction sets that libraries may use, such as "AVX2"; for a GPU its compute capability."""
     precisions: tuple[str, ...]
-    """Of "fp32", "tf32", "bf16", "fp16" and "int8", those that are multiplied in hardware."""
+    """The precisions that are multiplied in hardware, out of "fp32", "tf32", "bf16", "fp16" and "int8"."""
     pays: str
     """The precision to train in: the fastest that needs no loss scaling."""
     limit: str | None = None
-    """The environment variable and value that keep libraries from more; None: nothing does."""
+    """The environment variable and value that restrict libraries to these extensions; None if there is no restriction."""
 
     @property
     def emulated(self) -> tuple[str, ...]:
-        """Floating-point precisions of recipes that the processor computes by way of others."""
+        """Floating-point precisions of recipes that the processor emulates with other precisions."""
         return tuple(name for name in ("bf16", "fp16") if name not in self.precisions)
 
 
@@ -57,9 +57,9 @@ class Arithmetic:
 class _Extension:
     name: str
     flags: tuple[str, ...]
-    """All of these must be in /proc/cpuinfo."""
+    """All of these flags must be in /proc/cpuinfo."""
     bit: int
-    """In oneDNN's `dnnl_cpu_isa_t`; 0: its limit does not concern it."""
+    """The extension's bit in oneDNN's `dnnl_cpu_isa_t`; 0 if oneDNN's limit does not apply to it."""
     multiplies: tuple[str, ...] = ()
 
 
@@ -74,7 +74,7 @@ _X86 = (
     _Extension("AMX-BF16", ("amx_tile", "amx_bf16"), 0x800, ("bf16",)),
     _Extension("AMX-FP16", ("amx_tile", "amx_fp16"), 0x1000, ("fp16",)),
 )
-"""AVX-NE-CONVERT is not among them: it converts bf16 and fp16, and multiplies in float32."""
+"""AVX-NE-CONVERT is not listed: it converts bf16 and fp16, but multiplies in float32."""
 _ARM = (
     _Extension("NEON", ("asimd",), 0),
     _Extension("SVE", ("sve",), 0),
@@ -100,15 +100,15 @@ _MASKS = {
     "AVX512_CORE_AMX_FP16": 0x1FEF,
     "AVX10_1_512_AMX_FP16": 0x1FEF,
 }
-"""What a limit leaves, by its value: oneDNN 3, `dnnl_types.h`. Other values it takes for none."""
+"""The extensions that a limit allows, by its value. Source: oneDNN 3, `dnnl_types.h`. oneDNN ignores other values."""
 
 
 def arithmetic_of(cpuinfo: str, environment: Mapping[str, str]) -> Arithmetic:
     """Return what a processor multiplies in hardware, from the text of its /proc/cpuinfo.
 
-    oneDNN, with which all engines convolve on CPUs, uses no more than ONEDNN_MAX_CPU_ISA allows. That is how one processor
-    stands in for a smaller one. bf16 pays where an x86 processor multiplies it. On ARM fp32 is advised: no engine's training
-    in bf16 was measured there.
+    All engines use oneDNN for convolutions on CPUs. oneDNN uses only the instruction sets that ONEDNN_MAX_CPU_ISA allows, so
+    that a processor can act as a smaller one. bf16 pays where an x86 processor multiplies it in hardware. On ARM, fp32 is
+    recommended: no engine's training in bf16 has been measured there.
     """
     words = {
         name.strip(): set(values.split())
@@ -141,14 +141,14 @@ def _limit(environment: Mapping[str, str]) -> tuple[str | None, int]:
 
 @cache
 def arithmetic() -> Arithmetic:
-    """Return what this processor multiplies in hardware, as libraries may use it."""
+    """Return what this processor multiplies in hardware, as far as libraries may use it."""
     return arithmetic_of(_cpuinfo(), os.environ)
 
 
 def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
-    """Return what a GPU of NVIDIA's multiplies in its tensor cores (fp32: outside of them), by its compute capability.
+    """Return what an NVIDIA GPU multiplies in its tensor cores (fp32: outside of them), from its compute capability.
 
-    Source: the table of tensor cores' types in the CUDA C++ programming guide: fp16 from 7.0, int8 from 7.2, bf16 and tf32
+    Source: the table of tensor core types in the CUDA C++ programming guide: fp16 from 7.0, int8 from 7.2, bf16 and tf32
     from 8.0. bf16 pays from 8.0; fp16, which needs loss scaling, from 7.0.
     """
     since = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "int8": (7, 2)}
@@ -159,7 +159,7 @@ def arithmetic_of_gpu(capability: tuple[int, int]) -> Arithmetic:
 
 @cache
 def gpu() -> tuple[str, Arithmetic] | None:
-    """Return name and arithmetic of the first GPU as NVIDIA's driver tells them; None without one."""
+    """Return the name and arithmetic of the first GPU, from NVIDIA's driver; None without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]

@@ -1,6 +1,6 @@
-"""Ranks: what a process does that was started as one of several, and how they are started on one machine.
+"""Ranks: how a process finds out that it is one of several, and how several are started on one machine.
 
-Ranks are told apart by the environment variables RANK, WORLD_SIZE and LOCAL_RANK.
+The environment variables RANK, WORLD_SIZE and LOCAL_RANK identify a rank.
 """
 
 import ctypes
@@ -21,17 +21,18 @@ from types import FrameType
 from lockstep.system.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED, UserError
 
 EXIT_CODE_FOLDER = "LOCKSTEP_EXIT_CODE_FOLDER"
-"""Environment variable: where a launched rank leaves its exit code, which a signal sent by the launcher would hide."""
+"""Environment variable: the folder where a launched rank writes its exit code. A signal from the launcher would hide the
+process's own exit code."""
 
 LOOPBACK = "127.0.0.1"
 """The address at which ranks of one machine meet."""
 _ON_ONE_MACHINE = "LOCKSTEP_ON_ONE_MACHINE"
-"""Environment variable: set by `launch_ranks`, whose ranks talk through the loopback interface alone."""
+"""Environment variable: set by `launch_ranks`, whose ranks communicate through the loopback interface only."""
 _INTERFACE = "lo" if sys.platform.startswith("linux") else "lo0"
 _ON_LOOPBACK = {_ON_ONE_MACHINE: "1", "GLOO_SOCKET_IFNAME": _INTERFACE, "NCCL_SOCKET_IFNAME": f"={_INTERFACE}"}
-"""Environment variables of ranks on one machine. Gloo and NCCL listen on the interface they are given; = is for no other."""
+"""Environment variables of ranks on one machine. Gloo and NCCL listen on the given interface; `=` means an exact match."""
 _OF_NETWORKS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TF_CONFIG")
-"""Environment variables that would have ranks meet elsewhere."""
+"""Environment variables that would make ranks meet at another address."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +55,7 @@ def name_rank(variables: Mapping[str, str], *, reads_tf_config: bool = False) ->
 
 
 def _workers_of_tf_config() -> tuple[int, int] | None:
-    """Return this worker's index and the number of workers; None without a TF_CONFIG of several tasks."""
+    """Return this worker's index and the number of workers; None if there is no TF_CONFIG with several tasks."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return None
@@ -76,7 +77,7 @@ def _workers_of_tf_config() -> tuple[int, int] | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many ports of this machine that nobody listens on."""
+    """Return `count` free ports of this machine."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -85,38 +86,38 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_on_one_machine() -> bool:
-    """Return whether all ranks are on this machine, so that they have no reason to listen on a network."""
+    """Return whether all ranks are on this machine, so that they need not listen on a network."""
     return _ON_ONE_MACHINE in os.environ
 
 
 def is_leading() -> bool:
-    """Return whether this is rank 0 or the only process; it alone speaks."""
+    """Return whether this is rank 0 or the only process. Only that one prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def follow_launcher() -> None:
-    """Have the system send SIGTERM to this rank when its launcher dies, however it dies; nothing if there is none."""
+    """Make the system send SIGTERM to this rank when its launcher ends for any reason; do nothing without a launcher."""
     if EXIT_CODE_FOLDER in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def leave_exit_code(code: int) -> None:
-    """Tell the launcher, if there is one and it still lives."""
+    """Write the exit code for the launcher, if there is one and it is still running."""
     folder = Path(os.environ.get(EXIT_CODE_FOLDER, ""))
     if EXIT_CODE_FOLDER in os.environ and "RANK" in os.environ and folder.is_dir():
-        with suppress(OSError):  # such as a full disk: the launcher then goes by the others
+        with suppress(OSError):  # such as a full disk: the launcher then uses the other ranks' codes
             (folder / os.environ["RANK"]).write_text(str(code))
 
 
 _TOLD = (UserError.exit_code, EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_SAVED_AND_STOPPED)
-"""Exit codes of ranks that say why a launch ended, the first that any rank has."""
+"""Exit codes that explain why a launch ended, in order of priority. The first one that any rank has is used."""
 
 
 def code_of_ranks(folder: Path) -> int:
-    """Return the exit code of a launch whose ranks did not all end with 0: 2 if a rank was used wrongly, else 3 if it
-    diverged, else 130 or 75 if the ranks saved and stopped, else 1.
+    """Return the exit code of a launch if not all ranks ended with 0: 2 if a rank had a user error, else 3 if one diverged,
+    else 130 or 75 if the ranks saved and stopped, else 1.
 
-    `folder` holds the code of every rank that could leave it.
+    `folder` holds the codes of all ranks that could write one.
     """
     texts = [file.read_text() for file in folder.iterdir()]
     codes = {int(text) for text in texts if text.isdigit()}  # a rank that is killed may leave an empty file
@@ -133,17 +134,18 @@ def launch_ranks(
     environment: Callable[[int], dict[str, str]],
     inherited: Collection[int] = (),
 ) -> int:
-    """Run this Python with these arguments in so many processes on this machine; return the exit code (see `code_of_ranks`).
+    """Run this Python with these arguments in n processes on this machine; return the exit code (see `code_of_ranks`).
 
-    `environment` returns what a rank needs to know besides RANK, WORLD_SIZE and LOCAL_RANK; `inherited` are file descriptors
-    that every rank gets. SIGTERM, SIGINT and SIGUSR1 reach every rank; when one fails, the others are asked to stop.
+    `environment` returns a rank's additional environment variables, besides RANK, WORLD_SIZE and LOCAL_RANK. `inherited`
+    are file descriptors that every rank gets. SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank fails,
+    the others are asked to stop.
 
-    This process listens nowhere and reads nothing from the ranks but their exit codes.
+    This process does not listen on any port, and reads only exit codes from the ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         inherited_variables = {name: value for name, value in os.environ.items() if name not in _OF_NETWORKS}
         running: list[subprocess.Popen[bytes]] = []
-        received: list[int] = []  # for the ranks that have not started yet
+        received: list[int] = []  # also sent to ranks that start later
 
         def pass_on(number: int, _: FrameType | None = None) -> None:
             received.append(number)
@@ -157,7 +159,7 @@ def launch_ranks(
                 own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
                 variables = {name: str(value) for name, value in own.items()}
                 variables |= {EXIT_CODE_FOLDER: folder} | _ON_LOOPBACK
-                # In a session of its own: the terminal's Ctrl-C reaches a rank once, through this process.
+                # In a separate session: the terminal's Ctrl-C reaches a rank only once, through this process.
                 started = subprocess.Popen(
                     [sys.executable, *arguments],
                     env=inherited_variables | variables | environment(rank),
@@ -183,11 +185,13 @@ _SAVED_OR_RUNNING = (None, 0, EXIT_SAVED_AND_STOPPED, EXIT_INTERRUPTED)
 
 
 def _wait_for(running: list[subprocess.Popen[bytes]], received: list[int], pass_on: Callable[[int], None]) -> None:
-    """Return when all have ended. When one stops early the others are asked to stop, a second later: a signal that meets a
-    rank while it ends for the same reason would kill it before it has left its exit code.
+    """Return when all ranks have ended.
 
-    If it failed, those that do not stop are killed in the end: a rank that waits within a framework for one that is gone
-    hears no signal. So it is after a second Ctrl-C.
+    When one stops early, the others are asked to stop one second later. An earlier signal could kill a rank that is ending
+    for the same reason, before it has written its exit code.
+
+    If a rank failed, the ranks that do not stop are killed after `PATIENCE_SEC`: a rank that waits inside a framework for a
+    missing rank does not handle signals. After a second Ctrl-C the same happens sooner.
     """
     ask_at = patience_ends = math.inf
     while any(process.poll() is None for process in running):
@@ -207,5 +211,5 @@ def _wait_for(running: list[subprocess.Popen[bytes]], received: list[int], pass_
 
 
 PATIENCE_SEC = 120.0
-"""For ranks to save and stop after another has failed."""
+"""Seconds that ranks have to save and stop after another rank has failed."""
 _PATIENCE_AFTER_CTRL_C_SEC = 10.0

@@ -1,4 +1,4 @@
-"""Requests to stop, noted when they arrive and acted upon between steps."""
+"""Requests to stop by signal. They are recorded on arrival and handled between steps."""
 
 import signal
 import threading
@@ -11,9 +11,9 @@ _WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopRequests:
-    """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`; a second Ctrl-C interrupts at once.
+    """While open, SIGTERM, SIGUSR1 and a first Ctrl-C set `requested`. A second Ctrl-C interrupts at once.
 
-    A context manager. Outside the main thread Python cannot handle signals, and none is watched.
+    A context manager. Outside the main thread Python cannot handle signals, so none are watched there.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class StopRequests:
 
     @property
     def name(self) -> str:
-        """What asked to stop, for a message."""
+        """The name of the signal, for a message."""
         return self.received.name if self.received else "a signal to another rank"
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 75 after the others or a request to another rank."""
+        """130 after Ctrl-C, 75 after another signal or a signal to another rank."""
         return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_SAVED_AND_STOPPED
 
     def __enter__(self) -> Self:

@@ -1,17 +1,18 @@
-"""JSON that any parser reads: JSON has no word for NaN and infinity, and Python's `json` writes one all the same."""
+"""Write JSON that any parser reads. JSON has no NaN and infinity, but Python's `json` writes words for them."""
 
 import json
 import math
 from typing import Any
 
 NOT_FINITE = "not_finite"
-"""The key beside values that JSON has no word for: what each of them was."""
+"""This key names the original values of numbers that JSON cannot hold."""
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return plain values as JSON, of letters of any language.
+    """Return plain values as JSON. Letters of any language are written as they are.
 
-    A number that is not finite becomes null, and a key beside it says what it was. In a list the first one is named.
+    A number that is not finite becomes null, and the additional key `not_finite` names its value; for a list, that of the
+    first such number.
 
     >>> to_json({"step": 3, "loss": float("inf")})
     '{"step": 3, "loss": null, "not_finite": {"loss": "inf"}}'
@@ -30,7 +31,7 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str | None:
-    """Return what a number is if it is not finite, or the first such in a list; dictionaries name their own."""
+    """Return a number as a word if it is not finite, or the first such number of a list. Dictionaries name their own."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple):
