@@ -36,7 +36,7 @@ def test_weights_for_mxnet_are_a_graph_and_the_file_of_an_epoch(answer: Run, run
 def test_a_safetensors_file_is_written_if_nothing_else_is_said(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target)
-    assert (code, output) == (0, f"wrote {target}\nnote: left out, since the file holds weights alone: step 7\n")
+    assert (code, output) == (0, f"wrote {target}\nnote: left out, since the file holds only weights: step 7\n")
 
 
 def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(named: s
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Path) -> None:
-    with pytest.raises(CheckpointError, match="moving averages are not read from it"):
+    with pytest.raises(CheckpointError, match="moving averages cannot be read from it"):
         open_weights(original, ema=True)
-    with pytest.raises(CheckpointError, match="moving averages are not read from it"):
+    with pytest.raises(CheckpointError, match="moving averages cannot be read from it"):
         lockstep.convert(original, original / "a.safetensors", ema=True)
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
         "model": LIKE_ORIGINAL.fields()["model"],
         "logits": 1001,
         "step": 9,
-        "remarks": ["left out, since the file holds weights alone: velocities, step 9"],
+        "remarks": ["left out, since the file holds only weights: velocities, step 9"],
     }
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
     assert same(load_file(target), initial_tensors(LIKE_ORIGINAL))
@@ -133,16 +133,16 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(named: str, 
     assert (weights.classes, weights.source) == ((), of_paddle / "ResNet50" / "4" / "resnet_50_paddle")
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
         "no step is stored and 0 is taken",
-        "the stem has a fourth input channel, which sees nothing but zeros",
+        "the stem has a fourth input channel, which gets only zeros",
     ]
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(of_paddle: Path, tmp_path: Path) -> None:
     for path in (of_paddle, of_paddle / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
-        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle's; moving averages are not read from it"):
+        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle; moving averages cannot be read from it"):
             open_weights(path, ema=True)
-        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle's; moving averages are not read from it"):
+        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle; moving averages cannot be read from it"):
             lockstep.convert(path, tmp_path / "a.safetensors", ema=True)
 
 
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(named: str, o
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(of_mxnet: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is a checkpoint of MXNet's; moving averages are not read from it"):
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of MXNet; moving averages cannot be read from it"):
         open_weights(of_mxnet, ema=True)
 
 

@@ -62,7 +62,7 @@ def test_the_file_of_the_moving_average_knows_its_recipe(run: Path, tiny_recipe:
 
 
 def test_a_file_has_no_moving_average_beside_it(run: Path) -> None:
-    with pytest.raises(CheckpointError, match="a file of its own"):
+    with pytest.raises(CheckpointError, match=r"a separate file, ema\.safetensors"):
         open_weights(run / "checkpoints" / "step-00000024" / "model.safetensors", ema=True)
 
 
@@ -129,7 +129,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("folder", {}, "folder is damaged or not a checkpoint"),
     ("fresh", {}, "fresh has no checkpoint yet"),
     ("fresh", {"which": "best"}, "fresh has no checkpoint yet"),
-    ("unscored", {"which": "best"}, "unscored was never evaluated, so no checkpoint is the best"),
+    ("unscored", {"which": "best"}, "unscored was never evaluated, so it has no best checkpoint"),
     ("run", {"which": "9"}, r"no checkpoint '9'; it has newest, best and steps \[8, 16, 24\]"),
     ("run", {"which": "latest"}, "no checkpoint 'latest'"),
     ("run", {"which": "8", "ema": True}, "step-00000008 has no moving average; the recipe's ema_decay is 0"),
@@ -168,7 +168,7 @@ def test_a_checkpoint_without_a_note_of_its_recipe_is_refused(tmp_path: Path, mo
 
     monkeypatch.setattr(checkpoint, "save_file", save_without_note)
     path = checkpoint.save(tmp_path, State(1, value_at(1), {}), data_digest="", about={})
-    with pytest.raises(CheckpointError, match=r"model\.safetensors has no note of its recipe"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has no metadata with its recipe"):
         open_weights(path)
 
 

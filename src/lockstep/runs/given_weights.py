@@ -139,7 +139,7 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
     path = run / "masks.safetensors"
     kept, _ = checkpoint.read_weights(path)
     if digest_of(kept) != _description(run).get("masks_sha256"):
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in start.json; restore it")
+        raise CheckpointError(f"{path} is damaged: its SHA-256 differs from the one in start.json; restore it")
     return kept
 
 

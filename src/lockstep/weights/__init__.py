@@ -1,1 +1,1 @@
-"""Weights on disk: checkpoints, files of other programs, conversion, pruning."""
+"""Weights on disk: checkpoints, other programs' files, conversion, pruning."""

@@ -1,4 +1,4 @@
-"""The state of a run on disk: whole or not there.
+"""Checkpoints: a run's state on disk, either complete or absent.
 
     checkpoints/step-00000100/
         model.safetensors      parameters and batch norm statistics; its metadata holds recipe and class names
@@ -6,7 +6,7 @@
         ema.safetensors        moving averages, if the recipe has them; with the same metadata
         state.json             step, loss scaling, digest of the data, SHA-256 of the files above and of itself
 
-A checkpoint is written under another name, flushed to the disk and renamed. Reading checks every digest.
+A checkpoint is written under a temporary name, flushed to disk and renamed. Reading checks every digest.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
 _NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
 _NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
-"""By the name safetensors gives them."""
+"""NumPy's dtypes by safetensors' names."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step belongs."""
+    """Return the path of a step's checkpoint."""
     return folder / f"step-{step:08d}"
 
 
 def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any]) -> Path:
     """Write a checkpoint below `folder` and return its path. `about` goes into the weights file's metadata as JSON.
 
-    An intact checkpoint of the same step stays as it is: a run has one state at a step, and a folder cannot be replaced in
-    one move. Those of later steps are deleted: a run goes on from its newest intact one, so they are damaged.
+    An intact checkpoint of the same step is kept: a run has only one state at a step, and a folder cannot be replaced
+    atomically. Checkpoints of later steps are deleted: a run resumes from its newest intact one, so they must be damaged.
 
     Raises `CheckpointError` if it cannot be written.
     """
@@ -55,7 +55,7 @@ def save(folder: Path, state: State, *, data_digest: str, about: dict[str, Any])
             if step > state.step:
                 shutil.rmtree(checkpoint_path(folder, step))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target} cannot be saved: {error}. Earlier checkpoints are as they were.") from error
+        raise CheckpointError(f"{target} cannot be saved: {error}. Earlier checkpoints are unchanged.") from error
     return target
 
 
@@ -85,7 +85,7 @@ def _write(target: Path, state: State, data_digest: str, about: dict[str, Any]) 
 def load(path: Path) -> tuple[State, str]:
     """Return a checkpoint's state and the digest of the data it was trained on.
 
-    Raises `CheckpointError` if anything of it is missing or damaged.
+    Raises `CheckpointError` if a part of it is missing or damaged.
     """
     about = _verified(path)
     parts = {
@@ -95,12 +95,12 @@ def load(path: Path) -> tuple[State, str]:
 
 
 def _verified(path: Path, *names: str) -> dict[str, Any]:
-    """Return `state.json` after checking it and the named files, or all, against their digests."""
+    """Check `state.json` and the named files, or all files, against their digests; return the content of `state.json`."""
     try:
         about = _description(path / "state.json")
         for name, digest in about["sha256"].items():
             if name in (names or (name,)) and _digest(path / name) != digest:
-                raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in state.json")
+                raise CheckpointError(f"{path / name} is damaged: its SHA-256 differs from the one in state.json")
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
     return about
@@ -113,7 +113,7 @@ def _description(file: Path) -> dict[str, Any]:
     except ValueError:
         whole = False
     if not whole:
-        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one it names")
+        raise CheckpointError(f"{file} is damaged: its SHA-256 differs from the one that it holds")
     return about
 
 
@@ -126,30 +126,30 @@ def _is_intact(path: Path) -> bool:
 
 
 def load_weights(path: Path, *, ema: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return a checkpoint's weights, or their moving average, and what was noted with them.
+    """Return a checkpoint's weights, or their moving average, and their metadata.
 
-    Raises `CheckpointError` if there are none or they are damaged.
+    Raises `CheckpointError` if they are missing or damaged.
     """
     name = "ema.safetensors" if ema else "model.safetensors"
     if name not in _verified(path, name)["sha256"]:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
     tensors, about = read_weights(path / name)
     if about is None:
-        raise CheckpointError(f"{path / name} has no note of its recipe")
+        raise CheckpointError(f"{path / name} has no metadata with its recipe")
     return tensors, about
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of which there are checkpoints, rising."""
+    """Return the steps that have checkpoints, in ascending order."""
     found = [path.name for path in folder.glob("step-*") if path.is_dir() and re.fullmatch(r"step-[0-9]{8,}", path.name)]
     return sorted(int(name.removeprefix("step-")) for name in found)
 
 
 def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
-    """Return the newest state that can be read, its data's digest, and the reasons why newer ones cannot.
+    """Return the newest state that can be read, its data's digest, and the reasons why newer ones cannot be read.
 
-    The state is None if there is no checkpoint at all. Raises `CheckpointError` if there are some and all are damaged: a
-    run never starts afresh over what it had.
+    The state is None if there is no checkpoint. Raises `CheckpointError` if there are checkpoints and all are damaged, so
+    that a run never starts again over its old checkpoints.
     """
     damaged: list[str] = []
     for step in reversed(steps(folder)):
@@ -165,7 +165,7 @@ def newest_intact(folder: Path) -> tuple[State | None, str, list[str]]:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Delete all checkpoints but the newest `keep` and the best step's, and what killed processes left unfinished."""
+    """Delete all checkpoints except the newest `keep` and the best one, and unfinished ones of killed processes."""
     kept = {*steps(folder)[-keep:], best}
     for step in steps(folder):
         if step not in kept:
@@ -175,9 +175,9 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
-    """Return the tensors of a safetensors file, and what Lockstep noted in it (None if another program wrote it).
+    """Return the tensors of a safetensors file, and Lockstep's metadata (None if another program wrote the file).
 
-    Tensors of bfloat16 become float32. Raises `CheckpointError` if it cannot be read.
+    bfloat16 tensors become float32. Raises `CheckpointError` if the file cannot be read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -185,7 +185,7 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | No
             dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         if unknown := dtypes - {"BF16", *_NUMPY_DTYPES}:
             raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
-        # Its reader for NumPy knows bfloat16 only while some package has taught NumPy that type.
+        # safetensors' reader for NumPy supports bfloat16 only if some other package has added that type to NumPy.
         tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
         return tensors, json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
     except (OSError, ValueError, SafetensorError) as error:
@@ -204,15 +204,15 @@ def _deserialised(path: Path) -> dict[str, np.ndarray]:
 
 
 def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    """Write a new safetensors file of weights with what `read_weights` gives back; it is whole or not there.
+    """Write a new safetensors file of weights and metadata, completely or not at all. `read_weights` reads it.
 
-    Raises `CheckpointError` if it is there already or cannot be written.
+    Raises `CheckpointError` if it exists already or cannot be written.
     """
     refuse_existing(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with appearing(path) as partial:
-            # save_file makes files that nobody else may read; this one is to be given away.
+            # Not save_file: its files are readable by their owner only, and this one may be shared.
             partial.write_bytes(serialise(tensors, metadata={"lockstep": json.dumps(about, allow_nan=False)}))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be written: {error}") from None

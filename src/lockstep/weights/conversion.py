@@ -1,4 +1,4 @@
-"""Weights from any file that can be read to any that can be written."""
+"""Convert weights between all formats that can be read and written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +18,17 @@ Written = tuple[tuple[Path, ...], tuple[str, ...]]
 def convert(
     source: str | Path, target: str | Path, *, to: str = "safetensors", which: str = "newest", ema: bool = False
 ) -> dict[str, Any]:
-    """Write weights in another format; return what was written and what to know about it.
+    """Write weights in another format; return what was written, with remarks.
 
-    `source` is all that `evaluate` takes: a run, a checkpoint of it, a safetensors file, a checkpoint of TensorFlow's,
-    Paddle's or MXNet's. `to` is "safetensors", one file `target` with torchvision's names, or "nvidia-tensorflow",
-    "nvidia-paddle" or "nvidia-mxnet", a checkpoint of the prefix `target` (of MXNet's also `<prefix>-0090.params`) for
-    NVIDIA's code, with velocities, and TensorFlow's step, if the source has them.
-    Nothing is overwritten; what cannot be carried over is a remark. Raises `CheckpointError`.
+    `source` is whatever `evaluate` accepts: a run, a checkpoint, a safetensors file, or a checkpoint of TensorFlow, Paddle
+    or MXNet. `to` is one of:
+
+    - "safetensors": a single file `target` with torchvision's names.
+    - "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet": a checkpoint with the prefix `target` for NVIDIA's code. For
+      MXNet, `target` can also be `<prefix>-0090.params`. Velocities are written if the source has them, for TensorFlow
+      also the step.
+
+    Nothing is overwritten. A remark names whatever cannot be carried over. Raises `CheckpointError`.
 
     >>> import lockstep
     >>> result = lockstep.convert("run", "weights.safetensors")
@@ -47,7 +51,7 @@ def convert(
 
 
 def _opened(path: Path, ema: bool) -> tuple[Weights, State]:
-    """Return weights and the state they are part of; without momentum and at step 0 where the source has no more."""
+    """Return weights and their state. If the source has only weights, the state has no momentum and step 0."""
     original = open_original(path, momentum=True, ema=ema)
     if original is not None:
         return original
@@ -65,11 +69,11 @@ def _to_safetensors(target: Path, weights: Weights, state: State) -> Written:
     checkpoint.write_weights(target, weights.tensors, about)
     lost = [name for name, there in (("velocities", state.momentum), ("moving averages", state.ema)) if there]
     lost += [f"step {state.step}"] if state.step else []
-    return (target,), (f"left out, since the file holds weights alone: {', '.join(lost)}",) if lost else ()
+    return (target,), (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
 
 
 def _to_original(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Weights, State], Written]:
-    """Return what writes a checkpoint for NVIDIA's code."""
+    """Return a function that writes a checkpoint for NVIDIA's code."""
 
     def written(target: Path, weights: Weights, state: State) -> Written:
         files, remarks = write(target, weights.recipe, state)

@@ -1,4 +1,4 @@
-"""Finding trained weights: of a run, a checkpoint, a safetensors file, or one of TensorFlow's, Paddle's or MXNet's files."""
+"""Find and open trained weights: of a run, a checkpoint, a safetensors file, or a TensorFlow, Paddle or MXNet checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,19 +28,19 @@ class Weights:
     """Names of the classes; empty if unknown."""
     source: Path
     remarks: tuple[str, ...] = ()
-    """What to know of weights that another program wrote."""
+    """Remarks on weights that another program wrote."""
 
     def in_precision(self, precision: str | None) -> Self:
-        """Return the weights to be used in another precision; None: in the recipe's."""
+        """Return the weights with a recipe of this precision; None keeps the recipe's precision."""
         return self if precision is None else replace(self, recipe=self.recipe.replace(precision=precision))
 
 
 def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) -> Weights:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
-    With `ema`, the moving average instead of the trained weights. A safetensors file of another program with torchvision's
-    names is recognised by its tensors and used with the default preprocessing, in fp32. A checkpoint of NVIDIA's TensorFlow,
-    Paddle or MXNet model (its folder, prefix or a file) is used with the published recipe, in fp32. Raises
+    With `ema`, they are the moving average instead of the trained weights. A safetensors file of another program with
+    torchvision's names is recognised by its tensors and gets the default preprocessing, in fp32. A checkpoint of NVIDIA's
+    TensorFlow, Paddle or MXNet model (its folder, prefix or a file) gets the published recipe, in fp32. Raises
     `CheckpointError`.
     """
     path = locate(Path(path), which)
@@ -49,14 +49,14 @@ def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) 
         return original[0]
     if not path.is_dir():
         if ema:
-            raise CheckpointError(f"{path} is one file; a moving average is a file of its own, ema.safetensors")
+            raise CheckpointError(f"{path} is a single file; the moving average is a separate file, ema.safetensors")
         return _of_file(path)
     tensors, about = checkpoint.load_weights(path, ema=ema)
     return _noted(about, tensors, path)
 
 
 def locate(path: Path, which: str) -> Path:
-    """Return the checkpoint of a run that is meant, any other path as it is. Raises `CheckpointError`."""
+    """Return the path of a run's checkpoint; return any other path unchanged. Raises `CheckpointError`."""
     return _of_run(path, which) if (path / "checkpoints").is_dir() else path
 
 
@@ -70,7 +70,7 @@ def _of_run(run: Path, which: str) -> Path:
     if which == "best":
         step = best_step(read_log(run / "log.jsonl"))
         if step is None:
-            raise CheckpointError(f"{run} was never evaluated, so no checkpoint is the best")
+            raise CheckpointError(f"{run} was never evaluated, so it has no best checkpoint")
         return checkpoint.checkpoint_path(folder, step)
     if not which.isdigit() or int(which) not in found:
         raise CheckpointError(f"{run} has no checkpoint {which!r}; it has newest, best and steps {found}")
@@ -78,7 +78,7 @@ def _of_run(run: Path, which: str) -> Path:
 
 
 def best_step(entries: list[dict[str, Any]]) -> int | None:
-    """Return the step with the highest top-1 in a log (the earliest of equals); None without an evaluation."""
+    """Return the step with the highest top-1 in a log, the earliest if several are equal; None without an evaluation."""
     scores = [
         (entry["top1_percent"], -entry["step"])
         for entry in entries
@@ -88,13 +88,13 @@ def best_step(entries: list[dict[str, Any]]) -> int | None:
 
 
 def open_original(path: Path, *, momentum: bool, ema: bool) -> tuple[Weights, State] | None:
-    """Return what a checkpoint of NVIDIA's holds; None if the path names none. Raises `CheckpointError`."""
+    """Return the contents of an NVIDIA checkpoint; None if the path names none. Raises `CheckpointError`."""
     for framework, (find, read) in _ORIGINALS.items():
         prefix = find(path)
         if prefix is None:
             continue
         if ema:
-            raise CheckpointError(f"{prefix} is a checkpoint of {framework}'s; moving averages are not read from it")
+            raise CheckpointError(f"{prefix} is a checkpoint of {framework}; moving averages cannot be read from it")
         found = read(prefix, momentum=momentum)
         return Weights(found.recipe, found.state.tensors, (), prefix, found.remarks), found.state
     return None
@@ -135,7 +135,7 @@ def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) ->
         if not is_list_of(is_text)(classes):
             raise TypeError
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path}: what is noted with the weights is no recipe and no list of classes") from None
+        raise CheckpointError(f"{path}: its metadata does not hold a recipe and a list of classes") from None
     except RecipeError as error:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
     return Weights(recipe, tensors, tuple(classes), path)

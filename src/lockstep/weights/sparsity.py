@@ -1,19 +1,21 @@
 """2:4 structured sparsity: which weights of a trained model are kept when it is pruned.
 
-Of every 4 consecutive weights along the inputs at most 2 are kept, which is what NVIDIA's sparse tensor cores compute with.
-A kernel [out, in / groups, height, width] is seen as a matrix whose columns are inputs and whose rows are, from the
-outermost, the kernel's columns, its rows and the outputs; a classifier [out, in] is one already. Where a matrix does not
-divide into fours, zeros fill it up.
+Of every 4 consecutive weights along the inputs, at most 2 are kept. NVIDIA's sparse tensor cores use this pattern. A kernel
+[out, in / groups, height, width] is treated as a matrix. Its columns are the inputs. Its rows are, from the outermost, the
+kernel's columns, the kernel's rows and the outputs. A classifier [out, in] is already a matrix. If a side of a matrix is
+not a multiple of 4, it is padded with zeros.
 
-    mask_1d          the 2 largest magnitudes of every 4 in a row
-    mask_2d_greedy   in every block of 4 x 4 the largest magnitudes in turn, while their row and column have less than 2
-    mask_2d_best     in every block the largest sum of magnitudes that 2 in each row and each column can have
+| algorithm | keeps |
+|---|---|
+| mask_1d | the 2 largest magnitudes of every 4 in a row |
+| mask_2d_greedy | in every 4 x 4 block, magnitudes from the largest on, if their row and column have less than 2 so far |
+| mask_2d_best | in every 4 x 4 block, the pattern with 2 in each row and column that has the largest sum of magnitudes |
 
-Of equal magnitudes the later is kept; of equal sums the pattern that keeps earlier inputs.
+Of equal magnitudes the later one is kept; of equal sums, the pattern that keeps earlier inputs.
 
-Sources: the three are those of `paddle.incubate.asp`, with its matrix, its padding and the layers it skips. It differs in
-two things. Its mask_2d_best adds up signed weights, and so keeps the most positive where its manual says the largest norm;
-and which of equal magnitudes it keeps depends on the processor.
+Source: the algorithms are those of `paddle.incubate.asp`, with the same matrix, padding and skipped layers. Paddle differs
+in two points. Its mask_2d_best sums signed weights, so that it keeps the most positive ones, although its manual says the
+largest norm. Of equal magnitudes, its choice depends on the processor.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,10 +26,10 @@ import numpy as np
 
 
 def masks(tensors: Mapping[str, np.ndarray], algorithm: str, excluded: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Return where weights are kept: name -> bool array of the tensor's shape.
+    """Return which weights are kept: name -> bool array of the tensor's shape.
 
-    There is one for every kernel [out, in / groups, height, width] and classifier [out, in] that has at least 4 inputs and
-    is not `excluded`. A stem of 3 channels has too few. `algorithm` is one of `ALGORITHMS`.
+    Every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs that is not `excluded`
+    gets a mask. A stem with 3 channels has too few inputs. `algorithm` is one of `ALGORITHMS`.
     """
     return {
         name: _mask(value, ALGORITHMS[algorithm])
@@ -66,21 +68,21 @@ def _mask_2d_greedy(matrix: np.ndarray) -> np.ndarray:
 
 
 def _mask_2d_best(matrix: np.ndarray) -> np.ndarray:
-    # In float64 a sum of eight float32 of like size is exact, so that no library's order of adding decides.
+    # In float64 a sum of eight float32 values of similar size is exact, so that the order of addition does not matter.
     sums = _blocks(matrix).astype(np.float64) @ _patterns().T
     return _of_blocks(_patterns()[np.argmax(sums, axis=1)], matrix.shape)
 
 
 @cache
 def _patterns() -> np.ndarray:
-    """Return the 90 blocks with 2 in each row and column: bool [90, 16], those that keep earlier columns first."""
+    """Return the 90 patterns with 2 in each row and column: bool [90, 16]. Patterns that keep earlier columns come first."""
     rows = [np.isin(range(4), pair) for pair in combinations(range(4), 2)]
     blocks = np.array(list(product(rows, repeat=4)))
     return blocks[(blocks.sum(axis=1) == 2).all(axis=1)].reshape(-1, 16)
 
 
 def _blocks(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix's blocks of 4 x 4, one a row: [blocks, 16]."""
+    """Return the 4 x 4 blocks of a matrix, one per row: [blocks, 16]."""
     rows, columns = matrix.shape
     return matrix.reshape(rows // 4, 4, columns // 4, 4).swapaxes(1, 2).reshape(-1, 16)
 
@@ -95,4 +97,5 @@ ALGORITHMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mask_2d_greedy": _mask_2d_greedy,
     "mask_2d_best": _mask_2d_best,
 }
-"""From magnitudes, a matrix whose sides divide by 4, to what is kept of them: bool of the same shape."""
+"""Functions by name. Each takes a matrix of magnitudes, whose sides are multiples of 4, and returns a bool mask of the same
+shape."""

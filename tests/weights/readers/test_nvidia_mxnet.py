@@ -22,7 +22,7 @@ from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, asser
 
 EPOCH = "no step is stored and 0 is taken; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"
-CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 NO_GRAPH = "there is no model-symbol.json: bottlenecks are taken to stride in their 3x3, and batch norms to add 1e-05"
 SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
 """The 3x3 of its first stage has kernels of 3 x 3 x 3."""
@@ -310,27 +310,27 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
     "no bias": (lambda a: a.pop("arg:fc1_bias"), "fc1_bias is missing"),
     "a block more": (
         lambda a: a.update({f"arg:{UNIT}b_conv1_weight": zeros(4, 4, 1, 1)}),
-        f"small is nearest, but there is {UNIT}b_conv1_weight",
+        f"small is nearest, but {UNIT}b_conv1_weight is unexpected",
     ),
     "a projection in stage 1": (
         lambda a: a.update({f"arg:{UNIT}_conv1sc_weight": zeros(32, 32, 1, 1), f"arg:{UNIT}_sc_gamma": zeros(32)}),
-        f"small is nearest, but there is {UNIT}_conv1sc_weight; there is {UNIT}_sc_gamma",
+        f"small is nearest, but {UNIT}_conv1sc_weight is unexpected; {UNIT}_sc_gamma is unexpected",
     ),
     "biases of convolutions": (
         lambda a: a.update({"arg:conv0_bias": zeros(8)}),
-        r"convolutions have biases \(1, such as conv0_bias\), which those of no model here have; there is conv0_bias",
+        r"convolutions have biases \(1, such as conv0_bias\), which no model here has; conv0_bias is unexpected",
     ),
     "another shape": (
         lambda a: a.update({"arg:bn0_beta": zeros(3)}),
-        r"bn0_beta is \[3\], expected \[8\]\. Of its 102 arrays the first are \['bn0_beta'",
+        r"bn0_beta is \[3\], expected \[8\]\. The first of its 102 arrays are \['bn0_beta'",
     ),
     "other numbers": (lambda a: a.update({"arg:bn0_beta": np.zeros(8, np.int64)}), r": bn0_beta is int64 \[8\], expected"),
     "a variable of two kinds": (
         lambda a: a.update({"aux:bn0_beta": zeros(8)}),
         "has 103 arrays of 102 variables: some are arg: and aux: at once",
     ),
-    "nothing": (lambda a: a.clear(), "is not, or not all of, a ResNet as MXNet saves it"),
-    "other things": (lambda a: [a.clear(), a.update(a=zeros(2))], "is not, or not all of, a ResNet as MXNet saves it"),
+    "nothing": (lambda a: a.clear(), "is not a complete ResNet as MXNet saves it"),
+    "other things": (lambda a: [a.clear(), a.update(a=zeros(2))], "is not a complete ResNet as MXNet saves it"),
 }
 
 

@@ -19,7 +19,7 @@ from lockstep.weights.readers.nvidia_paddle import find, read, write
 from tests.weights.readers.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
 
 STEP = "no step is stored and 0 is taken"
-CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 
 @pytest.fixture(autouse=True)
@@ -230,18 +230,18 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
         lambda p: [p.pop(name) for i in (5, 6, 7) for name in list(p) if re.fullmatch(rf".*_{i}\..*", name)],
         "is nearest, but",
     ),
-    "a convolution more": (lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}), r"there is conv2d_20\.w_0"),
-    "squeeze and excitation": (lambda p: p.update({"linear_1.w_0": zeros(8, 2)}), r"there is linear_1\.w_0"),
+    "a convolution more": (lambda p: p.update({"conv2d_20.w_0": zeros(4, 4, 1, 1)}), r"conv2d_20\.w_0 is unexpected"),
+    "squeeze and excitation": (lambda p: p.update({"linear_1.w_0": zeros(8, 2)}), r"linear_1\.w_0 is unexpected"),
     "another shape": (
         lambda p: p.update({"batch_norm_3.b_0": zeros(3)}),
-        r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. Of its 103 arrays the first are \['batch_norm_0\.b_0'",
+        r"batch_norm_3\.b_0 is \[3\], expected \[32\]\. The first of its 103 arrays are \['batch_norm_0\.b_0'",
     ),
     "other numbers": (
         lambda p: p.update({"batch_norm_3.b_0": np.zeros(32, np.int64)}),
         r": batch_norm_3\.b_0 is int64 \[32\], expected float32 \[32\]",
     ),
-    "nothing": (lambda p: p.clear(), "is not, or not all of, a ResNet as Paddle saves it"),
-    "other things": (lambda p: [p.clear(), p.update(a=zeros(2))], "is not, or not all of, a ResNet as Paddle saves it"),
+    "nothing": (lambda p: p.clear(), "is not a complete ResNet as Paddle saves it"),
+    "other things": (lambda p: [p.clear(), p.update(a=zeros(2))], "is not a complete ResNet as Paddle saves it"),
 }
 
 

@@ -28,7 +28,7 @@ from tests.weights.readers.cases import RESNET, Variables, assert_stored, state_
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"
 EPOCH = "no step is stored and 0 is taken; its name says epoch {}, counted from 1"
-CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were turned to OIHW"
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
 

@@ -27,7 +27,7 @@ IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
 """Paddle 3's programs have no fp16 on a CPU."""
 SCRIPT = Path(__file__).parent / "peers" / "with_paddle.py"
 EPOCH = "no step is stored and 0 is taken; its folder names epoch 7, counted from 0"
-CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the readers of NVIDIA's checkpoints have in common."""
+"""Shared code of the readers of NVIDIA's checkpoints."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
 from lockstep.weights.readers import refuse_existing
 
-FOURTH_CHANNEL = "the stem has a fourth input channel, which sees nothing but zeros; it was left out"
+FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 Names = dict[str, str]
-"""Canonical name -> name in the file."""
+"""Maps canonical names to names in the file."""
 Shape = tuple[int, ...]
 Writers = dict[Path, Callable[[Path], object]]
-"""New files and what writes each under the name it is given."""
+"""New files, each with the function that writes it under the name it is given."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """A checkpoint of NVIDIA's in canonical form."""
+    """An NVIDIA checkpoint in canonical form."""
 
     recipe: Recipe
     """The published recipe of its model, in fp32."""
     state: State
-    """Momentum is empty if the checkpoint has none."""
+    """The state. Its momentum is empty if the checkpoint has none."""
     remarks: tuple[str, ...]
-    """What a reader should know: what was matched by its structure, is left over, or is unlike the original."""
+    """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Matching:
     names: Names
     logits: int
     problems: list[str]
-    """What does not fit."""
+    """Messages about what does not fit."""
 
 
 def matched(
@@ -50,10 +50,10 @@ def matched(
     stored_shapes: Callable[[Tensor], tuple[Shape, ...]],
     is_networks: Callable[[str], bool],
 ) -> Matching:
-    """Hold a model with these names against the shapes of a file.
+    """Compare a model with these names to the shapes in a file.
 
-    `stored_shapes` are those that a tensor may have there, the usual one first; `is_networks` says of a name that is left
-    over whether a network would compute with it.
+    `stored_shapes` returns the shapes that a tensor may have in the file, the usual one first. `is_networks` returns whether
+    a network would compute with a variable that is left over, given its name.
     """
     bias = shapes.get(names["fc.bias"], ())
     logits = bias[0] if len(bias) == 1 else 0
@@ -65,23 +65,23 @@ def matched(
         elif shapes[name] not in stored_shapes(tensor):
             problems.append(f"{name} is {list(shapes[name])}, expected {list(stored_shapes(tensor)[0])}")
     more = sorted(shapes.keys() - names.values())
-    problems += [f"there is {name}" for name in more if is_networks(name)]
+    problems += [f"{name} is unexpected" for name in more if is_networks(name)]
     return Matching(model, names, logits, problems)
 
 
 def fitting_model(matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]) -> Matching:
-    """Return the first matching without problems. Raises `CheckpointError`, which names those of the nearest."""
+    """Return a matching without problems. Raises `CheckpointError` that names the problems of the nearest model."""
     nearest = min(matchings, key=lambda matching: len(matching.problems))
     if not nearest.problems:
         return nearest
     raise CheckpointError(
-        f"{path} is not, or not all of, a ResNet as {framework} saves it. {nearest.model} is nearest, but "
-        f"{'; '.join(nearest.problems[:3])}. Of its {len(stored)} arrays the first are {sorted(stored)[:3]}."
+        f"{path} is not a complete ResNet as {framework} saves it. {nearest.model} is nearest, but "
+        f"{'; '.join(nearest.problems[:3])}. The first of its {len(stored)} arrays are {sorted(stored)[:3]}."
     )
 
 
 def in_order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
-    """Return the convolutions in the order in which layers are made: of a block, its shortcut last or first."""
+    """Return the convolutions in the order in which layers are created. A block's shortcut comes last or first."""
     convs = [stem(spec)]
     for block in blocks(spec):
         shortcut = [] if block.shortcut is None else [block.shortcut]
@@ -90,14 +90,14 @@ def in_order(spec: ModelSpec, *, shortcut_first: bool = False) -> list[Conv]:
 
 
 def is_stem(tensor: Tensor) -> bool:
-    """Return whether a tensor is the kernel that sees the images."""
+    """Return whether a tensor is the kernel of the first convolution, whose input is the images."""
     return tensor.name == "conv1.weight"
 
 
 def write_new(prefix: Path, files: Writers) -> None:
-    """Write new files in this order, each by its function; after an error none is there.
+    """Write new files in this order, each with its function. After an error none of them exists.
 
-    The last is the one without which there is no checkpoint. Raises `CheckpointError`.
+    The last file must be the one that makes a checkpoint readable. Raises `CheckpointError`.
     """
     refuse_existing(*reversed(files))
     written: list[Path] = []
@@ -116,7 +116,7 @@ def write_new(prefix: Path, files: Writers) -> None:
 
 
 def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
-    """Yield what is to say of velocities that are called `kind` and not all there."""
+    """Yield a remark if velocities, which are called `kind`, are missing."""
     if len(missing) == slots:
         yield f"there are no velocities ({kind})"
     elif missing:
@@ -124,14 +124,14 @@ def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:
 
 
 def left_over(others: list[str]) -> Iterable[str]:
-    """Yield what is to say of variables that were not used."""
+    """Yield a remark that lists the variables that were not used."""
     if others:
         more = f" and {len(others) - 10} more" if len(others) > 10 else ""
         yield f"left over and not used: {', '.join(others[:10])}{more}"
 
 
 def fitting(spec: ModelSpec, logits: int, state: State) -> list[Tensor]:
-    """Return the tensors of a model. Raises `CheckpointError` if a state that shall be written has others."""
+    """Return the tensors of a model. Raises `CheckpointError` if the state to write does not have exactly these."""
     expected = list(tensors(spec, logits))
     check_fit({tensor.name: tensor.shape for tensor in expected}, state.tensors, "weights")
     if state.momentum:
