@@ -132,7 +132,7 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(named: str, 
     assert weights.recipe == resnet50_paddle_90ep().replace(model="resnet18", logits=10, precision="fp32")
     assert (weights.classes, weights.source) == ((), of_paddle / "ResNet50" / "4" / "resnet_50_paddle")
     assert [remark.partition(";")[0] for remark in weights.remarks] == [
-        "no step is stored and 0 is taken",
+        "no step is stored, 0 is used",
         "the stem has a fourth input channel, which gets only zeros",
     ]
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
@@ -157,7 +157,7 @@ def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monke
     found = nvidia_tensorflow.read(tmp_path / "c").state
     assert same(found.tensors, state.tensors)
     assert same(found.momentum, state.momentum)
-    for words in ("fourth input channel", "SAME padding", "have 3: --num-of-class", "step 7 has no place"):
+    for words in ("fourth input channel", "SAME padding", "have 3: --num-of-class", "step 7 cannot be stored"):
         assert [words in remark for remark in to_paddle["remarks"]].count(True) == 1
 
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(named: str, o
     weights = open_weights(of_mxnet / named)
     assert weights.recipe == resnet50_mxnet_90ep().replace(model="resnet18", logits=10, precision="fp32")
     assert (weights.classes, weights.source) == ((), of_mxnet / "model-0004.params")
-    assert weights.remarks == ("no step is stored and 0 is taken; its name says epoch 4, counted from 1",)
+    assert weights.remarks == ("no step is stored, 0 is used; its name says epoch 4, counted from 1",)
     assert same(weights.tensors, initial_tensors(Recipe(model="resnet18", logits=10)))
 
 
@@ -204,7 +204,13 @@ def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
     written = ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
     assert result["written"] == [str(tmp_path / "to" / name) for name in written]
     assert mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist() == [7] * 10
-    for words in ("this is another", "have 10: --num-classes", "step 7 has no place", "loss scaling", "--ema converts them"):
+    for words in (
+        "this is another",
+        "have 10: --num-classes",
+        "step 7 cannot be stored",
+        "loss scaling",
+        "--ema converts them",
+    ):
         assert [words in remark for remark in result["remarks"]].count(True) == 1
     assert isinstance(tiny_recipe.model, ModelSpec)
     monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
@@ -242,7 +248,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("there.safetensors/model", {"to": "nvidia-tensorflow"}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-paddle"}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-mxnet"}, "cannot be written"),
-    ("model.params", {"to": "nvidia-mxnet"}, r"model\.params: expected a prefix, or with an epoch in four digits"),
+    (
+        "model.params",
+        {"to": "nvidia-mxnet"},
+        r"model\.params: expected a prefix, or <prefix>-0090.params with an epoch in four digits",
+    ),
 ]
 
 
@@ -263,4 +273,4 @@ def test_an_evaluation_repeats_the_remarks(textures: Path, tmp_path: Path) -> No
     nvidia_tensorflow.write(tmp_path / "model.ckpt-0", recipe, State(0, initial_tensors(recipe), {}))
     result = lockstep.evaluate(tmp_path, textures)
     assert result["images"] == 20
-    assert result["remarks"] == ["the classifier has 10 outputs; the original has 1001, the last of them unused"]
+    assert result["remarks"] == ["the classifier has 10 outputs; the original has 1001, of which the last is unused"]

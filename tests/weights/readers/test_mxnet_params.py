@@ -111,37 +111,37 @@ def test_arrays_of_a_gpu_are_read(tmp_path: Path) -> None:
 
 NAME = struct.pack("<Q", 1) + b"x"
 ODD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "its beginning takes 16 bytes from byte 0 on, and 0 are left"),
+    "empty": (b"", "its beginning needs 16 bytes from byte 0 on, but 0 are left"),
     "no such file": (b"PK\x03\x04 something else", "it begins with 0x.*04034b50 and .*, expected 0x112 and 0x0"),
     "no version": (stored(b"\xff" * 60), r"array 0 has 4294967295 axes, expected 1 to 32"),
-    "too many arrays": (stored(array_of(), count=2**60), "it should have 1152921504606846976 arrays in"),
-    "an array less": (stored(array_of(), count=2), "what array 1 is made of takes 12 bytes from byte 72 on, and 9 are left"),
-    "row_sparse": (stored(array_of(storage=1)), "array 0 is row_sparse, expected a dense one"),
-    "csr": (stored(array_of(storage=2)), "array 0 is csr, expected a dense one"),
-    "another storage": (stored(array_of(storage=7)), "array 0 is stored in the way 7, expected a dense one"),
+    "too many arrays": (stored(array_of(), count=2**60), "it claims to have 1152921504606846976 arrays in"),
+    "an array less": (stored(array_of(), count=2), "the type of array 1 needs 12 bytes from byte 72 on, but 9 are left"),
+    "row_sparse": (stored(array_of(storage=1)), "array 0 is row_sparse, expected a dense array"),
+    "csr": (stored(array_of(storage=2)), "array 0 is csr, expected a dense array"),
+    "another storage": (stored(array_of(storage=7)), "array 0 is of storage type 7, expected a dense array"),
     "no axes": (stored(array_of(shape=())), "array 0 has 0 axes, expected 1 to 32"),
     "too many axes": (stored(array_of(axes=33)), "array 0 has 33 axes"),
     "a number of axes below 0": (stored(array_of("V3", axes=-1)), "array 0 has -1 axes"),
     "a negative size": (stored(array_of(shape=(-2,))), r"array 0 has the shape \[-2\]"),
     "a huge array": (
         stored(array_of(shape=(2**40, 2**40))),
-        r"array 0, float32 \[1099511627776, 1099511627776\], takes 4835703278458516698824704 bytes from byte 64 on",
+        r"array 0, float32 \[1099511627776, 1099511627776\], needs 4835703278458516698824704 bytes from byte 64 on",
     ),
     "a huge array without values": (stored(array_of(shape=(0, 2**62, 2**62), data=b"")), ""),
-    "another device": (stored(array_of(device=77)), "array 0 is of device 77 and type 0, expected"),
-    "another type": (stored(array_of(kind=8)), "array 0 is of device 1 and type 8, expected"),
+    "another device": (stored(array_of(device=77)), "array 0 has device 77 and type 0, expected"),
+    "another type": (stored(array_of(kind=8)), "array 0 has device 1 and type 8, expected"),
     "no names": (stored(array_of(), struct.pack("<Q", 0)), "it has 1 arrays and 0 names"),
     "more names": (stored(array_of(), struct.pack("<Q", 2) + NAME * 2), "it has 1 arrays and 2 names"),
-    "a huge name": (stored(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"), "name 0 takes 9223372036854775808 bytes"),
+    "a huge name": (stored(array_of(), struct.pack("<QQ", 1, 2**63) + b"x"), "name 0 needs 9223372036854775808 bytes"),
     "a name of other bytes": (stored(array_of(), struct.pack("<QQ", 1, 1) + b"\xff"), "can't decode byte 0xff"),
-    "a name twice": (stored(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2), "two of its arrays are called x"),
+    "a name twice": (stored(array_of() * 2, struct.pack("<Q", 2) + NAME * 2, 2), "two of its arrays have the name x"),
     "more": (stored(array_of()) + b"abc", "3 bytes follow its end"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), ODD.values(), ids=ODD)
 def test_what_makes_no_sense_is_refused(data: bytes, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"any\.params is damaged, or not MXNet's file of named arrays: .*{reason}"):
+    with pytest.raises(CheckpointError, match=rf"any\.params is damaged or not an MXNet file of named arrays: .*{reason}"):
         read(data, tmp_path)
 
 

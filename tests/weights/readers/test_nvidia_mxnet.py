@@ -20,10 +20,12 @@ from lockstep.weights.readers.common import Original
 from lockstep.weights.readers.nvidia_mxnet import find, names, read, write, write_epoch
 from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
 
-EPOCH = "no step is stored and 0 is taken; its name says epoch 90, counted from 1"
+EPOCH = "no step is stored, 0 is used; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
-NO_GRAPH = "there is no model-symbol.json: bottlenecks are taken to stride in their 3x3, and batch norms to add 1e-05"
+NO_GRAPH = (
+    "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
+)
 SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
 """The 3x3 of its first stage has kernels of 3 x 3 x 3."""
 
@@ -76,7 +78,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: P
     state = state_of(recipe, 0)
     written, remarks = write(tmp_path / "model-0090.params", recipe, state)
     assert [path.name for path in written] == ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
-    assert remarks == ("MXNet does not read *.momentum.params, the velocities: the original goes on with velocities of 0",)
+    assert remarks == ("MXNet does not read the velocities in *.momentum.params: the original resumes with velocities of 0",)
     arrays = mxnet_params.load(tmp_path / "model-0090.params")
     velocities = mxnet_params.load(tmp_path / "model-0090.momentum.params")
     # 53 convolutions with four tensors of batch norm each, and the classifier's two
@@ -110,7 +112,7 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     write(tmp_path / "new" / "any", recipe, state)
     found = read(tmp_path / "new" / "any-0000.params")
     assert found.recipe == recipe
-    assert found.remarks == ("no step is stored and 0 is taken; its name says epoch 0, counted from 1",)
+    assert found.remarks == ("no step is stored, 0 is used; its name says epoch 0, counted from 1",)
     assert_canonical(found.state.tensors, state.tensors)
     assert_canonical(found.state.momentum, state.momentum)
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
@@ -149,7 +151,7 @@ def with_layout(nodes: list[dict[str, Any]]) -> None:
             each["attrs"]["layout"] = "NHWC"
 
 
-OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were turned to OIHW"
+OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
 
 
 @pytest.mark.parametrize("channels", [3, 4])
@@ -183,8 +185,8 @@ def test_how_a_kernel_lies_that_fits_both_ways_is_told_by_the_graph_alone(by_row
     found = changed(file, in_nhwc if by_rows else lambda arrays: None)
     assert_canonical(found.state.tensors, state_of(recipe).tensors)
     graph_of(file).unlink()
-    which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI, and nothing says which; put"
-    with pytest.raises(CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json beside it"):
+    which = r"stage1_unit1_conv2_weight is \[24, 3, 3, 3\], which may be OIHW or OHWI; put"
+    with pytest.raises(CheckpointError, match=rf"model-0090\.params: {which} model-symbol\.json next to it"):
         read(file)
     file.rename(tmp_path / "best.params")
     with pytest.raises(CheckpointError, match=rf"best\.params: {which[:-4]} name it <prefix>-<epoch>\.params"):
@@ -274,9 +276,9 @@ def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: 
     found = read(path)
     assert found.recipe == recipe_of()
     assert found.remarks == (
-        "no step is stored and 0 is taken",
-        "a file without an epoch in its name has no graph: bottlenecks are taken to stride in their 3x3, and batch norms "
-        "to add 1e-05",
+        "no step is stored, 0 is used",
+        "a file without an epoch in its name has no graph: it is assumed that bottlenecks stride in their 3x3, and that "
+        "batch norms add 1e-05",
         "there are no velocities (best.momentum.params)",
     )
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
@@ -327,7 +329,7 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
     "other numbers": (lambda a: a.update({"arg:bn0_beta": np.zeros(8, np.int64)}), r": bn0_beta is int64 \[8\], expected"),
     "a variable of two kinds": (
         lambda a: a.update({"aux:bn0_beta": zeros(8)}),
-        "has 103 arrays of 102 variables: some are arg: and aux: at once",
+        "has 103 arrays for 102 variables: some are both arg: and aux:",
     ),
     "nothing": (lambda a: a.clear(), "is not a complete ResNet as MXNet saves it"),
     "other things": (lambda a: [a.clear(), a.update(a=zeros(2))], "is not a complete ResNet as MXNet saves it"),
@@ -352,11 +354,11 @@ def attribute(name: str, key: str, value: str) -> Callable[[list[dict[str, Any]]
 UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "another stride": (
         attribute("stage2_unit1_conv2", "stride", "(1, 1)"),
-        r"its graph has for stage2_unit1_conv2_weight the stride \(1, 1\), expected \(2, 2\)",
+        r"in its graph, stage2_unit1_conv2_weight has the stride \(1, 1\), expected \(2, 2\)",
     ),
-    "another padding": (attribute("conv0", "pad", "(2, 2)"), r"conv0_weight the pad \(2, 2\), expected \(3, 3\)"),
-    "dilated": (attribute("conv0", "dilate", "(2, 2)"), r"conv0_weight the dilate \(2, 2\), expected \(1, 1\)"),
-    "groups": (attribute("stage1_unit1_conv2", "num_group", "2"), "stage1_unit1_conv2_weight 2 groups, expected 1"),
+    "another padding": (attribute("conv0", "pad", "(2, 2)"), r"conv0_weight has the pad \(2, 2\), expected \(3, 3\)"),
+    "dilated": (attribute("conv0", "dilate", "(2, 2)"), r"conv0_weight has the dilate \(2, 2\), expected \(1, 1\)"),
+    "groups": (attribute("stage1_unit1_conv2", "num_group", "2"), "stage1_unit1_conv2_weight has 2 groups, expected 1"),
     "a fixed scale": (attribute("bn0", "fix_gamma", "True"), r"the scale of bn0 is fixed to 1 \(fix_gamma\)"),
     "a fixed scale by default": (lambda nodes: node(nodes, "bn0")["attrs"].pop("fix_gamma"), "the scale of bn0 is fixed"),
     "several epsilons": (
@@ -365,12 +367,15 @@ UNLIKE: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     ),
     "no epsilon": (lambda nodes: [n["attrs"].update(eps="-1") for n in nodes if n["op"] == "BatchNorm"], r"add \[-1.0\] to"),
     "another activation": (attribute("relu0", "act_type", "tanh"), "relu0 is tanh, expected relu"),
-    "another pool": (attribute("pooling0", "pool_type", "avg"), r"it pools avg \(3, 3\) by \(2, 2\) within \(1, 1\) and"),
-    "a pool that rounds up": (attribute("pooling0", "pooling_convention", "full"), "of another convention and global avg"),
-    "squeeze and excitation": (lambda nodes: node(nodes, "relu0").update(op="sigmoid"), "its graph computes sigmoid, which"),
+    "another pool": (attribute("pooling0", "pool_type", "avg"), r"it pools avg \(3, 3\) stride \(2, 2\) pad \(1, 1\) and"),
+    "a pool that rounds up": (attribute("pooling0", "pooling_convention", "full"), "with another convention and global avg"),
+    "squeeze and excitation": (
+        lambda nodes: node(nodes, "relu0").update(op="sigmoid"),
+        "its graph has the operator sigmoid, which",
+    ),
     "another batch norm": (
         lambda nodes: node(nodes, "bn0").update(inputs=[*node(nodes, "bn0")["inputs"][:1], *([[0, 0, 0]] * 4)]),
-        r"its graph has behind conv0_weight a batch norm with \[\]",
+        r"in its graph, the batch norm after conv0_weight has the variables \[\]",
     ),
     "no such convolution": (
         lambda nodes: node(nodes, "conv0_weight").update(name="conv7_weight"),
@@ -415,7 +420,7 @@ GARBAGE: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "reason"), GARBAGE.values(), ids=GARBAGE)
 def test_a_damaged_graph_is_an_error(text: str, reason: str, file: Path) -> None:
     graph_of(file).write_text(text)
-    with pytest.raises(CheckpointError, match=rf"model-symbol\.json is damaged, or not a graph as MXNet saves it: {reason}"):
+    with pytest.raises(CheckpointError, match=rf"model-symbol\.json is damaged or not an MXNet graph: {reason}"):
         read(file)
 
 
@@ -438,7 +443,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     recipe = recipe_of(RESNET, 10).replace(padding="same")
     written, remarks = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
     assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
-    for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 has no place", "loss scaling"):
+    for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"):
         assert [words in remark for remark in remarks].count(True) == 1
     assert len(remarks) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd-0000.params", "odd-symbol.json"]
@@ -449,7 +454,7 @@ def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
     before = graph_of(file).stat().st_mtime_ns
     written, remarks = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
     assert written == (file.with_name("model-0091.params"),)
-    assert remarks[0] == f"{graph_of(file)} was there already, and the same"
+    assert remarks[0] == f"{graph_of(file)} existed already with the same contents"
     assert graph_of(file).stat().st_mtime_ns == before
     other = recipe_of(logits=7)
     with pytest.raises(CheckpointError, match=r"model-symbol\.json already exists with another graph; name a new prefix"):
@@ -471,7 +476,9 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["weights.params", "a-90.params"])
 def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"{target}: expected a prefix, or with an epoch in four digits"):
+    with pytest.raises(
+        CheckpointError, match=rf"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits"
+    ):
         write(tmp_path / target, recipe_of(), state_of(recipe_of()))
 
 
@@ -553,7 +560,7 @@ def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:
 
 def test_a_folder_of_several_prefixes_does_not_say_which(file: Path) -> None:
     file.with_name("b-0003.params").touch()
-    with pytest.raises(CheckpointError, match="out has b, model; name one"):
+    with pytest.raises(CheckpointError, match="out has several prefixes: b, model; name one"):
         find(file.parent)
     assert find(file.with_name("model")) == file
 

@@ -18,7 +18,7 @@ from lockstep.weights.readers.common import Original
 from lockstep.weights.readers.nvidia_paddle import find, read, write
 from tests.weights.readers.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
 
-STEP = "no step is stored and 0 is taken"
+STEP = "no step is stored, 0 is used"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 
@@ -57,7 +57,7 @@ def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: 
     state = state_of(recipe, 0)
     written, remarks = write(tmp_path / "a", recipe, state)
     assert written == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
-    assert remarks == ("the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 wants it",)
+    assert remarks == ("the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 needs it",)
     parameters, optimizer = files(tmp_path / "a")
     # 53 convolutions with four tensors of batch norm each, the classifier's two, and the learning rate
     assert len(parameters) == 268
@@ -302,7 +302,7 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
         "SAME padding",
         "have 10: --num",
         "no velocities",
-        "step 7 has",
+        "step 7 cannot be stored",
     ):
         assert [words in remark for remark in remarks].count(True) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["odd.pdparams"]
@@ -353,7 +353,7 @@ def test_of_several_epochs_the_last_with_both_files_is_meant(prefix: Path) -> No
 
 def test_a_folder_of_several_does_not_say_which(prefix: Path) -> None:
     prefix.with_name("b.pdparams").touch()
-    with pytest.raises(CheckpointError, match="7 has b, resnet_50_paddle; name one"):
+    with pytest.raises(CheckpointError, match="7 has several prefixes: b, resnet_50_paddle; name one"):
         find(prefix.parent)
 
 

@@ -232,7 +232,7 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     ),
     "squeeze and excitation": (
         changed("btlnck_block_0_0/bottleneck_se_layer/dense/kernel", zeros(32, 2)),
-        "has 1 kernels that a plain ResNet has not, such as resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel",
+        "has 1 kernels that a plain ResNet does not have, such as resnet/btlnck_block_0_0/bottleneck_se_layer/dense/kernel",
     ),
     "a wrong shape": (changed("btlnck_block_2_0/bottleneck_3/BatchNorm/beta", zeros(3)), r"beta is \[3\], expected \[128\]"),
     "no floats": (
@@ -244,9 +244,9 @@ REFUSED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     "a step before the first": (lambda v: v | {"global_step": np.array(-1)}, "global_step is -1, expected"),
     "other things": (
         lambda v: {"a/kernel": zeros(3, 3), "b": zeros(1)},
-        "not, or not all of, a ResNet .* Of its 2 variables",
+        "not a complete ResNet .* The first of its 2 variables",
     ),
-    "nothing": (lambda v: {}, "not, or not all of, a ResNet"),
+    "nothing": (lambda v: {}, "not a complete ResNet"),
 }
 
 
@@ -273,7 +273,7 @@ def momentum_of_some(variables: Variables) -> Variables:
 REMARKED: dict[str, tuple[Callable[[Variables], Variables], str]] = {
     "no velocities": (without("Momentum"), r"there are no velocities \(Momentum\)"),
     "some velocities": (momentum_of_some, "12 of 62 velocities are missing, such as resnet/btlnck_block_0_0/.*left out"),
-    "no step": (without("global_step"), "there is no global_step; the step is taken as 0"),
+    "no step": (without("global_step"), "there is no global_step; step 0 is used"),
     "others": (
         lambda v: v | {"resnet/conv2d/conv2d/kernel/Adam": zeros(2, 2), "current_loss_scale": zeros()},
         "left over and not used: current_loss_scale, resnet/conv2d/conv2d/kernel/Adam$",
@@ -310,7 +310,7 @@ def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) 
     assert "the original's graph has 1001 outputs; these weights have 10" in remarks
     found = read(tmp_path / "ten")
     assert found.recipe.logits == 10
-    assert found.remarks == ("the classifier has 10 outputs; the original has 1001, the last of them unused",)
+    assert found.remarks == ("the classifier has 10 outputs; the original has 1001, of which the last is unused",)
 
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_the_first_of_a_folder_is_made_its_newest(tmp_path: Path) -> None:
 
 
 def test_a_model_of_basic_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has bottleneck blocks only, and resnet18 has none"):
+    with pytest.raises(CheckpointError, match="has bottleneck blocks only, but resnet18 has none"):
         write(tmp_path / "a", Recipe(model="resnet18"), State(0, {}, {}))
 
 

@@ -27,9 +27,9 @@ from tests.weights.readers.cases import RESNET, Variables, assert_stored, state_
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"
-EPOCH = "no step is stored and 0 is taken; its name says epoch {}, counted from 1"
+EPOCH = "no step is stored, 0 is used; its name says epoch {}, counted from 1"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
-OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were turned to OIHW"
+OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
 
 
@@ -185,7 +185,9 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: 
         file = tmp_path / file.name
         file.symlink_to(theirs / file.name)
     original = nvidia_mxnet.read(file, momentum=False)
-    alone = f"there is no {name}-symbol.json: bottlenecks are taken to stride in their 3x3, and batch norms to add 1e-05"
+    alone = (
+        f"there is no {name}-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
+    )
     assert original.recipe == recipe_of(model).replace(bn_epsilon=epsilon)
     assert original.remarks == (EPOCH.format(90), *(() if graph else (alone,)), *remarks)
     assert len(original.state.tensors) == len(stored)

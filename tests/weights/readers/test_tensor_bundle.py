@@ -143,11 +143,11 @@ CRAFTED: dict[str, tuple[list[tuple[bytes, bytes]], int, str]] = {
     "twice": ([HEADER, (b"a", ONE), (b"a", ONE)], 0, "names are not in order"),
     "big endian": ([(b"", bytes([0x08, 1, 0x10, 1]))], 0, "big endian"),
     "newer": ([(b"", bytes([0x08, 1, 0x1A, 2, 0x10, 2]))], 0, "of version 2, newer than the known 1"),
-    "no message": ([HEADER, (b"a", b"\xff")], 0, "no Entry message"),
+    "no message": ([HEADER, (b"a", b"\xff")], 0, "not a message of type Entry"),
     "no text": ([HEADER, (b"\xff", ONE)], 0, "utf-8"),
-    "a file of none": ([HEADER, (b"a", ONE + bytes([0x18, 1]))], 0, "its entry for a makes no sense"),
-    "a negative size": ([HEADER, (b"a", bytes([0x08, 1, 0x28]) + b"\xff" * 9 + b"\1")], 0, "its entry for a makes no sense"),
-    "no rank": ([HEADER, (b"a", ONE + bytes([0x12, 2, 0x18, 1]))], 0, "its entry for a makes no sense"),
+    "a file of none": ([HEADER, (b"a", ONE + bytes([0x18, 1]))], 0, "its entry for a is not valid"),
+    "a negative size": ([HEADER, (b"a", bytes([0x08, 1, 0x28]) + b"\xff" * 9 + b"\1")], 0, "its entry for a is not valid"),
+    "no rank": ([HEADER, (b"a", ONE + bytes([0x12, 2, 0x18, 1]))], 0, "its entry for a is not valid"),
 }
 
 
@@ -163,7 +163,7 @@ def test_an_index_with_right_checksums_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (bytes([0x08, 1, 0x28, 5]), r"a has 5 bytes, which do not make an array of \(\)"),
+        (bytes([0x08, 1, 0x28, 5]), r"a has 5 bytes, which does not fit its shape \(\)"),
         (bytes([0x08, 99, 0x28, 4]), "a is of type type 99"),
         (bytes([0x08, 5, 0x28, 2]), "a is of type int16"),
     ],
@@ -249,9 +249,9 @@ def garble(folder: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "several": (lambda folder: None, "has model.ckpt-7, model.ckpt-9 and no file `checkpoint` that says which"),
-    "named one is gone": (lambda folder: state(folder, "model.ckpt-3"), "names 'model.ckpt-3', which is not there"),
-    "no name": (lambda folder: state(folder, ""), "names '', which is not there"),
+    "several": (lambda folder: None, "has model.ckpt-7, model.ckpt-9 and no file `checkpoint` that names the newest"),
+    "named one is gone": (lambda folder: state(folder, "model.ckpt-3"), "names 'model.ckpt-3', which does not exist"),
+    "no name": (lambda folder: state(folder, ""), "names '', which does not exist"),
     "garbage": (garble, "checkpoint cannot be read"),
     "other text": (lambda folder: (folder / "checkpoint").write_text("epoch 7"), "checkpoint cannot be read"),
 }

@@ -1,15 +1,20 @@
-"""MXNet's files of named arrays (`.params`), read and written without MXNet.
+"""Read and write MXNet's files of named arrays (`.params`) without MXNet.
 
 All numbers are little endian:
 
     uint64 0x112, uint64 0, uint64 <number of arrays>
-    of each array: uint32 <version>, int32 <storage type>, int32 <axes>, int64 <size of each axis>,
-                   int32 <device type>, int32 <device number>, int32 <type>, its values
-    uint64 <number of names>, of each: uint64 <length>, UTF-8
+    for each array: uint32 <version>, int32 <storage type>, int32 <axes>, int64 <size of each axis>,
+                    int32 <device type>, int32 <device number>, int32 <type>, its values
+    uint64 <number of names>, for each name: uint64 <length>, UTF-8
 
-Version 0xF993FAC9 is what MXNet 1 writes, 0xF993FACA what it writes where shapes are NumPy's (a shape without axes is one
-number; otherwise it is no array at all). 0xF993FAC8 has no storage type; before it there was no version but the number of
-axes, with sizes of uint32. Storage other than 0 is sparse.
+| version | written by |
+|---|---|
+| 0xF993FAC9 | MXNet 1 |
+| 0xF993FACA | MXNet 1 with NumPy's shapes: a shape without axes is one number (in other versions, it is no array) |
+| 0xF993FAC8 | an older MXNet: there is no storage type |
+| none: the number of axes is in its place | the first MXNet: sizes are uint32 |
+
+Storage types other than 0 are sparse.
 
 Source: MXNet's src/ndarray/ndarray.cc, include/mxnet/tuple.h, and files that MXNet 1.9.1 wrote.
 """
@@ -29,7 +34,7 @@ _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _SPARSE = {1: "row_sparse", 2: "csr"}
 _CPU = 1
 _DEVICES = (_CPU, 2, 3, 5)
-"""CPU, GPU, and memory of the CPU that is pinned or shared."""
+"""CPU, GPU, pinned CPU memory and shared CPU memory."""
 _BFLOAT16 = 12
 _DTYPES: dict[int, np.dtype[Any]] = {
     0: np.dtype("<f4"),
@@ -42,17 +47,17 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     7: np.dtype("?"),
     _BFLOAT16: np.dtype("<u2"),
 }
-"""By MXNet's number. NumPy has no bfloat16: it is read as its bits."""
+"""Dtypes by MXNet's number. NumPy has no bfloat16, so its bits are read as uint16."""
 _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if number != _BFLOAT16}
 _MOST_AXES = 32
 _LEAST_BYTES = 16
-"""Of an array without values."""
+"""Size of the smallest array, one without values."""
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file by their names, in its order; they are read-only, bfloat16 as its bits, uint16.
+    """Return a file's arrays by name, in the file's order. They are read-only; bfloat16 is returned as its bits, uint16.
 
-    Raises `CheckpointError` if it is damaged, is no such file, or has arrays that are sparse or have no names.
+    Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are sparse or have no names.
     """
     try:
         return _named_arrays(_Reader(path.read_bytes()))
@@ -60,15 +65,15 @@ def load(path: Path) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged, or not MXNet's file of named arrays: {error}. Copy it again, or use an earlier checkpoint."
+            f"{path} is damaged or not an MXNet file of named arrays: {error}. Copy it again, or use an earlier checkpoint."
         ) from None
 
 
 def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file that every MXNet 1 reads.
 
-    `arrays` have any shape of at least one axis and no size of 0, which MXNet takes for unknown, and a dtype of MXNet's.
-    Raises `CheckpointError` if one has not.
+    An array must have a dtype that MXNet supports, at least one axis, and no axis of size 0, which MXNet treats as unknown.
+    Raises `CheckpointError` for any other array.
     """
     for name, value in arrays.items():
         if value.dtype.newbyteorder("<") not in _WRITTEN_DTYPES or not value.ndim or not value.size:
@@ -87,7 +92,7 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class _Reader:
-    """The bytes of a file, from the first on. Raises `ValueError` where there are not as many as asked for."""
+    """Reads the bytes of a file in order. Raises `ValueError` if more bytes are requested than are left."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -99,7 +104,7 @@ class _Reader:
 
     def take(self, size: int, what: str) -> memoryview:
         if size > self.left:
-            raise ValueError(f"{what} takes {size} bytes from byte {self._offset} on, and {self.left} are left")
+            raise ValueError(f"{what} needs {size} bytes from byte {self._offset} on, but {self.left} are left")
         self._offset += size
         return self._data[self._offset - size : self._offset]
 
@@ -107,7 +112,7 @@ class _Reader:
         return self.numbers(kind, 1, what)[0]
 
     def numbers(self, kind: str, count: int, what: str) -> tuple[int, ...]:
-        """Return numbers of a kind of `struct`."""
+        """Read numbers; `kind` is a format character of `struct`."""
         layout = f"<{count}{kind}"
         return struct.unpack(layout, self.take(struct.calcsize(layout), what))
 
@@ -123,7 +128,7 @@ def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
     named: dict[str, np.ndarray] = {}
     for name, array in zip(names, arrays, strict=True):
         if name in named:
-            raise ValueError(f"two of its arrays are called {name}")
+            raise ValueError(f"two of its arrays have the name {name}")
         named[name] = array
     return named
 
@@ -131,7 +136,7 @@ def _named_arrays(reader: _Reader) -> dict[str, np.ndarray]:
 def _arrays(reader: _Reader) -> Iterator[np.ndarray]:
     count = reader.number("Q", "the number of its arrays")
     if count * _LEAST_BYTES > reader.left:
-        raise ValueError(f"it should have {count} arrays in {reader.left} bytes")
+        raise ValueError(f"it claims to have {count} arrays in {reader.left} bytes")
     for i in range(count):
         yield _array(reader, f"array {i}")
 
@@ -146,16 +151,16 @@ def _names(reader: _Reader, expected: int) -> Iterator[str]:
 
 
 def _array(reader: _Reader, what: str) -> np.ndarray:
-    """Return an array that shows bytes of the file."""
+    """Return an array that is a view of the file's bytes."""
     version = reader.number("I", what)
     if version in (_V2, _V3):
         storage = reader.number("i", what)
         if storage:
-            raise ValueError(f"{what} is {_SPARSE.get(storage, f'stored in the way {storage}')}, expected a dense one")
+            raise ValueError(f"{what} is {_SPARSE.get(storage, f'of storage type {storage}')}, expected a dense array")
     shape = _shape(reader, version, what)
-    device, _, kind = reader.numbers("i", 3, f"what {what} is made of")
+    device, _, kind = reader.numbers("i", 3, f"the type of {what}")
     if device not in _DEVICES or kind not in _DTYPES:
-        raise ValueError(f"{what} is of device {device} and type {kind}, expected {list(_DEVICES)} and {list(_DTYPES)}")
+        raise ValueError(f"{what} has device {device} and type {kind}, expected one of {list(_DEVICES)} and {list(_DTYPES)}")
     dtype = _DTYPES[kind]
     values = reader.take(math.prod(shape) * dtype.itemsize, f"{what}, {dtype} {list(shape)},")
     return np.frombuffer(values, dtype).reshape(shape)

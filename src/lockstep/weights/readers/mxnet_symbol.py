@@ -1,7 +1,7 @@
-"""What an MXNet graph (`-symbol.json`) computes, as far as a ResNet goes: its convolutions and the batch norms behind them.
+"""Read the layers of an MXNet graph (`-symbol.json`) of a ResNet: its convolutions and the batch norms after them.
 
-A symbol is a list of nodes in the order of computation. A node has an operator ("null": a variable), a name, attributes as
-text, and its inputs, [node, output, version]. Attributes with the operator's default may be left out.
+A symbol is a list of nodes in the order of computation. A node has an operator ("null" for a variable), a name, attributes
+as text, and its inputs, [node, output, version]. Attributes with the operator's default value may be missing.
 
 Source: nnvm's pass/saveload_json.cc, src/operator/nn of MXNet, and files that MXNet 1.9.1 wrote.
 """
@@ -16,16 +16,16 @@ from typing import Any
 from lockstep.system.errors import CheckpointError
 
 _PASSING = {"transpose", "Cast", "cast", "amp_cast", "identity", "_copy"}
-"""Operators whose output has their input's values."""
+"""Operators whose output has the same values as their input."""
 _NORMS = {"BatchNorm", "BatchNormAddRelu"}
-"""The second is of NVIDIA's MXNet alone: it adds the shortcut, too."""
+"""Batch norms. The second one exists only in NVIDIA's MXNet, and also adds the shortcut."""
 _SUMS = {"elemwise_add", "_Plus", "_plus", "broadcast_add"}
 _KNOWN = {
     *("null", "Convolution", "Activation", "relu", "Pooling", "Flatten", "FullyConnected", "Dropout"),
     *("SoftmaxOutput", "softmax", *_PASSING, *_NORMS, *_SUMS),
 }
 _ENDINGS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
-"""Canonical suffix -> how the name of a batch norm's variable ends."""
+"""Endings of the names of a batch norm's variables, by canonical suffix."""
 
 Pair = tuple[int, ...]
 
@@ -41,9 +41,9 @@ class Convolution:
     dilate: Pair
     groups: int
     layout: str
-    """Of its images: "NCHW" (kernels are OIHW) or "NHWC" (OHWI)."""
+    """Layout of the images: "NCHW" (kernels are OIHW) or "NHWC" (kernels are OHWI)."""
     norm: dict[str, str]
-    """Canonical suffix -> variable of the batch norm behind it; empty without one."""
+    """Canonical suffix -> variable of the batch norm after the convolution; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,34 @@ class Symbol:
     """The layers of a graph."""
 
     convolutions: tuple[Convolution, ...]
-    """In the order of computation."""
+    """The convolutions, in the order of computation."""
     heads: tuple[tuple[str, str], ...]
     """Weight and bias of the fully connected layers."""
     epsilons: frozenset[float]
-    """What batch norms add to the variance."""
+    """The values that batch norms add to the variance."""
     problems: tuple[str, ...]
-    """What a ResNet does not compute."""
+    """Messages about parts of the graph that a ResNet does not have."""
 
 
 def load(path: Path) -> Symbol:
-    """Read a graph. Raises `CheckpointError` if the file is damaged or not a graph of MXNet's."""
+    """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""
     try:
         return _Graph(json.loads(path.read_bytes())["nodes"]).symbol()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is damaged, or not a graph as MXNet saves it: {type(error).__name__}, {error}. Copy it again, or take "
-            "it away if the arrays alone shall say what the model is."
+            f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it again, or remove it to "
+            "recognise the model by its arrays alone."
         ) from None
 
 
 class _Graph:
-    """The nodes of a graph. What they lack raises `ValueError`, `LookupError`, `TypeError` or `AttributeError`."""
+    """The nodes of a graph. Wrong nodes raise `ValueError`, `LookupError`, `TypeError` or `AttributeError`."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = nodes
-        # Attributes have had three names since 2015.
+        # Versions of MXNet use three different names for attributes.
         self._attributes = [
             {**node.get("param", {}), **node.get("attr", {}), **node.get("attrs", {})} if node["op"] != "null" else {}
             for node in nodes
@@ -106,9 +106,9 @@ class _Graph:
         return tuple(int(number) for number in re.findall("[0-9]+", self._attribute(node, name, default)))
 
     def _source(self, node: int, i: int) -> int:
-        """Return the node whose values input `i` of a node has."""
+        """Return the node that computes the values of a node's input `i`."""
         source = self._nodes[node]["inputs"][i][0]
-        if not 0 <= source < node:  # inputs come before what is computed of them, so that this ends
+        if not 0 <= source < node:  # inputs come before the nodes that use them, so the recursion ends
             raise ValueError(f"node {node} has the input {source}")
         return self._source(source, 0) if self._nodes[source]["op"] in _PASSING else source
 
@@ -135,22 +135,22 @@ class _Graph:
 
     def _problems(self) -> Iterator[str]:
         for operator in sorted({node["op"] for node in self._nodes} - _KNOWN):
-            yield f"its graph computes {operator}, which a ResNet does not"
+            yield f"its graph has the operator {operator}, which a ResNet does not have"
         for i in self._of(*_NORMS):
             # The operator's default is True.
             if self._attribute(i, "fix_gamma", "True") != "False":
-                yield f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever the file has for it"
+                yield f"the scale of {self._nodes[i]['name']} is fixed to 1 (fix_gamma), whatever value the file has"
         for i in self._of("Activation"):
             if self._attribute(i, "act_type", "") != "relu":
                 yield f"{self._nodes[i]['name']} is {self._attribute(i, 'act_type', '')}, expected relu"
         pools = [self._pool(i) for i in self._of("Pooling")]
-        if pools != ["max (3, 3) by (2, 2) within (1, 1)", "global avg"]:
-            yield f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) by (2, 2) within (1, 1) and global avg"
+        if pools != ["max (3, 3) stride (2, 2) pad (1, 1)", "global avg"]:
+            yield f"it pools {' and '.join(pools) or 'nothing'}, expected max (3, 3) stride (2, 2) pad (1, 1) and global avg"
 
     def _pool(self, node: int) -> str:
         kind = self._attribute(node, "pool_type", "max")
         if self._attribute(node, "global_pool", "False") == "True":
             return f"global {kind}"
-        rounded = "" if self._attribute(node, "pooling_convention", "valid") == "valid" else " of another convention"
+        rounded = "" if self._attribute(node, "pooling_convention", "valid") == "valid" else " with another convention"
         kernel, stride, pad = (self._pair(node, name, "") for name in ("kernel", "stride", "pad"))
-        return f"{kind} {kernel} by {stride} within {pad}{rounded}"
+        return f"{kind} {kernel} stride {stride} pad {pad}{rounded}"

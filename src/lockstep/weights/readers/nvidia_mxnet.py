@@ -1,20 +1,22 @@
-"""Checkpoints of NVIDIA's MXNet model of 2019, and other ResNets of MXNet's: their names and layouts to the canonical ones.
+"""Checkpoints of NVIDIA's MXNet model of 2019 and other MXNet ResNets: conversion from and to canonical names and layouts.
 
-The original saves `<prefix>-symbol.json`, the graph, and `<prefix>-<epoch>.params` after every epoch, epochs counted from 1,
-in four digits. Names as its symbols have them, stages and units counted from 1, behind `aux:` for statistics, else `arg:`:
+The original saves `<prefix>-symbol.json`, the graph, and after every epoch `<prefix>-<epoch>.params`. Epochs count from 1
+and have four digits. The names are those of its symbols. Stages and units count from 1. Names of statistics begin with
+`aux:`, all others with `arg:`.
 
     conv0_weight, bn0_{gamma,beta,moving_mean,moving_var}              the stem
     stage<s>_unit<u>_conv<c>_weight, stage<s>_unit<u>_bn<c>_{...}      a block
     stage<s>_unit<u>_conv1sc_weight, stage<s>_unit<u>_sc_{...}         its shortcut
     fc1_weight [out, in], fc1_bias                                     the classifier
 
-Kernels are OIHW, or OHWI where it trained in NHWC (fp16). In fp16 with DALI the stem has a fourth input channel, to which
-DALI gives zeros: its weights have no effect. The original stores no velocities; here they have a file of their own, in
-canonical form under the names of their parameters, which MXNet does not read.
+Kernels are OIHW, or OHWI if the model was trained in NHWC (fp16). In fp16 with DALI the stem has a fourth input channel.
+DALI fills it with zeros, so that its weights have no effect. The original stores no velocities. Lockstep stores them in a
+separate file, in canonical form and under the names of their parameters. MXNet does not read this file.
 
-Of other programs those models are read whose layers are those of a model here. A graph says what is computed with each
-variable, and its convolutions come in the order of computation. Without one the names of Gluon's layers do: they are
-counted as they are made (`resnetv10_stage1_conv0_weight`), or are the paths to them (`features.4.0.body.0.weight`).
+Checkpoints of other programs are read if their layers are those of a supported model. A graph says what is computed with
+each variable, and its convolutions are in the order of computation. Without a graph, the order comes from the names of
+Gluon's layers. These are either numbered in the order of creation (`resnetv10_stage1_conv0_weight`) or paths to the layers
+(`features.4.0.body.0.weight`).
 
 Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit 0663b67, models.py since;
 MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
@@ -60,7 +62,7 @@ _MOMENTUM = ".momentum.params"
 _SYMBOL = "-symbol.json"
 _OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
 _MODELS = ("resnet50", "resnet101", "resnet152")
-"""Those of the original that are models here. Its basic blocks have a projection in stage 1."""
+"""The original's models that exist here too. Its models with basic blocks differ: they have a projection in stage 1."""
 _LOGITS = 1000
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
 _GLUON_NORM = _NORM | {"running_mean": "running_mean", "running_var": "running_var"}
@@ -70,9 +72,9 @@ _PATH = re.compile(
     r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
 )
 _PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
-"""Of a block, in the order of computation."""
+"""The parts of a block, in the order of computation."""
 _VERSION = 10300
-"""MXNet 1.3, the original's: newer ones read an older graph, while older ones warn of a newer."""
+"""MXNet 1.3, the original's version. Newer versions read graphs of older ones; older versions warn about newer graphs."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +83,22 @@ class _Layers:
 
     kernels: list[str]
     norms: list[Names]
-    """By canonical suffix."""
+    """Each batch norm's variables by canonical suffix."""
     head: Names
-    """By canonical name."""
+    """The classifier's variables by canonical name."""
 
 
 def find(path: Path) -> Path | None:
-    """Return the `.params` that a path names; None if it names none.
+    """Return the `.params` file that a path names; None if it names none.
 
-    A path is such a file (or that of its velocities), a prefix, or a folder with the files of one prefix; of several epochs
-    the last is taken. Raises `CheckpointError` if a folder may mean several prefixes.
+    A path is such a file (or the file of its velocities), a prefix, or a folder with the files of one prefix. Of several
+    epochs the last one is used. Raises `CheckpointError` if a folder has several prefixes.
     """
     if path.is_dir():
         epochs = list(_epochs(path))
         prefixes = sorted({prefix for prefix, _, _ in epochs})
         if len(prefixes) > 1:
-            raise CheckpointError(f"{path} has {', '.join(prefixes)}; name one")
+            raise CheckpointError(f"{path} has several prefixes: {', '.join(prefixes)}; name one")
     elif path.name.endswith(_PARAMETERS):
         file = path.with_name(path.name.removesuffix(_MOMENTUM).removesuffix(_PARAMETERS) + _PARAMETERS)
         return file if file.is_file() else None
@@ -106,7 +108,7 @@ def find(path: Path) -> Path | None:
 
 
 def _epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """Yield prefix, epoch and path of what a folder has."""
+    """Yield the prefix, epoch and path of every `.params` file in a folder."""
     for file in folder.glob(f"*{_PARAMETERS}"):
         match = _OF_EPOCH.fullmatch(file.name)
         if match and file.is_file():
@@ -114,10 +116,11 @@ def _epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:
-    """Read a ResNet that has a name here, by its graph or, without one, by the names of its layers.
+    """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its layers.
 
-    `path` is a `.params`; the graph is looked for beside it. The recipe is the published one, with the graph's epsilon.
-    Raises `CheckpointError` if a file is damaged, incomplete or of another model, or does not say how a kernel lies.
+    `path` is a `.params` file; its graph is expected in the same folder. The recipe is the published one, with the graph's
+    epsilon. Raises `CheckpointError` if a file is damaged, incomplete or of another model, or if the layout of a kernel is
+    ambiguous.
     """
     arrays = _bare(path, mxnet_params.load(path))
     graph = _graph_of(path)
@@ -146,7 +149,7 @@ def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
     """Return the arrays by the names of variables, without `arg:` and `aux:`."""
     bare = {re.sub("^(arg|aux):", "", name): value for name, value in arrays.items()}
     if len(bare) < len(arrays):
-        raise CheckpointError(f"{path} has {len(arrays)} arrays of {len(bare)} variables: some are arg: and aux: at once")
+        raise CheckpointError(f"{path} has {len(arrays)} arrays for {len(bare)} variables: some are both arg: and aux:")
     return bare
 
 
@@ -156,7 +159,7 @@ def _graph_of(path: Path) -> Path | None:
 
 
 def _matching(path: Path, arrays: Mapping[str, np.ndarray], symbol: Symbol | None) -> Matching:
-    """Return the model all of whose tensors are there, and nothing else, and that computes what the graph does."""
+    """Return the model that has exactly these tensors and computes what the graph computes."""
     shapes = {name: value.shape for name, value in arrays.items()}
     said = {conv.weight: conv.layout for conv in symbol.convolutions} if symbol else {}
     layers = _layers_of(symbol) if symbol else _layers_by_names(list(shapes))
@@ -174,10 +177,10 @@ def _matching(path: Path, arrays: Mapping[str, np.ndarray], symbol: Symbol | Non
 
 
 def _biases(stored: Iterable[str], table: Names) -> Iterator[str]:
-    """Yield what is to say of biases other than the classifier's: Gluon's resnet50_v1 has them."""
+    """Yield a problem if there are biases other than the classifier's, as in Gluon's resnet50_v1."""
     biases = sorted(name for name in stored if name.endswith("bias") and name != table["fc.bias"])
     if biases:
-        yield f"convolutions have biases ({len(biases)}, such as {biases[0]}), which those of no model here have"
+        yield f"convolutions have biases ({len(biases)}, such as {biases[0]}), which no model here has"
 
 
 def names(spec: ModelSpec) -> Names:
@@ -190,7 +193,7 @@ def names(spec: ModelSpec) -> Names:
 
 
 def _scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
-    """Return what the original calls a convolution and its batch norm."""
+    """Return the original's names of every convolution and its batch norm."""
     scopes = {stem(spec): ("conv0", "bn0")}
     for block in blocks(spec):
         unit = _unit(block.name)
@@ -208,7 +211,7 @@ def _unit(block: str) -> str:
 def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     yield names(spec)
-    # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes this first.
+    # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes the shortcut first.
     for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
         table = dict(layers.head)
         for i, conv in enumerate(convs):
@@ -225,9 +228,9 @@ def _layers_of(symbol: Symbol) -> _Layers:
 
 
 def _layers_by_names(stored: list[str]) -> _Layers:
-    """Return the layers of Gluon's in the order of their counters or paths."""
+    """Return Gluon's layers in the order of their counters or paths."""
     placed = {name: place for name in stored if (place := _place(name)) is not None}
-    # The order of several scopes is not known, and equal shapes would not tell.
+    # With several scopes the order is unknown, and layers of equal shapes could be exchanged without an error.
     in_place = sorted(placed, key=lambda name: placed[name]) if len({place[0] for place in placed.values()}) == 1 else []
     kernels = [name for name in in_place if name.endswith("weight")]
     scopes = [name.removesuffix("gamma") for name in in_place if name.endswith("gamma")]
@@ -238,7 +241,7 @@ def _layers_by_names(stored: list[str]) -> _Layers:
 
 
 def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
-    """Return what sorts the names of Gluon's layers by their order in a network; None of anything else."""
+    """Return a sort key that orders the names of Gluon's layers as in the network; None for other names."""
     if match := _COUNTED.fullmatch(name):
         return match["scope"], [int(match["stage"] or 0), int(match["number"])], 0, []
     if match := _PATH.fullmatch(name):
@@ -248,7 +251,7 @@ def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
 
 
 def _unlike_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[str]:
-    """Yield in what a graph computes something else than a model with these names."""
+    """Yield every difference between a graph and a model with these names."""
     yield from symbol.problems
     if len(symbol.epsilons) != 1 or not 0 < min(symbol.epsilons) < 1:
         yield f"its graph's batch norms add {sorted(symbol.epsilons)} to the variance, expected one number below 1"
@@ -266,15 +269,15 @@ def _unlike_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[str
         expected = {"kernel": conv.kernel, "stride": conv.stride, "pad": conv.kernel // 2, "dilate": 1}
         for what, size in expected.items():
             if getattr(found, what) != (size, size):
-                yield f"its graph has for {name} the {what} {getattr(found, what)}, expected {(size, size)}"
+                yield f"in its graph, {name} has the {what} {getattr(found, what)}, expected {(size, size)}"
         if found.groups != conv.groups:
-            yield f"its graph has for {name} {found.groups} groups, expected {conv.groups}"
+            yield f"in its graph, {name} has {found.groups} groups, expected {conv.groups}"
         if found.norm != {suffix: table[f"{conv.bn_name}.{suffix}"] for suffix in _NORM}:
-            yield f"its graph has behind {name} a batch norm with {sorted(found.norm.values())}"
+            yield f"in its graph, the batch norm after {name} has the variables {sorted(found.norm.values())}"
 
 
 def _stored_shapes(tensor: Tensor, layout: str | None) -> tuple[Shape, ...]:
-    """Return the shapes a tensor may have in a layout, or in any if that is not known; the original's first."""
+    """Return the shapes a tensor may have in a layout, or in any layout for None; the original's shape comes first."""
     if tensor.role != "conv_weight":
         return (tensor.shape,)
     outputs, inputs, height, width = tensor.shape
@@ -286,7 +289,7 @@ def _stored_shapes(tensor: Tensor, layout: str | None) -> tuple[Shape, ...]:
 def _layouts(
     path: Path, arrays: Mapping[str, np.ndarray], table: Mapping[Tensor, str], symbol: Symbol | None
 ) -> dict[str, str]:
-    """Return the layout of every convolution by its kernel's name: as the graph says, or else as the shape does."""
+    """Return the layout of every convolution by its kernel's name, from the graph or, without a graph, from the shape."""
     if symbol is not None:
         return {conv.weight: conv.layout for conv in symbol.convolutions}
     layouts = {}
@@ -295,21 +298,19 @@ def _layouts(
             continue
         shape = arrays[name].shape
         fits = [layout for layout in ("NCHW", "NHWC") if shape in _stored_shapes(tensor, layout)]
-        # With one value along three axes both are the same bytes.
+        # If at most one of the last three axes is longer than 1, both layouts are the same bytes.
         if len(fits) > 1 and sorted(shape[1:])[1] > 1:
             graph = _graph_of(path)
             beside = (
-                f"put {graph.name} beside it" if graph else "name it <prefix>-<epoch>.params and put its graph beside it"
+                f"put {graph.name} next to it" if graph else "name it <prefix>-<epoch>.params and put its graph next to it"
             )
-            raise CheckpointError(
-                f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI, and nothing says which; {beside}"
-            )
+            raise CheckpointError(f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI; {beside}")
         layouts[name] = fits[0]
     return layouts
 
 
 def _canonical(file: Path, values: np.ndarray, name: str, tensor: Tensor, layouts: Mapping[str, str]) -> np.ndarray:
-    """Return a variable, or the velocity of one, as a canonical float32 array of its own."""
+    """Return a variable, or the velocity of one, as a new canonical float32 array."""
     layout = layouts.get(name)
     if values.dtype == np.uint16:
         values = from_bfloat16(values)
@@ -324,7 +325,7 @@ def _canonical(file: Path, values: np.ndarray, name: str, tensor: Tensor, layout
 
 
 def _epsilon(recipe: Recipe, symbol: Symbol | None) -> float:
-    """Return what batch norms add, which is the recipe's unless a graph says another."""
+    """Return what batch norms add to the variance: the graph's value, or the recipe's if there is no graph."""
     return recipe.bn_epsilon if symbol is None else min(symbol.epsilons)
 
 
@@ -336,29 +337,29 @@ def _remarks(
     symbol: Symbol | None,
 ) -> Iterable[str]:
     match, graph = _OF_EPOCH.fullmatch(path.name), _graph_of(path)
-    yield "no step is stored and 0 is taken" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+    yield "no step is stored, 0 is used" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
     if symbol is None:
         beside = f"there is no {graph.name}" if graph else "a file without an epoch in its name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon
-        yield f"{beside}: bottlenecks are taken to stride in their 3x3, and batch norms to add {epsilon:g}"
+        yield f"{beside}: it is assumed that bottlenecks stride in their 3x3, and that batch norms add {epsilon:g}"
     elif symbol.epsilons != {resnet50_mxnet_90ep().bn_epsilon}:
         yield f"its batch norms add {min(symbol.epsilons):g} to the variance"
     if any(is_stem(tensor) and arrays[name].size != np.prod(tensor.shape) for tensor, name in table.items()):
         yield FOURTH_CHANNEL
     by_rows = [name for name, layout in layouts.items() if layout == "NHWC"]
     if by_rows:
-        yield f"{len(by_rows)} kernels, such as {by_rows[0]}, are OHWI, as for images in NHWC; they were turned to OIHW"
+        yield f"{len(by_rows)} kernels, such as {by_rows[0]}, are OHWI, as for images in NHWC; they were converted to OIHW"
     odd = [name for name in table.values() if arrays[name].dtype != np.float32]
     if odd:
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
 def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Write a state with the original's names, and the graph; return the files and what a reader should know of them.
+    """Write a state with the original's names, and the graph; return the files and remarks on them.
 
-    `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. A graph that is there already and the same is kept:
-    epochs share it. Without momentum there is no `.momentum.params`. Raises `CheckpointError` if anything else is there
-    already.
+    `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the same contents is kept,
+    since epochs share it. Without momentum no `.momentum.params` is written. Raises `CheckpointError` if any other file
+    exists already.
     """
     prefix, epoch = _target(target)
     spec = model_spec(recipe.model)
@@ -374,17 +375,16 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
 
 
 def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
-    """Write weights and velocities after an epoch, counted from 1, as the original does the weights; return their file.
+    """Write weights as the original does after an epoch, and velocities; return the weights' file. Epochs count from 1.
 
-    The graph is written if there is none. The files of the epoch may be there already, and are replaced by whole ones: a run
-    that goes on writes them again. Raises `CheckpointError` if the state is of another model than the recipe's, or the
-    graph that is there is.
+    The graph is written if there is none. Existing files of the epoch are replaced atomically, since a resumed run writes
+    them again. Raises `CheckpointError` if the state or the existing graph is of another model than the recipe's.
     """
     spec = model_spec(recipe.model)
     expected, table = fitting(spec, recipe.logits, state), names(spec)
     file = _file(prefix, epoch, _PARAMETERS)
     check_prefix(prefix, recipe)
-    # The weights last: where they are, so are their velocities.
+    # The weights are written last: if they exist, their velocities exist too.
     files = {
         _file(prefix, epoch, _MOMENTUM): _velocities(expected, table, state),
         file: _stored(expected, table, state.tensors),
@@ -396,9 +396,9 @@ def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:
 
 
 def check_prefix(prefix: Path, recipe: Recipe) -> None:
-    """Write the graph, or see that it is there, before a run whose weights will lie beside it.
+    """Write the graph, or check the existing one, before a run that will write weights next to it.
 
-    Raises `CheckpointError` if another graph is there, or nothing can be written.
+    Raises `CheckpointError` if there is another graph, or if the folder cannot be written to.
     """
     graph = _graph(prefix)
     with _saying_what_cannot_be_written(graph):
@@ -417,11 +417,11 @@ def _saying_what_cannot_be_written(file: Path) -> Iterator[None]:
 
 
 def _target(target: Path) -> tuple[Path, int]:
-    """Return prefix and epoch of what shall be written."""
+    """Return the prefix and epoch of the files to write."""
     if match := _OF_EPOCH.fullmatch(target.name):
         return target.with_name(match[1]), int(match[2])
     if target.suffix == _PARAMETERS or not target.name:
-        raise CheckpointError(f"{target}: expected a prefix, or with an epoch in four digits <prefix>-0090.params")
+        raise CheckpointError(f"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits")
     return target, 0
 
 
@@ -434,18 +434,18 @@ def _graph(prefix: Path) -> Path:
 
 
 def _has_graph(prefix: Path, recipe: Recipe) -> bool:
-    """Return whether the graph is there. Raises `CheckpointError` if another is."""
+    """Return whether the recipe's graph exists. Raises `CheckpointError` if there is another graph."""
     graph = _graph(prefix)
     try:
         if not graph.exists() or graph.read_bytes() == _symbol(recipe):
             return graph.exists()
     except OSError as error:
         raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
-    raise CheckpointError(f"{graph} is there already, and another graph; name a new prefix, or remove it")
+    raise CheckpointError(f"{graph} already exists with another graph; name a new prefix, or remove it")
 
 
 def _velocities(expected: list[Tensor], table: Names, state: State) -> dict[str, np.ndarray]:
-    """Return the velocities there are, by the original's names."""
+    """Return the state's velocities by the original's names."""
     return {table[tensor.name]: state.momentum[tensor.name] for tensor in expected if tensor.name in state.momentum}
 
 
@@ -456,30 +456,30 @@ def _stored(expected: list[Tensor], table: Names, values: Mapping[str, np.ndarra
 
 def _unlike_original(prefix: Path, recipe: Recipe, state: State, files: Iterable[Path]) -> Iterable[str]:
     if _graph(prefix) not in files:
-        yield f"{_graph(prefix)} was there already, and the same"
+        yield f"{_graph(prefix)} existed already with the same contents"
     if recipe.model not in _MODELS:
-        yield f"the original's code has of the models here {', '.join(_MODELS)}; this is another, whose graph goes with it"
+        yield f"of the models here, the original's code has {', '.join(_MODELS)}; this is another, with its own graph"
     if recipe.padding == "same":
         # How much SAME pads depends on the size of the images, which a graph does not fix.
-        yield "the graph pads alike on all sides; these weights were trained with TensorFlow's SAME padding"
+        yield "the graph pads symmetrically; these weights were trained with TensorFlow's SAME padding"
     if recipe.logits != _LOGITS:
         yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}: --num-classes"
     if state.momentum:
-        yield f"MXNet does not read *{_MOMENTUM}, the velocities: the original goes on with velocities of 0"
+        yield f"MXNet does not read the velocities in *{_MOMENTUM}: the original resumes with velocities of 0"
     if state.step:
-        yield f"step {state.step} has no place there; the epoch in the name or --load-epoch says where to go on"
+        yield f"step {state.step} cannot be stored; the epoch in the name or --load-epoch sets where to resume"
     if state.scaler:
-        yield "the state of dynamic loss scaling has no place there and was left out"
+        yield "the state of dynamic loss scaling cannot be stored and was left out"
 
 
 class _Nodes:
-    """A graph that is made node by node."""
+    """A graph that is built node by node."""
 
     def __init__(self) -> None:
         self.nodes: list[dict[str, Any]] = []
 
     def add(self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object) -> int:
-        """Return the new node's number."""
+        """Add a node and return its number."""
         node: dict[str, Any] = {"op": operator, "name": name}
         if attributes:
             node["attrs"] = {key: str(value) for key, value in sorted(attributes.items())}
@@ -487,10 +487,10 @@ class _Nodes:
         return len(self.nodes) - 1
 
     def text(self) -> str:
-        """Return the graph of the last node."""
+        """Return the graph as JSON; its output is the last node."""
         variables = [i for i, node in enumerate(self.nodes) if node["op"] == "null"]
         heads = [[len(self.nodes) - 1, 0, 0]]
-        # Where the outputs of each node begin; MXNet counts them anew. Of a batch norm, mean and variance are outputs, too.
+        # The index of each node's first output; MXNet counts them again. A batch norm's mean and variance are outputs too.
         rows = [0]
         for node in self.nodes:
             rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
@@ -500,7 +500,7 @@ class _Nodes:
 
 
 def _symbol(recipe: Recipe) -> bytes:
-    """Return the original's graph of a model in fp32 and NCHW: images `data` and labels `softmax_label` to probabilities."""
+    """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and `softmax_label` to probabilities."""
     graph, spec = _Nodes(), model_spec(recipe.model)
     scopes = _scopes(spec)
 

@@ -1,21 +1,22 @@
-"""Checkpoints of NVIDIA's PaddlePaddle model, and other ResNets of Paddle's: their names and layouts to the canonical ones.
+"""Checkpoints of NVIDIA's PaddlePaddle model and other Paddle ResNets: conversion from and to canonical names and layouts.
 
 The original saves `<--checkpoint-dir>/ResNet50/<epoch>/<--model-prefix>.pdparams` (parameters and statistics) and `.pdopt`
-(the optimizer's) by paddle.static.save, epochs counted from 0. A static program names variables by counting its layers,
-which are made in the order stem, and of each block its convolutions and then its shortcut:
+(the optimizer's variables) with paddle.static.save. Epochs count from 0. A static program names variables by numbering its
+layers. The order of creation is: the stem, then for each block its convolutions and its shortcut.
 
     conv2d_<i>.w_0                                         a kernel, OIHW
     batch_norm_<i>.{w_0,b_0,w_1,w_2}                       scale, bias, running mean and variance
     linear_0.{w_0,b_0}                                     the classifier, [in, out]
-    <parameter>_velocity_0                                 of the optimizer Momentum
+    <parameter>_velocity_0                                 velocity of the optimizer Momentum
     <parameter>_fp32_master_0, <parameter>_fp32_master_0_velocity_0     with --use-pure-fp16, which rounds the parameter
 
-velocity = momentum * velocity + (gradient + decay * weight); weight -= lr * velocity: the learning rate is outside, as in
-the canonical form, and gradients were unscaled before, so that velocities need no conversion. The stem has a fourth input
-channel, to which DALI gives zeros: its weights have no effect. No step is stored.
+The update is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr * velocity. The learning rate is
+outside the velocity, as in the canonical form, and gradients are unscaled before the update. Therefore velocities need no
+conversion. The stem has a fourth input channel. DALI fills it with zeros, so that its weights have no effect. No step is
+stored.
 
-`paddle.save(layer.state_dict())` has the names of layers: those of the original's code, or those of paddle.vision.models,
-which are torchvision's but for `_mean` and `_variance`, and stride in the 3x3.
+`paddle.save(layer.state_dict())` uses the names of layers: those of the original's code, or those of paddle.vision.models.
+The latter are torchvision's except for `_mean` and `_variance`, and their bottlenecks stride in the 3x3.
 
 Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py, utils/save_load.py, config.py;
 Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py.
@@ -61,15 +62,16 @@ _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 _OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
-"""Known, and of no use: the schedule and the loss scale are the recipe's."""
+"""Variables that are known but not used: the recipe sets the schedule and the loss scale."""
 _MASK = "_asp_mask"
 
 
 def find(path: Path) -> Path | None:
     """Return the prefix of the checkpoint that a path names; None if it names none.
 
-    A path is a prefix, one of its files, the folder of an epoch, or a folder of such folders (or `ResNet50` in it), of which
-    the last epoch with both files is taken, as the original does. Raises `CheckpointError` if it may mean several.
+    A path is a prefix, one of its files, the folder of an epoch, a folder of such folders, or the folder around `ResNet50`.
+    Of several epochs the last one with both files is used, as in the original. Raises `CheckpointError` if the path is
+    ambiguous.
     """
     if path.is_dir():
         return _in_folder(path) or _of_epochs(path) or _of_epochs(path / _FOLDER)
@@ -88,7 +90,7 @@ def _file(prefix: Path, ending: str) -> Path:
 def _in_folder(folder: Path) -> Path | None:
     found = sorted(_prefix(file) for file in folder.glob(f"*{_PARAMETERS}") if file.is_file())
     if len(found) > 1:
-        raise CheckpointError(f"{folder} has {', '.join(prefix.name for prefix in found)}; name one")
+        raise CheckpointError(f"{folder} has several prefixes: {', '.join(prefix.name for prefix in found)}; name one")
     return found[0] if found else None
 
 
@@ -102,7 +104,7 @@ def _of_epochs(folder: Path) -> Path | None:
 
 
 def read(prefix: Path, *, momentum: bool = True) -> Original:
-    """Read a ResNet that has a name here, by the names of a static program or of layers.
+    """Read a ResNet that has a name here. Its variables have the names of a static program or of layers.
 
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
@@ -144,7 +146,7 @@ def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
 
 
 def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
-    """Return the model all of whose tensors are there, and nothing else that a network computes with."""
+    """Return the model that has exactly the tensors that a network would compute with."""
     shapes = {name: value.shape for name, value in arrays.items()}
     matchings = (
         matched(model, names, shapes, _stored_shapes, lambda name: len(shapes[name]) >= 2 and _MASK not in name)
@@ -157,7 +159,7 @@ def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
 def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     stored = list(stored)
-    # paddle.vision makes a block's shortcut first.
+    # paddle.vision creates a block's shortcut first.
     for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
         yield _static_names(convs, stored)
     yield _named(in_order(spec), *_of_original(spec))
@@ -175,7 +177,7 @@ def _static_names(convs: list[Conv], stored: list[str]) -> Names:
 
 
 def _counted(kind: str, stored: list[str], count: int) -> list[str]:
-    """Return the first layers of a kind in order, from whichever number on; those that are not there follow the last."""
+    """Return the first `count` layers of a kind in order. They may begin at any number; missing ones follow the last."""
     found = {(int(match[2]), match[1]) for name in stored if (match := re.fullmatch(rf"({kind})_([0-9]{{1,9}})\.\w+", name))}
     layers = sorted(found)[:count]
     last, word = layers[-1] if layers else (-1, kind.partition("(")[0])
@@ -183,7 +185,7 @@ def _counted(kind: str, stored: list[str], count: int) -> list[str]:
 
 
 def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
-    """Return what calls a convolution's kernel and its batch norm as the layers of the original's code do."""
+    """Return two functions: the names of a convolution's kernel and of its batch norm in the original's code."""
     scopes = {stem(spec).name: "stem.0"}
     for i, block in enumerate(blocks(spec)):
         scopes |= {conv.name: f"blocks.{i}.conv{j}" for j, conv in enumerate(block.convs)}
@@ -201,7 +203,7 @@ def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Con
 
 
 def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shapes a tensor may have there, the original's first."""
+    """Return the shapes a tensor may have in a file; the original's shape comes first."""
     if is_stem(tensor):
         outputs, inputs, height, width = tensor.shape
         return ((outputs, inputs + 1, height, width), tensor.shape)
@@ -209,7 +211,7 @@ def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
 
 
 def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor) -> np.ndarray:
-    """Return a variable, or the velocity of one, as a canonical float32 array of its own."""
+    """Return a variable, or the velocity of one, as a new canonical float32 array."""
     values = stored[name]
     if values.dtype == np.uint16:
         values = from_bfloat16(values)
@@ -228,7 +230,7 @@ def _remarks(
 ) -> Iterable[str]:
     epoch = prefix.absolute().parent.name
     named = f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
-    yield f"no step is stored and 0 is taken{named}"
+    yield f"no step is stored, 0 is used{named}"
     if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
         yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]
@@ -240,10 +242,10 @@ def _remarks(
 
 
 def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Write a state as the original's static program names it; return the files and what a reader should know of them.
+    """Write a state with the names of the original's static program; return the files and remarks on them.
 
-    The stem gets a fourth input channel of zeros, since the original's images have four. Without momentum there is no
-    `.pdopt`. Raises `CheckpointError` if something is there already.
+    The stem gets a fourth input channel of zeros, since the original's images have four channels. Without momentum no
+    `.pdopt` is written. Raises `CheckpointError` if a file exists already.
     """
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
@@ -256,7 +258,7 @@ def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
         if tensor.name in state.momentum
     }
     if velocities:
-        # Paddle 3 looks for a scheduled rate among the parameters, Paddle 2 among the optimizer's variables.
+        # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the optimizer's variables.
         rate = {"learning_rate_0": np.zeros(1, np.float32)}
         parameters |= rate
         velocities |= rate | _loss_scale(recipe, state)
@@ -272,7 +274,7 @@ def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 
 def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
-    """Return what a program with --amp looks for besides."""
+    """Return the additional variables that a program with --amp looks for."""
     scaler = {"scale": recipe.loss_scale, "good_steps": 0, "bad_steps": 0} | state.scaler
     return {
         "loss_scaling_0": np.array([scaler["scale"]], np.float32),
@@ -282,7 +284,7 @@ def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 
 def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]) -> tuple[Path, ...]:
-    """Write a checkpoint. Its parameters appear last: without them there is none."""
+    """Write a checkpoint. Its parameters are written last: without them it is not a checkpoint."""
     contents = {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
     files: Writers = {
         _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
@@ -292,14 +294,14 @@ def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str,
 
 
 def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
-    yield "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 wants it"
+    yield "the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 needs it"
     if recipe.model != _MODEL:
-        yield f"the original's code has the model {_MODEL} alone; this is another"
+        yield f"the original's code has only the model {_MODEL}; this is another"
     if recipe.padding == "same":
-        yield "the original's graph pads alike on all sides; these weights were trained with TensorFlow's SAME padding"
+        yield "the original's graph pads symmetrically; these weights were trained with TensorFlow's SAME padding"
     if recipe.logits != _LOGITS:
         yield f"the original's graph has {_LOGITS} outputs; these weights have {recipe.logits}: --num-of-class"
     if not state.momentum:
-        yield "no velocities were written: --from-pretrained-params takes it, --from-checkpoint does not"
+        yield "no velocities were written: --from-pretrained-params accepts it, --from-checkpoint does not"
     if state.step:
-        yield f"step {state.step} has no place there; the folder's name or --last-epoch-of-checkpoint says where to go on"
+        yield f"step {state.step} cannot be stored; the folder's name or --last-epoch-of-checkpoint sets where to resume"

@@ -1,6 +1,6 @@
-"""Checkpoints of NVIDIA's TensorFlow 1 model: its names and layouts to the canonical ones and back.
+"""Checkpoints of NVIDIA's TensorFlow 1 model: conversion from and to canonical names and layouts.
 
-The names below the model's scope (`resnet50/`, `resnext101-32x4d/`), as its model code makes them:
+The names below the model's scope (`resnet50/`, `resnext101-32x4d/`) in its model code are:
 
     conv2d/conv2d/kernel                                   the stem
     btlnck_block_<stage>_<block>/bottleneck_<1|2|3>/conv2d/kernel     both numbers count from 0
@@ -9,15 +9,16 @@ The names below the model's scope (`resnet50/`, `resnext101-32x4d/`), as its mod
     <scope of the convolution>/BatchNorm/{gamma,beta,moving_mean,moving_variance}
     output/dense/{kernel,bias}
 
-Kernels are HWIO; the classifier is [in, out], or [1, 1, in, out] where `--use_final_conv` or postprocess_ckpt.py made it a
-convolution, and has 1001 outputs. Variables are float32, also of a run in mixed precision. `<variable>/Momentum` is the
-velocity of TensorFlow's MomentumOptimizer, accumulator = momentum * accumulator + gradient; variable -= lr * accumulator:
-the learning rate is outside, as in the canonical form. The gradient there holds the weight decay, which is part of the loss,
-and was divided by the static loss scale before it was added, so that velocities need no conversion either. `global_step`
-counts optimizer steps.
+Kernels are HWIO. The classifier is [in, out], or [1, 1, in, out] if `--use_final_conv` or postprocess_ckpt.py made it a
+convolution. It has 1001 outputs. Variables are float32, also for runs in mixed precision.
+
+`<variable>/Momentum` is the velocity of TensorFlow's MomentumOptimizer: accumulator = momentum * accumulator + gradient;
+variable -= lr * accumulator. The learning rate is outside the velocity, as in the canonical form. The gradient includes the
+weight decay, which is part of the loss, and is divided by the static loss scale before it is added. Therefore velocities
+need no conversion. `global_step` counts optimizer steps.
 
 Source: NVIDIA DeepLearningExamples, TensorFlow/Classification/ConvNets, model/resnet.py, model/blocks, runtime/runner.py.
-Its code of 2019 (RN50v1.5) had the scope `resnet50_v1.5`, counted from 1 (stage 3 from 3_2), and padded otherwise.
+Its code of 2019 (RN50v1.5) has the scope `resnet50_v1.5`, counts from 1 (stage 3 from 3_2), and pads differently.
 """
 
 from collections import Counter
@@ -44,14 +45,14 @@ _SLOTS = (_SLOT, "Adam", "Adam_1", "RMSProp", "RMSProp_1", "ExponentialMovingAve
 _LOGITS = 1001
 _OLD_FIRST_BLOCK = "btlnck_block_1_1"
 _OF_MODEL = {"resnet50": {}, "resnext101-32x4d": {"weight_decay": 1 / 16384}}
-"""The models of the original, and how the recipes of their scripts differ."""
+"""The original's models, and the recipe fields in which their scripts differ."""
 
 
 @dataclass(frozen=True)
 class _Matching:
     spec: ModelSpec
     names: dict[str, str]
-    """Canonical name -> variable."""
+    """Variables by canonical name."""
     remarks: tuple[str, ...] = ()
 
 
@@ -76,9 +77,9 @@ def _kernel(conv: Conv, scope: str) -> str:
 
 
 def read(prefix: Path, *, momentum: bool = True) -> Original:
-    """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, or else by their structure.
+    """Read the variables of a bottleneck ResNet: by NVIDIA's names below any scope, otherwise by their structure.
 
-    Raises `CheckpointError` if it is damaged, incomplete, ambiguous, or of a model with more than that.
+    Raises `CheckpointError` if it is damaged, incomplete or ambiguous, or if the model has additional kernels.
     """
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
@@ -106,7 +107,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
 
 
 def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:
-    """Return whether a variable belongs to another: by its words too, so that it is not taken for one that is missing."""
+    """Return whether a variable is an optimizer's slot of another. Its last word is enough: the other may be missing."""
     variable, _, leaf = name.rpartition("/")
     return variable in shapes or leaf in _SLOTS
 
@@ -118,26 +119,26 @@ def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
         _check_shapes(matching, variables)
     except ValueError as error:
         raise CheckpointError(
-            f"{prefix} is not, or not all of, a ResNet of bottleneck blocks as NVIDIA's TensorFlow code saves it: {error}. "
-            f"Of its {len(variables)} variables the first are {sorted(variables)[:3]}."
+            f"{prefix} is not a complete ResNet of bottleneck blocks as NVIDIA's TensorFlow code saves it: {error}. "
+            f"The first of its {len(variables)} variables are {sorted(variables)[:3]}."
         ) from None
     others = _networks_own(variables, matching)
     if others:
         raise CheckpointError(
-            f"{prefix} has {len(others)} kernels that a plain ResNet has not, such as {others[0]} {variables[others[0]]}: "
-            "it is another model (squeeze-and-excitation?), and without them its numbers would be wrong"
+            f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as {others[0]} "
+            f"{variables[others[0]]}: it is another model (squeeze-and-excitation?), and without them its results would be wrong"
         )
     return matching
 
 
 def _networks_own(variables: Mapping[str, Shape], matching: _Matching) -> list[str]:
-    """Return the variables left over that a network must have computed with: its kernels and matrices."""
+    """Return the unused variables that the network must have computed with: kernels and matrices."""
     used = set(matching.names.values())
     return sorted(name for name, shape in variables.items() if len(shape) >= 2 and name not in used)
 
 
 def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
-    """Return the matching if all names below one scope are NVIDIA's and nothing but these is a network's."""
+    """Return the matching if all names below one scope are NVIDIA's and the network has no other kernels; else None."""
     heads = [name for name in variables if name == _HEAD or name.endswith(f"/{_HEAD}")]
     if len(heads) != 1:
         return None
@@ -152,7 +153,7 @@ def _by_names(variables: Mapping[str, Shape]) -> _Matching | None:
 
 
 def _spec_of(shapes: Mapping[str, Shape]) -> ModelSpec:
-    """Return the model with these variables, by NVIDIA's names; without it, look-ups and divisions raise what they raise."""
+    """Return the model of these variables, by NVIDIA's names. Raises `LookupError`, `ZeroDivisionError` or `RecipeError`."""
 
     def depth(stage: int) -> int:
         kernels = (f"btlnck_block_{stage}_{i}/bottleneck_1/conv2d/kernel" for i in range(len(shapes)))
@@ -182,13 +183,13 @@ def _by_structure(variables: Mapping[str, Shape]) -> _Matching:
     below = Counter(v.removesuffix(expected[name]) for name, v in table.items() if v.endswith(expected[name]))
     scope = max(below, key=lambda scope: below[scope], default="")
     odd = {name: variable for name, variable in table.items() if variable != scope + expected[name]}
-    # What is said of a batch norm's scale holds for the rest of it.
+    # A batch norm is listed once, by its scale; the same holds for its other variables.
     said = [f"{n} <- {v}" for n, v in odd.items() if n.endswith(".weight") or f"{n.rpartition('.')[0]}.weight" not in odd]
     remark = "matched by the order of their scopes and by their shapes, since the names are not NVIDIA's: "
     old = any(f"{_OLD_FIRST_BLOCK}/" in name for name in table.values())
     padded = (
-        "blocks count from 1, as in NVIDIA's code of 2019: its convolutions were padded alike on both sides and its pool "
-        "was not; here all are padded as TensorFlow's SAME, so the accuracy need not be the one it had"
+        "blocks count from 1, as in NVIDIA's code of 2019: it padded convolutions symmetrically, but not its pool; "
+        "here all are padded as TensorFlow's SAME, so the accuracy may differ"
     )
     return _Matching(spec, table, (remark + ", ".join(said), *([padded] if old else [])))
 
@@ -203,7 +204,7 @@ def _check_shapes(matching: _Matching, variables: Mapping[str, Shape]) -> None:
 
 
 def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
-    """Return the shapes a tensor may have there, the original's first."""
+    """Return the shapes a tensor may have in a file; the original's shape comes first."""
     if tensor.role == "conv_weight":
         outputs, inputs, height, width = tensor.shape
         return ((height, width, inputs, outputs),)
@@ -236,26 +237,26 @@ def _step(bundle: Bundle) -> int:
 
 def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: int, bundle: Bundle) -> Iterable[str]:
     if logits != _LOGITS:
-        yield f"the classifier has {logits} outputs; the original has {_LOGITS}, the last of them unused"
+        yield f"the classifier has {logits} outputs; the original has {_LOGITS}, of which the last is unused"
     if len(variables[table["fc.weight"]]) == 4:
         yield "the classifier is stored as a 1x1 convolution"
     odd = [name for name in table.values() if bundle.entries[name].dtype != tensor_bundle.FLOAT32]
     if odd:
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
     if _STEP not in bundle.entries:
-        yield f"there is no {_STEP}; the step is taken as 0"
+        yield f"there is no {_STEP}; step 0 is used"
 
 
 def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Write a state with NVIDIA's names; return the files and what a reader should know of them.
+    """Write a state with NVIDIA's names; return the files and remarks on them.
 
-    Names go by the model whatever its padding and logits are. Without momentum no slots are written. The file `checkpoint`,
-    which makes it its folder's newest, is written if there is none. Raises `CheckpointError` if something is there already
-    or the model has no bottleneck blocks.
+    Names depend only on the model, not on its padding and logits. Without momentum no slots are written. The file
+    `checkpoint`, which names a folder's newest checkpoint, is written if there is none. Raises `CheckpointError` if a file
+    exists already or the model has no bottleneck blocks.
     """
     spec = model_spec(recipe.model)
     if spec.block != "bottleneck":
-        raise CheckpointError(f"NVIDIA's TensorFlow layout has bottleneck blocks only, and {recipe.model} has none")
+        raise CheckpointError(f"NVIDIA's TensorFlow layout has bottleneck blocks only, but {recipe.model} has none")
     expected = fitting(spec, recipe.logits, state)
     scope = recipe.model if isinstance(recipe.model, str) else "resnet"
     table = names(spec)
@@ -273,7 +274,7 @@ def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
 
 
 def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """Return an array in TensorFlow's layout; it is a view."""
+    """Return an array in TensorFlow's layout, as a view."""
     if tensor.role == "conv_weight":
         return values.transpose(2, 3, 1, 0)
     return values.T if tensor.role == "fc_weight" else values
@@ -281,7 +282,7 @@ def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
 
 def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
     if recipe.model not in _OF_MODEL:
-        yield f"the original's code has the models {' and '.join(_OF_MODEL)}; this is another"
+        yield f"the original's code has only the models {' and '.join(_OF_MODEL)}; this is another"
     if recipe.padding != "same":
         yield "the original's graph pads as TensorFlow's SAME; these weights were trained with symmetric padding"
     if recipe.logits != _LOGITS:
@@ -289,4 +290,4 @@ def _unlike_original(recipe: Recipe, state: State) -> Iterable[str]:
     if not state.momentum:
         yield "no velocities were written: the original can evaluate and fine-tune from it, but not resume"
     if state.scaler:
-        yield "the state of dynamic loss scaling has no place there and was left out"
+        yield "the state of dynamic loss scaling cannot be stored and was left out"

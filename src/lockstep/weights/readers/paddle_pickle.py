@@ -1,13 +1,15 @@
-"""Paddle's files of named arrays (`.pdparams`, `.pdopt`): pickles, of which nothing is run.
+"""Paddle's files of named arrays (`.pdparams`, `.pdopt`). They are pickles; none of their code is run.
 
-A pickle is a program, and `pickle.load` does whatever it says, be it to delete files. Here its instructions are interpreted
-one by one: they make dicts, lists, strings, numbers and tuples, and the few calls by which arrays are stored are answered by
-the functions below, which make arrays of numbers out of bytes of the file and nothing else. Whatever else is asked for is
-refused, so that no file can run code, nor take much more memory than it has bytes.
+A pickle is a program. `pickle.load` does whatever it says, for example delete files. This module interprets its instructions
+one by one instead. They make dicts, lists, strings, numbers and tuples. The few calls that store arrays are replaced by the
+functions below, which only make arrays of numbers from bytes of the file. Anything else is refused, so that a file can
+neither run code nor use much more memory than it has bytes.
 
-A file is a dict of names and arrays. `paddle.static.save` stores NumPy's arrays; `paddle.save` tuples (parameter's name,
-array), or before Paddle 2.1 arrays beside a dict of the parameters' names. At protocols 2 and 3 an array of more than 1 GiB
-is stored in slices.
+A file is a dict of names and arrays:
+
+- `paddle.static.save` stores NumPy arrays.
+- `paddle.save` stores tuples (parameter's name, array), and before Paddle 2.1 arrays and a dict of the parameters' names.
+- With protocols 2 and 3, an array of more than 1 GiB is stored in slices.
 
 Sources: Python's pickletools; NumPy's `ndarray.__reduce__`; Paddle's framework/io.py and io_utils.py.
 """
@@ -28,11 +30,12 @@ from lockstep.system.errors import CheckpointError
 _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
 _PROTOCOL = 4
-"""The newest that every Paddle reads."""
+"""The newest protocol that every version of Paddle reads."""
 _DTYPES = {f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)} - {"f1"} | {"b1"}
 _MOST_AXES = 32
 _MOST_INSTRUCTIONS = 1_000_000
-"""About 40 are needed for an array. Each may take a hundred bytes, of one in the file."""
+"""A file may have at most this many instructions. An array needs about 40. An instruction of one byte in the file can take a
+hundred bytes of memory."""
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
     *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
@@ -44,20 +47,20 @@ class Contents:
     """What a file holds."""
 
     arrays: dict[str, np.ndarray]
-    """As they are stored, read-only; bfloat16 as its bits, uint16."""
+    """Arrays as they are stored, read-only; bfloat16 as its bits, uint16."""
     parameters: dict[str, str]
-    """Of arrays that have their layer's name: the name of the parameter, by which the optimizer calls it."""
+    """For arrays that have their layer's name: the name of the parameter, which the optimizer uses."""
     others: tuple[str, ...]
-    """Names of what is no array."""
+    """Names of values that are not arrays."""
 
 
 class _Refused(ValueError):
-    """A file asks for what no array needs."""
+    """A file asks for something that arrays do not need."""
 
 
 @dataclass
 class _Dtype:
-    """A type of numbers; its byte order comes in an instruction of its own."""
+    """A type of numbers. A separate instruction sets its byte order."""
 
     code: str
     order: str = "<"
@@ -65,7 +68,7 @@ class _Dtype:
 
 @dataclass
 class _Array:
-    """An array; its values come in an instruction of their own."""
+    """An array. A separate instruction sets its values."""
 
     values: np.ndarray | None = None
 
@@ -82,7 +85,7 @@ class _Global:
 
 
 def load(path: Path) -> Contents:
-    """Read a file. Raises `CheckpointError` if it is damaged, or asks for anything but arrays of numbers."""
+    """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of numbers."""
     try:
         data = path.read_bytes()
         return _contents(_Machine().run(data), len(data))
@@ -91,11 +94,11 @@ def load(path: Path) -> Contents:
     except _Refused as error:
         raise CheckpointError(
             f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of it was run. "
-            "Expected arrays of numbers; get it from a source you trust, and save it again with paddle.save."
+            "Expected arrays of numbers; get the file from a source you trust, and save it again with paddle.save."
         ) from None
     except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged or not a file of Paddle's: {error}. Copy it again, or use an earlier checkpoint."
+            f"{path} is damaged or not a Paddle file: {error}. Copy it again, or use an earlier checkpoint."
         ) from None
 
 
@@ -106,7 +109,7 @@ def dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Stores arrays by their constructor. NumPy's own way names a module that older or newer versions do not have."""
+    """Stores arrays by their constructor. NumPy's own format names a module that older or newer versions do not have."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, np.ndarray):
@@ -116,7 +119,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _contents(root: Any, size: int) -> Contents:
-    """Return what a file of so many bytes has made."""
+    """Return the contents of a file of `size` bytes from the object that it made."""
     values, arrays, parameters, others = _expected(dict, root), {}, {}, []
     for name, value in values.items():
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
@@ -125,7 +128,7 @@ def _contents(root: Any, size: int) -> Contents:
             arrays[name] = _expected(np.ndarray, value.values)
         elif name not in (_NAMES, _SLICES):
             others.append(name)
-    # One piece of the file may be named by many arrays, which would not fit into memory once they are copied.
+    # Many arrays may share the same bytes of the file. Their copies might not fit into memory.
     if sum(array.nbytes for array in arrays.values()) > size:
         raise ValueError(f"its arrays have more bytes than its own {size}")
     for name, parts in _expected(dict, values.get(_SLICES, {})).items():
@@ -135,7 +138,7 @@ def _contents(root: Any, size: int) -> Contents:
 
 
 def _joined(arrays: dict[str, np.ndarray], parts: dict[str, Any]) -> np.ndarray:
-    """Return an array of its slices, which are taken away."""
+    """Return an array joined from its slices, and remove the slices."""
     slices = [arrays.pop(_expected(str, name)) for name in _expected(list, parts["slices"])]
     return np.concatenate(slices).reshape(_shape(parts["OriginShape"]))
 
@@ -154,7 +157,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _numbers(shape: Any, dtype: Any, data: Any, order: Any = "C") -> np.ndarray:
-    """Return an array that shows bytes of the file."""
+    """Return an array that is a view of the file's bytes."""
     sizes, known, stored = _shape(shape), np.dtype(dtype.order + dtype.code), _expected(bytes, data)
     if math.prod(sizes) * known.itemsize != len(stored):
         raise ValueError(f"an array of {list(sizes)} {known} has {len(stored)} bytes")
@@ -189,7 +192,7 @@ def _encode(text: Any, encoding: Any) -> bytes:
 
 
 def _name_in_scope(expression: Any = None, scope: Any = None, _: Any = None) -> Any:
-    """Stand in for `eval`: Paddle stores the tensor of a static program as the value of `data`. Nothing is evaluated."""
+    """Replace `eval`: Paddle stores the tensor of a static program as the value of `data`. Nothing is evaluated."""
     if expression != "data" or not isinstance(scope, dict) or list(scope) != ["data"]:
         raise _Refused("builtins.eval of an expression")
     return scope["data"]
@@ -214,32 +217,32 @@ _CALLS: dict[_Global, Callable[..., Any]] = {
     _Global("numpy", "dtype"): _make_dtype,
     _Global("_codecs", "encode"): _encode,
     _Global("collections", "OrderedDict"): _make_dict,
-    # Protocol 2 has Python 2's name; NumPy 2 has moved its own.
+    # Protocol 2 uses Python 2's module name; NumPy 2 uses another name than NumPy 1.
     **{_Global(module, name): call for module in ("builtins", "__builtin__") for name, call in _BUILTINS.items()},
     **{_Global(f"numpy.{core}.multiarray", name): call for core in ("core", "_core") for name, call in _ARRAYS.items()},
 }
-"""What a file may ask for, and what answers."""
+"""What a file may ask for, and the functions that replace it."""
 
 
 @dataclass
 class _Machine:
-    """The stack machine whose program a pickle is. Raises `ValueError`, `LookupError` or `TypeError` for nonsense."""
+    """The stack machine that runs a pickle. Invalid programs raise `ValueError`, `LookupError` or `TypeError`."""
 
     stack: list[Any] = field(default_factory=list)
-    """Above the last mark."""
+    """The values above the last mark."""
     below: list[list[Any]] = field(default_factory=list)
     """The stacks below each mark."""
     memo: dict[int, Any] = field(default_factory=dict)
     spare: int = 0
-    """Bytes that may still be made of text: together as many as the file has."""
+    """This many bytes may still be made from text. In total they may not exceed the file's size."""
 
     def run(self, data: bytes) -> Any:
-        """Return what a pickle makes."""
+        """Return the object that a pickle makes."""
         if not data.startswith(b"\x80"):
             raise ValueError("it does not begin as a pickle of protocol 2 to 4 does")
         self.spare = len(data)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in text
+            warnings.simplefilter("ignore")  # warnings about escapes in text
             for count, (instruction, argument, _) in enumerate(genops(data)):
                 if count > _MOST_INSTRUCTIONS:
                     raise ValueError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
@@ -264,12 +267,12 @@ class _Machine:
         self.stack = []
 
     def taken(self) -> list[Any]:
-        """Remove the last mark and all above it."""
+        """Remove the last mark and return all values above it."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
     def top(self, count: int) -> list[Any]:
-        """Remove so many values."""
+        """Remove and return the top `count` values."""
         items = [self.stack.pop() for _ in range(count)]
         return items[::-1]
 

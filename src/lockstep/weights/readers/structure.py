@@ -1,9 +1,14 @@
-"""Recognising a bottleneck ResNet among variables with unknown names, by scopes, their order and shapes.
+"""Recognise a bottleneck ResNet with unknown variable names, by scopes, their order and shapes.
 
-What must hold: names are paths of scopes; the variables of a batch norm end in `gamma`, `beta`, `moving_mean` and
-`moving_variance`; some scope holds a kernel and its batch norm and nothing else of the kind; a scope holds the three or four
-convolutions of a block; blocks sorted by the numbers in their names come in the order of computation. Shapes are
-TensorFlow's: HWIO. What does not fit, or fits in two ways, is an error and never a guess.
+Requirements:
+
+- Names are paths of scopes.
+- The variables of a batch norm end in `gamma`, `beta`, `moving_mean` and `moving_variance`.
+- A scope holds a kernel and its batch norm, and no other kernel or batch norm.
+- The scope of a block holds its three or four convolutions.
+- Blocks sorted by the numbers in their names are in the order of computation.
+
+Shapes are TensorFlow's: HWIO. If something does not fit, or fits in two ways, it is an error. Nothing is guessed.
 """
 
 import itertools
@@ -17,7 +22,7 @@ from lockstep.system.errors import RecipeError
 Shape = tuple[int, ...]
 
 BATCH_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
-"""torchvision's suffixes and TensorFlow's."""
+"""TensorFlow's suffixes by torchvision's."""
 _SHORTCUT = re.compile("shortcut|downsample|proj|skip|identity", re.IGNORECASE)
 
 
@@ -29,16 +34,16 @@ class Unit:
     kernel: str
     shape: Shape
     norm: dict[str, str]
-    """torchvision's suffix -> variable."""
+    """Variables of the batch norm by torchvision's suffix."""
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Inputs (of a group) and outputs."""
+        """Numbers of input channels (of a group) and output channels."""
         return self.shape[2], self.shape[3]
 
 
 def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
-    """Return the model that the variables make, and the variable of every canonical tensor; there may be more variables.
+    """Return the model that the variables make, and the variable of every canonical tensor. There may be other variables.
 
     Raises `ValueError` that says what is missing or ambiguous.
     """
@@ -46,7 +51,7 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
     units = [unit for name in kernels if (unit := _unit(name, variables))]
     alone = set(kernels) - {unit.kernel for unit in units} - {name for name in kernels if _biases(name, variables)}
     if alone:
-        raise ValueError(f"{_listed(sorted(alone))} without all of {', '.join(BATCH_NORM.values())} in a scope of its own")
+        raise ValueError(f"{_listed(sorted(alone))} without all of {', '.join(BATCH_NORM.values())} in a separate scope")
     first = _only([unit for unit in units if unit.shape[:3] == (7, 7, 3)], "one 7x7 convolution of 3 channels")
     grouped = _blocks([unit for unit in units if unit is not first])
     channels, found = first.channels[1], []
@@ -67,7 +72,7 @@ def match(variables: Mapping[str, Shape]) -> tuple[ModelSpec, dict[str, str]]:
 
 
 def natural(name: str) -> tuple[list[int], list[str]]:
-    """Return what sorts names by their numbers first and then by their words.
+    """Return a sort key that orders names by their numbers first, then by their words.
 
     >>> sorted(["block_2_1", "block_1_10", "block_1_9", "b1_9"], key=natural)
     ['b1_9', 'block_1_9', 'block_1_10', 'block_2_1']
@@ -76,7 +81,7 @@ def natural(name: str) -> tuple[list[int], list[str]]:
 
 
 def _unit(kernel: str, variables: Mapping[str, Shape]) -> Unit | None:
-    """Return the unit of a kernel: the innermost scope that holds a batch norm must hold no other."""
+    """Return the unit of a kernel, or None. The innermost scope with a batch norm must hold no other kernel or norm."""
     scope = kernel
     while "/" in scope:
         scope = scope.rpartition("/")[0]
@@ -102,7 +107,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _blocks(units: list[Unit]) -> dict[str, list[Unit]]:
-    """Return the units by the scope of their block, which is the one around the 3x3 convolution's."""
+    """Return the units by the scope of their block, which is the scope around the 3x3 convolution's scope."""
     scopes = [unit.scope.rpartition("/")[0] for unit in units if unit.shape[:2] == (3, 3)]
     grouped: dict[str, list[Unit]] = {scope: [] for scope in scopes}
     for unit in units:
@@ -114,7 +119,7 @@ def _blocks(units: list[Unit]) -> dict[str, list[Unit]]:
 
 
 def _roles(scope: str, units: list[Unit], inputs: int) -> tuple[Unit, Unit, Unit, Unit | None]:
-    """Return the convolutions of a block in order and its shortcut's, given the channels that enter it."""
+    """Return a block's convolutions in order, and its shortcut's convolution, given the block's input channels."""
     middle = _only([unit for unit in units if unit.shape[:2] == (3, 3)], f"one 3x3 convolution in {scope}")
     small = sorted((unit for unit in units if unit.shape[:2] == (1, 1)), key=lambda unit: natural(unit.scope))
     if len(small) not in (2, 3) or len(units) != len(small) + 1:
@@ -137,7 +142,7 @@ def _roles(scope: str, units: list[Unit], inputs: int) -> tuple[Unit, Unit, Unit
 
 
 def _spec(first: Unit, found: list[tuple[Unit, Unit, Unit, Unit | None]]) -> ModelSpec:
-    """Return the model of blocks in order; a stage ends where the width changes."""
+    """Return the model that consists of these blocks in order. A stage ends where the width changes."""
     stages = [list(stage) for _, stage in itertools.groupby(found, key=lambda block: block[1].channels[1])]
     if len(stages) != 4:
         found_widths = [stage[0][1].channels[1] for stage in stages]
@@ -159,7 +164,7 @@ def _spec(first: Unit, found: list[tuple[Unit, Unit, Unit, Unit | None]]) -> Mod
 
 
 def _head(variables: Mapping[str, Shape], features: int) -> dict[str, str]:
-    """Return the classifier's variables: a matrix, or a 1x1 kernel, of the features with a bias beside it."""
+    """Return the classifier's variables: a matrix or 1x1 kernel of the features, and a bias in the same scope."""
     found = []
     for name, shape in variables.items():
         if shape[:-1] in ((features,), (1, 1, features)):
@@ -171,7 +176,7 @@ def _head(variables: Mapping[str, Shape], features: int) -> dict[str, str]:
 
 
 def _biases(kernel: str, variables: Mapping[str, Shape]) -> list[str]:
-    """Return what may be a kernel's bias: a value for each output, beside it and not of a batch norm."""
+    """Return what may be a kernel's bias: variables in its scope with one value per output, not of a batch norm."""
     scope, outputs = kernel.rpartition("/")[0], variables[kernel][-1:]
     return [
         name

@@ -1,14 +1,18 @@
-"""TensorFlow's tensor bundles, the files of its checkpoints (V2), read and written without TensorFlow.
+"""Read and write TensorFlow's tensor bundles, the files of its checkpoints (V2), without TensorFlow.
 
     <prefix>.index                  name -> type, shape, place and checksum of every tensor
-    <prefix>.data-00000-of-00001    their values in little endian, one behind the other; there may be several such files
-    checkpoint                      text beside them: which prefix is the newest of the folder
+    <prefix>.data-00000-of-00001    the tensors' values in little endian, one after the other; there may be several files
+    checkpoint                      text in the same folder: which prefix is the folder's newest
 
-The index is a sorted table as LevelDB stores it: blocks of entries, a block that says where they stand, a footer that says
-where that stands. An entry is the length of what its key has in common with the key before, two more lengths, the rest of
-the key, the value; a block ends with the places of its uncompressed keys, their number, a byte for the compression and a
-masked CRC-32C. Values are protocol buffers. Every checksum is verified: of blocks when a bundle is opened, of a tensor when
-it is read.
+The index is a sorted table in LevelDB's format:
+
+- A table is blocks of entries, a block with their places, and a footer with the place of that block.
+- An entry is three lengths (of the part that its key shares with the key before, of the rest of its key, of its value), the
+  rest of the key, and the value.
+- A block ends with the places of its complete keys, their number, a byte for the compression, and a masked CRC-32C.
+- Values are protocol buffers.
+
+Every checksum is verified: those of blocks when a bundle is opened, that of a tensor when it is read.
 
 Sources: tensorflow/core/util/tensor_bundle, core/protobuf/tensor_bundle.proto, core/lib/io/table_format.txt.
 """
@@ -68,7 +72,7 @@ message_type {
   field { name: "all_model_checkpoint_paths" number: 2 type: TYPE_STRING label: LABEL_REPEATED }
 }
 """
-"""tensor_bundle.proto, tensor_shape.proto, versions.proto and checkpoint_state.proto of TensorFlow, as far as needed."""
+"""The needed parts of TensorFlow's tensor_bundle.proto, tensor_shape.proto, versions.proto and checkpoint_state.proto."""
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
@@ -88,7 +92,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     _BFLOAT16: np.dtype("<u2"),
     19: np.dtype("<f2"),
 }
-"""By TensorFlow's number. NumPy has no bfloat16: it is read as the upper half of a float32."""
+"""Dtypes by TensorFlow's number. NumPy has no bfloat16: it is read as the upper half of a float32."""
 _OTHER_DTYPES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16", 18: "complex128"}
 _OTHER_DTYPES |= {20: "resource", 21: "variant", 22: "uint32", 23: "uint64"}
 _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if number != _BFLOAT16}
@@ -100,7 +104,7 @@ Pair = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the index says of a tensor."""
+    """A tensor's entry in the index."""
 
     dtype: int
     """TensorFlow's number of the type."""
@@ -108,10 +112,10 @@ class Entry:
     shard: int
     offset: int
     size: int
-    """In bytes."""
+    """The size in bytes."""
     crc: int
     slices: int
-    """Parts in which a partitioned variable is stored; 0: it is whole."""
+    """The number of parts of a partitioned variable; 0 for a variable in one part."""
 
 
 @cache
@@ -127,20 +131,21 @@ def _message(name: str) -> Any:
 
 
 def index_path(prefix: Path) -> Path:
-    """Return the index of a checkpoint."""
+    """Return the path of a checkpoint's index."""
     return prefix.with_name(f"{prefix.name}.index")
 
 
 def data_path(prefix: Path, shard: int, shards: int) -> Path:
-    """Return one of the files with the values."""
+    """Return the path of one of the files with the values."""
     return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
 
 
 def find(path: Path) -> Path | None:
     """Return the prefix of the checkpoint that a path names; None if it names none.
 
-    A path is a prefix, one of its files, or a folder with one checkpoint or the file `checkpoint` that names the newest.
-    Raises `CheckpointError` if a folder does not say which of several it means, or names one that is not there.
+    A path is a prefix, one of its files, or a folder. The folder must have a single checkpoint, or a file `checkpoint` that
+    names the newest. Raises `CheckpointError` if a folder has several checkpoints and none is named, or the named one is
+    missing.
     """
     if path.is_dir():
         return _newest_of(path)
@@ -153,22 +158,24 @@ def _newest_of(folder: Path) -> Path | None:
     state = folder / "checkpoint"
     if not state.is_file():
         if len(found) > 1:
-            raise CheckpointError(f"{folder} has {', '.join(found)} and no file `checkpoint` that says which; name one")
+            raise CheckpointError(
+                f"{folder} has {', '.join(found)} and no file `checkpoint` that names the newest; name one"
+            )
         return folder / found[0] if found else None
     try:
         text = state.read_text(encoding="utf-8")
         named = text_format.Parse(text, _message("CheckpointState")(), allow_unknown_field=True).model_checkpoint_path
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
-        raise CheckpointError(f"{state} cannot be read: {error}; name one of {found} itself") from None
-    # Training writes a whole path if it was given one, which is wrong as soon as the folder is moved.
+        raise CheckpointError(f"{state} cannot be read: {error}; name one of {found} directly") from None
+    # Training writes an absolute path if it was given one, and that is wrong as soon as the folder is moved.
     prefix = folder / Path(named).name
     if not named or not index_path(prefix).is_file():
-        raise CheckpointError(f"{state} names {named!r}, which is not there; name one of {found} itself")
+        raise CheckpointError(f"{state} names {named!r}, which does not exist; name one of {found} directly")
     return prefix
 
 
 class Bundle:
-    """A checkpoint opened for reading. Raises `CheckpointError`, here and in `read`, if it is damaged or not all there."""
+    """A checkpoint opened for reading. Raises `CheckpointError`, here and in `read`, if it is damaged or incomplete."""
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
@@ -185,7 +192,7 @@ class Bundle:
         self._files: dict[int, Places] = {}
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor as it is stored, bfloat16 as float32, in memory of its own."""
+        """Return a tensor as it is stored, as a new array; bfloat16 becomes float32."""
         entry = self.entries[name]
         about = f"{self.prefix}: {name}"
         if entry.slices:
@@ -195,7 +202,7 @@ class Bundle:
             raise CheckpointError(f"{about} is of type {kind}; expected floating-point numbers or int32, int64")
         dtype = _DTYPES[entry.dtype]
         if entry.size != math.prod(entry.shape) * dtype.itemsize:
-            raise CheckpointError(f"{about} has {entry.size} bytes, which do not make an array of {entry.shape}")
+            raise CheckpointError(f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}")
         data = self._bytes(entry, about)
         if masked_crc(data) != entry.crc:
             path = data_path(self.prefix, entry.shard, self._shards)
@@ -220,16 +227,16 @@ class Bundle:
 
 
 def _contents(pairs: Iterable[Pair]) -> tuple[int, dict[str, Entry]]:
-    """Return the number of data files, and what is in them. Raises `ValueError`."""
+    """Return the number of data files and the entries of their tensors. Raises `ValueError`."""
     stored = dict(pairs)
     if b"" not in stored:
         raise ValueError("it has no header")
     header = _parsed("Header", stored.pop(b""))
     if header.endianness != 0:
-        raise ValueError("its values are in big endian; save it again on an ordinary machine")
+        raise ValueError("its values are in big endian; save it again on a little-endian machine")
     if header.version.min_consumer > _VERSION:
         raise ValueError(f"it is of version {header.version.min_consumer}, newer than the known {_VERSION}")
-    # A key that begins with a zero byte is a slice of a partitioned variable, which has an entry of its own.
+    # A key that begins with a zero byte is a slice of a partitioned variable. The variable itself has another entry.
     return header.num_shards, {
         key.decode("utf-8"): _entry(key, value, header.num_shards)
         for key, value in stored.items()
@@ -242,7 +249,7 @@ def _entry(key: bytes, value: bytes, shards: int) -> Entry:
     shape = tuple(dim.size for dim in found.shape.dim)
     whole = not found.shape.unknown_rank and min((*shape, found.offset, found.size)) >= 0
     if not whole or not 0 <= found.shard_id < shards:
-        raise ValueError(f"its entry for {key.decode('utf-8')} makes no sense")
+        raise ValueError(f"its entry for {key.decode('utf-8')} is not valid")
     return Entry(found.dtype, shape, found.shard_id, found.offset, found.size, found.crc32c, len(found.slices))
 
 
@@ -250,18 +257,18 @@ def _parsed(name: str, data: bytes) -> Any:
     try:
         return _message(name).FromString(data)
     except DecodeError:
-        raise ValueError(f"an entry is no {name} message") from None
+        raise ValueError(f"an entry is not a message of type {name}") from None
 
 
 def _pairs(file: Places) -> Iterator[Pair]:
-    """Yield keys and values of a table, the keys rising. Raises `ValueError` that says what is wrong."""
+    """Yield the keys and values of a table in ascending order of keys. Raises `ValueError` that says what is wrong."""
     if file.size < _FOOTER_BYTES:
-        raise ValueError(f"it has {file.size} bytes, less than its footer")
+        raise ValueError(f"it has {file.size} bytes, less than a footer")
     footer = file.read(file.size - _FOOTER_BYTES, _FOOTER_BYTES)
     if _UINT64.unpack_from(footer, _FOOTER_BYTES - _UINT64.size)[0] != _MAGIC:
         raise ValueError("it does not end with the magic number of a table")
     others, at = _handle(footer, 0)
-    _block(file, *others)  # about blocks of other kinds, of which there are none; its checksum is verified all the same
+    _block(file, *others)  # the block about other kinds of blocks, which is empty; this verifies its checksum
     index, _ = _handle(footer, at)
     last: bytes | None = None
     for _, place in _block_pairs(_block(file, *index)):
@@ -279,11 +286,11 @@ def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, the lowest first, and where it ends."""
+    """Return a number that is stored in seven bits per byte, the lowest first, and the offset after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
-            raise ValueError("a number is cut off")
+            raise ValueError("a number is truncated")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -293,13 +300,13 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _block(file: Places, offset: int, size: int) -> bytes:
-    """Return the contents of a block whose checksum is right."""
+    """Return the contents of a block after verifying its checksum."""
     _check_inside(file, offset, size + _TRAILER_BYTES)
     data = file.read(offset, size + _TRAILER_BYTES)
     if masked_crc(data[: size + 1]) != _UINT32.unpack_from(data, size + 1)[0]:
         raise ValueError(f"the checksum of the block at byte {offset} is wrong")
     if data[size] != 0:
-        raise ValueError(f"the block at byte {offset} is compressed, as TensorFlow never writes checkpoints; save it again")
+        raise ValueError(f"the block at byte {offset} is compressed, which TensorFlow never does; save it again")
     return data[:size]
 
 
@@ -313,24 +320,24 @@ def _block_pairs(block: bytes) -> Iterator[Pair]:
         raise ValueError("a block is empty")
     end = len(block) - _UINT32.size * (1 + _UINT32.unpack_from(block, len(block) - _UINT32.size)[0])
     if end < 0:
-        raise ValueError("a block is cut off")
+        raise ValueError("a block is truncated")
     at, key = 0, b""
     while at < end:
         shared, at = _varint(block, at)
         rest, at = _varint(block, at)
         length, at = _varint(block, at)
         if shared > len(key) or at + rest + length > end:
-            raise ValueError("an entry leaves its block")
+            raise ValueError("an entry extends beyond its block")
         key = key[:shared] + block[at : at + rest]
         yield key, block[at + rest : at + rest + length]
         at += rest + length
 
 
 def write(prefix: Path, tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
-    """Write a checkpoint with one data file; return index and data file. The index appears last: without it there is none.
+    """Write a checkpoint with one data file; return the index and the data file.
 
-    Raises `CheckpointError` if it is there already, cannot be written, or a tensor is not of float16, float32, float64,
-    int32 or int64.
+    The index is written last: without it there is no checkpoint. Raises `CheckpointError` if the checkpoint exists already
+    or cannot be written, or if a tensor's dtype is not float16, float32, float64, int32 or int64.
     """
     index, data = index_path(prefix), data_path(prefix, 0, 1)
     refuse_existing(index, data)
@@ -353,9 +360,9 @@ def write(prefix: Path, tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
 
 
 def write_newest(prefix: Path) -> Path:
-    """Write the file `checkpoint`, by which TensorFlow finds a folder's newest checkpoint; there must be none.
+    """Write the file `checkpoint`, by which TensorFlow finds a folder's newest checkpoint.
 
-    Raises `CheckpointError` if there is one or it cannot be written.
+    Raises `CheckpointError` if the file exists already or cannot be written.
     """
     state = _message("CheckpointState")(model_checkpoint_path=prefix.name, all_model_checkpoint_paths=[prefix.name])
     path = prefix.with_name("checkpoint")
@@ -390,7 +397,7 @@ def _write_values(path: Path, tensors: Mapping[str, np.ndarray]) -> list[Pair]:
 
 
 def _table(pairs: list[Pair]) -> bytes:
-    """Return a table of pairs whose keys rise."""
+    """Return a table of pairs. Their keys must be in ascending order."""
     table = bytearray()
     places = [(part[-1][0], _append(table, _packed(part, _RESTART_INTERVAL))) for part in _parts(pairs)]
     about_blocks = _append(table, _packed([], 1))
@@ -411,7 +418,7 @@ def _parts(pairs: list[Pair]) -> Iterator[list[Pair]]:
 
 
 def _append(table: bytearray, block: bytes) -> bytes:
-    """Append a block with its trailer; return where it stands."""
+    """Append a block with its trailer; return its place, encoded."""
     place = _number(len(table)) + _number(len(block))
     block += b"\0"
     table += block + _UINT32.pack(masked_crc(block))
@@ -419,7 +426,7 @@ def _append(table: bytearray, block: bytes) -> bytes:
 
 
 def _packed(pairs: Iterable[Pair], interval: int) -> bytes:
-    """Return the contents of a block; every `interval`-th key is whole."""
+    """Return the contents of a block. Every `interval`-th key is stored completely."""
     block, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(pairs):
         if i and i % interval == 0:
@@ -431,7 +438,7 @@ def _packed(pairs: Iterable[Pair], interval: int) -> bytes:
 
 
 def _shared(a: bytes, b: bytes) -> int:
-    """Return how many bytes two keys have in common at the front."""
+    """Return the length of the common prefix of two keys in bytes."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
