@@ -1,4 +1,4 @@
-"""Exported models, loaded by the framework they are for, against `lockstep.predict` of the same weights."""
+"""Exported models, loaded by their framework, compared with `lockstep.predict` of the same weights."""
 
 import json
 import subprocess
@@ -60,12 +60,12 @@ ON_PADDLE = {
 
 @pytest.fixture
 def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    """A checkpoint of random weights that tell images apart."""
+    """A checkpoint of random weights that give different images different results."""
     return saved(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD), tmp_path)
 
 
 def saved(recipe: Recipe, folder: Path, tensors: dict[str, np.ndarray] | None = None) -> Path:
-    """Return a checkpoint of these weights, or of random ones, as a run in the folder leaves it."""
+    """Write a checkpoint of these weights, or of random ones, as a run does; return its path."""
     about = {"recipe": recipe.fields(), "classes": CLASSES if recipe.logits == len(CLASSES) else ()}
     state = State(3, random_tensors(recipe, 1) if tensors is None else tensors, {})
     return checkpoint.save(folder / "run" / "checkpoints", state, data_digest="", about=about)
@@ -73,7 +73,7 @@ def saved(recipe: Recipe, folder: Path, tensors: dict[str, np.ndarray] | None = 
 
 @pytest.fixture
 def images(tmp_path: Path) -> list[Path]:
-    """Of the evaluation's size, and of others, the sides of which leave odd borders."""
+    """Images of the evaluation's size, and of sizes that leave odd borders."""
     paths = []
     for height, width in ((40, 40), (96, 131), (71, 33)):
         coarse = np.random.default_rng(height).integers(0, 256, (5, 7, 3), np.uint8)
@@ -83,7 +83,7 @@ def images(tmp_path: Path) -> list[Path]:
 
 
 def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
-    """Return what a process that knows TensorFlow alone is told of each image."""
+    """Return the outputs for each image from a process that uses only TensorFlow."""
     command = [sys.executable, "-c", SERVE, folder, *images]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def test_a_saved_model_answers_as_the_weights_it_was_made_from(weights: Path, im
     for path, found in zip(others, answers(folder, others), strict=True):
         [expected] = lockstep.predict(weights, [path], top=10)
         by_class = dict(zip(expected.classes, expected.probabilities, strict=True))
-        # TensorFlow's resize rounds some pixels to the other side.
+        # TensorFlow's resize rounds some pixels differently.
         assert found["probabilities"] == pytest.approx([by_class[name] for name in CLASSES], abs=0.01)
         assert CLASSES[found["classes"]] == expected.classes[0]
 
@@ -139,14 +139,14 @@ def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path
 
 
 def save_undecided(recipe: Recipe, folder: Path) -> Path:
-    """Return a checkpoint of random weights that are sure of no class: certainties would be equal, whatever is computed."""
+    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
     tensors = random_tensors(recipe, 1)
     factor = np.float32(3 / np.abs(logits(recipe, tensors, random_images(2, recipe.eval_crop, seed=9))).max())
     return saved(recipe, folder, tensors | {name: factor * tensors[name] for name in ("fc.weight", "fc.bias")})
 
 
 def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Return what the Paddle engine has for images of the evaluation's size."""
+    """Return the Paddle engine's results for images of the evaluation's size."""
     execution = Execution.of({"backend": "paddle", "device": "cpu"})
     backend = backends.load("paddle")
     with backend.engine(recipe, np.zeros(1), backend.world(execution), execution) as engine:
@@ -155,7 +155,7 @@ def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -
 
 
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
-    """Return the probabilities that the Paddle engine has."""
+    """Return the Paddle engine's probabilities."""
     opened = open_weights(weights)
     powers = np.exp(logits(opened.recipe, opened.tensors, images))
     return powers / powers.sum(axis=1, keepdims=True)
@@ -167,11 +167,11 @@ def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndar
     assert probabilities == pytest.approx(wanted, rel=1e-3)
     assert classes.tolist() == wanted.argmax(axis=1).tolist()
     assert wanted.max() < 0.9
-    assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02  # images are told apart
+    assert len(wanted) == 1 or np.ptp(np.log(wanted), axis=0).max() > 0.02  # different images have different results
 
 
 def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[Any]:
-    """Return what a process that knows Paddle alone is told of each batch."""
+    """Return the outputs for each batch from a process that uses only Paddle."""
     paths = [scratch / f"{len(batch)}.npy" for batch in batches]
     for path, batch in zip(paths, batches, strict=True):
         np.save(path, batch)

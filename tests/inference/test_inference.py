@@ -1,4 +1,4 @@
-"""Predicting, evaluating and loading known weights, against pixels and sums made by hand."""
+"""Predict, evaluate and load known weights; compare the results with pixels and sums computed by hand."""
 
 import math
 import shutil
@@ -23,7 +23,7 @@ SaveWeights = Callable[..., Path]
 
 
 def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
-    """Return weights that tell images apart: scaled so that activations neither die nor grow."""
+    """Return weights that give different images different results: scaled so that activations neither vanish nor grow."""
     random = np.random.default_rng(seed)
     values = {}
     for tensor in tensors(model_spec(recipe.model), recipe.logits):
@@ -38,7 +38,7 @@ def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """A model so small is slower on several threads, on a busy machine many times."""
+    """Use one thread: such a small model is slower on several threads, many times slower on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
-    """A function that saves random weights of the tiny recipe, some fields changed, and returns the checkpoint."""
+    """A function that saves random weights of the tiny recipe with some changed fields, and returns the checkpoint."""
 
     def save(seed: int = 1, classes: tuple[str, ...] = CLASSES, favourite: int | None = None, **changes: object) -> Path:
         recipe = tiny_recipe.replace(**changes)
@@ -69,7 +69,7 @@ def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> P
 
 
 def prepared(path: Path, recipe: Recipe) -> np.ndarray:
-    """Return float32 [1, 3, H, W] as the recipe describes it: shorter side resized, centre cut out, normalised."""
+    """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the centre, normalise."""
     picture = Image.open(path).convert("RGB")
     width, height = picture.size
     scale = recipe.eval_resize
@@ -124,7 +124,7 @@ def test_images_are_predicted_in_the_order_given_whatever_their_size_and_format(
     found = lockstep.predict(source, paths, top=1)
     assert [prediction.path for prediction in found] == paths
     for prediction, path in zip(found, paths, strict=True):
-        # Two decoders of JPEG may round a pixel differently.
+        # Two JPEG decoders may round a pixel differently.
         assert prediction.probabilities[0] == pytest.approx(likelihoods(source, path, tiny_recipe).max(), rel=0.02)
 
 

@@ -1,4 +1,4 @@
-"""ONNX models in ONNX Runtime, against the reference in float64."""
+"""ONNX models in ONNX Runtime, compared with the reference in float64."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ SIZES = [(40, 40), (32, 57), (71, 33)]
 
 
 def saved(recipe: Recipe, folder: Path) -> Path:
-    """Return a checkpoint of random weights that are sure of no class: certainties would be equal, whatever is computed."""
+    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
     tensors = random_tensors(recipe, 1)
     tensors["fc.weight"] = tensors["fc.weight"] / 50
     about = {"recipe": recipe.fields(), "classes": CLASSES}
@@ -31,14 +31,14 @@ def saved(recipe: Recipe, folder: Path) -> Path:
 
 
 def pictures(height: int, width: int) -> np.ndarray:
-    """Return three images of large spots."""
+    """Return three images with large spots."""
     spots = np.random.default_rng(height).integers(0, 256, (3, 4, 4, 3), np.uint8)
     rows, columns = (np.arange(length) * 4 // length for length in (height, width))
     return spots[:, rows][:, :, columns]
 
 
 def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes and probabilities of ONNX Runtime."""
+    """Return ONNX Runtime's classes and probabilities."""
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     classes, probabilities = session.run(["classes", "probabilities"], {"images": images})
     return classes, probabilities

@@ -1,4 +1,4 @@
-"""One run, whatever holds its images: the losses and weights of four storage formats are equal to the last bit."""
+"""The same run with images in four storage formats: losses and weights are equal to the last bit."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ PACKED = {"recordio": 1, "tfrecord": 3, "webdataset": 2, "folder": 0}
 
 @pytest.fixture(scope="module")
 def packed(textures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The textures in every format."""
+    """The textures in every storage format."""
     root = tmp_path_factory.mktemp("packed")
     for name, shards in PACKED.items():
         pack(textures, root / name, Packing(name, shards=shards))
@@ -60,7 +60,7 @@ def test_losses_and_weights_are_those_of_the_folder(
 
 
 class Stopped(Exception):
-    """Raised from within a run."""
+    """An exception that is raised within a run."""
 
 
 def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_run_goes_on_from_another_format(packed: dict[str, Path], recipe: Reci
 def test_dali_trains_to_nearly_the_same_losses(
     name: str, backend: str, packed: dict[str, Path], recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:
-    # A pixel differs by one level of 255 at most, before a random network of a rate that lets nothing grow.
+    # A pixel differs by at most one level of 255. The learning rate is so low that the random network does not amplify it.
     recipe = recipe.replace(lr=1e-4)
     losses = []
     for loader, data in (("host", textures), ("dali", packed[name])):
@@ -111,7 +111,7 @@ OF_BACKENDS = {
     "resnet50-tensorflow-90ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
     "resnet50-tensorflow-250ep": ("tensorflow", "tfrecord", (1001, "same", "fp16")),
 }
-"""Published recipes: their backend, a format, and their logits, padding and precision."""
+"""Published recipes, each with its backend, a storage format, and its logits, padding and precision."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model: what they write, how they stop and go on."""
+"""Complete runs of a tiny model: what they write, how they stop and resume."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from lockstep.weights import checkpoint
 from lockstep.weights.readers import mxnet_params
 
 EXECUTION = Execution(log_every_steps=2, save_every_steps=3)
-STEPS = 14  # 60 images, 8 a step, 2 epochs
+STEPS = 14  # 60 images, 8 per step, 2 epochs
 
 
 def losses(run: Path) -> list[float]:
@@ -51,7 +51,7 @@ def evaluated_steps(run: Path) -> list[int]:
 
 
 def send(number: signal.Signals, when: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that signals this process at the first event that fits."""
+    """Return a listener that sends this process a signal at the first matching event."""
     sent = []
 
     def listener(event: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def test_an_infinite_validation_loss_ends_the_run_after_its_step_was_saved(
 ) -> None:
     recipe = tiny_recipe.replace(epochs=1, lr=1e-6)
     values = initial_tensors(recipe)
-    values["bn1.running_mean"][:] = -3e38  # which training does not look at
+    values["bn1.running_mean"][:] = -3e38  # training does not use it
     checkpoint.write_weights(tmp_path / "start.safetensors", values, {"recipe": recipe.fields(), "classes": []})
     run = tmp_path / "run"
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A run's folder: one recipe, one writer, and files that are whole."""
+"""A run's folder: one recipe, one writer, and complete files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from lockstep.system.files import write_json, write_text
 
 
 def begin(path: Path, recipe: Recipe) -> None:
-    """Leave a folder as a run does that was stopped after its first entry in the log."""
+    """Leave a folder as a run leaves it that is stopped after its first log entry."""
     with RunFolder(path, recipe):
         (path / "log.jsonl").write_text('{"kind": "start", "step": 0}\n')
 

@@ -1,4 +1,4 @@
-"""Runs that start from given weights, dense and pruned: what they start from, that they go on, and what they refuse."""
+"""Runs that start from given weights, dense and pruned: what they start from, how they resume, and what they refuse."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from lockstep.weights import checkpoint
 from lockstep.weights.sparsity import masks
 
 EXECUTION = Execution(log_every_steps=1, save_every_steps=3, keep_checkpoints=99)
-STEPS = 14  # 60 images, 8 a step, 2 epochs
+STEPS = 14  # 60 images, 8 per step, 2 epochs
 Arrays = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
 def dense(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one epoch, with a moving average."""
+    """A finished run of one epoch, with a moving average."""
     out = tmp_path_factory.mktemp("dense") / "a dense run"
     lockstep.train(tiny_recipe.replace(epochs=1, ema_decay=0.9), textures, out)
     return out
@@ -41,7 +41,7 @@ def sparse_recipe(tiny_recipe: Recipe) -> Recipe:
 
 @pytest.fixture(scope="module")
 def sparse(sparse_recipe: Recipe, dense: Path, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was pruned and never interrupted; read only."""
+    """A pruned run that was never interrupted. Tests only read it."""
     out = tmp_path_factory.mktemp("sparse") / "run"
     lockstep.train(sparse_recipe, textures, out, weights=dense, execution=EXECUTION)
     return out
@@ -62,7 +62,7 @@ def bits(arrays: Arrays) -> dict[str, bytes]:
 
 
 def stop_at(step: int) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that asks this process to stop once a step is done."""
+    """Return a listener that asks this process to stop after a step."""
     sent: list[int] = []
 
     def listener(event: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_a_run_starts_at_step_0_with_given_weights_and_no_velocity(
 def test_a_run_trains_from_the_weights_that_it_was_given(
     dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    # At this rate no update is as large as half a unit in the last place, but where a parameter is 0 or next to it.
+    # At this learning rate updates are below half a unit in the last place, except where a parameter is almost 0.
     recipe = tiny_recipe.replace(epochs=1, lr=1e-30, weight_decay=0.0)
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
     begin, end = trained(dense), trained(tmp_path / "run")
@@ -257,7 +257,7 @@ def test_a_sparse_run_is_evaluated_and_converted_as_any_other(sparse: Path, text
         assert result["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
 
 
-# Going on
+# Resuming
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["given again", "left out"])
@@ -277,7 +277,7 @@ def test_a_sparse_run_goes_on_bit_for_bit(
 def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on_from_its_start(
     sparse: Path, textures: Path, sparse_recipe: Recipe, tmp_path: Path
 ) -> None:
-    # What a killed run leaves: its start and a log, no later checkpoint.
+    # A killed run leaves its start and a log, but no later checkpoint.
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("recipe.yaml", "start.json", "masks.safetensors", "log.jsonl"):
@@ -317,7 +317,7 @@ def test_a_start_that_was_killed_leaves_nothing_to_the_command_that_is_corrected
     assert [path.name for part in ("start", "masks") for path in run.glob(f"*{part}*")] == []
 
 
-# What is damaged
+# Damaged files
 
 
 @pytest.mark.parametrize("name", ["masks.safetensors", "start.json"])

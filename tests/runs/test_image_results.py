@@ -1,4 +1,4 @@
-"""What a finished run keeps of every image."""
+"""The results for every image that a finished run keeps."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def results_of(run: Path) -> Results:
 
 
 def images_in_order(data: Path) -> list[Path]:
-    """Return the validation images as the index has them: by class, then by name."""
+    """Return the validation images in the index's order: by class, then by name."""
     return [file for folder in sorted((data / "val").glob("[!.]*")) for file in sorted(folder.iterdir())]
 
 
@@ -105,7 +105,7 @@ def overwritten(data: bytes, at: int, by: bytes) -> bytes:
         lambda data: b"",
         lambda data: data[: len(data) // 2],
         lambda data: overwritten(data, data.index(b"labels.npy") + 40, b"\xff" * 10),  # within a stream
-        lambda data: overwritten(data, data.index(b"PK\x01\x02") + 10, b"c"),  # a method of compression that there is not
+        lambda data: overwritten(data, data.index(b"PK\x01\x02") + 10, b"c"),  # an unknown compression method
     ],
 )
 def test_results_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> None:

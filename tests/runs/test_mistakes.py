@@ -1,4 +1,4 @@
-"""Which images an evaluation got most wrong, and that it is they which are shown."""
+"""The worst mistakes of an evaluation: which images they are, and that exactly these are shown."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said of a run before its first step."""
+"""Notes before a run's first step."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_what_is_seldom_meant_is_said(changes: dict[str, Any], about: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "about"),
     [
-        ({"logits": 11}, {}),  # NVIDIA's TensorFlow model has one more
+        ({"logits": 11}, {}),  # NVIDIA's TensorFlow model has one logit more
         ({"eval_crop": 280, "eval_resize": 300}, {}),
         ({"eval_crop": 168}, {}),
         ({"epochs": 6}, {}),

@@ -1,4 +1,4 @@
-"""`Execution.profile_step`: some steps of a run under the framework's profiler, and what that changes: nothing."""
+"""`Execution.profile_step`: some steps run under the framework's profiler, and this does not change any result."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.backends.conftest import BACKENDS
 from tests.runs.test_recorder import figures
 
 EXECUTION = Execution(backend="torch" if "torch" in BACKENDS else BACKENDS[0], log_every_steps=2)
-STEPS = 14  # 60 images, 8 a step, 2 epochs
+STEPS = 14  # 60 images, 8 per step, 2 epochs
 
 
 def weights(run: Path) -> dict[str, bytes]:
@@ -33,8 +33,8 @@ def losses(run: Path) -> list[float]:
     [
         ({}, [4, 8, 10, 12, 16, 20], []),
         ({"profile_step": 5, "profile_steps": 2}, [4, 5, 7, 8, 10, 12, 16, 20], [(5, 7)]),
-        ({"profile_step": 0, "profile_steps": 9}, [9, 10, 12, 16, 20], [(0, 9)]),  # one trace, whatever is logged between
-        ({"profile_step": 8, "profile_steps": 4}, [4, 8, 10, 12, 16, 20], [(8, 10), (10, 12)]),  # an epoch ends within
+        ({"profile_step": 0, "profile_steps": 9}, [9, 10, 12, 16, 20], [(0, 9)]),  # one trace, across log entries
+        ({"profile_step": 8, "profile_steps": 4}, [4, 8, 10, 12, 16, 20], [(8, 10), (10, 12)]),  # an epoch ends in between
         ({"profile_step": 30}, [4, 8, 10, 12, 16, 20], []),
     ],
 )

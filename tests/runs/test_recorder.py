@@ -1,4 +1,4 @@
-"""Where events go: the log, TensorBoard's files and the listener."""
+"""The recorder's events reach the log, TensorBoard's files and the listener."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ def train_event(step: int, **figures: Any) -> dict[str, Any]:
 
 
 def events(folder: Path) -> Iterator[Event]:
-    """Yield TensorBoard's events. A frame is: length, checksum, event, checksum."""
+    """Yield TensorBoard's events. A frame has a length, a checksum, an event and a checksum."""
     for file in sorted((folder / "tensorboard").iterdir()):
         data = file.read_bytes()
         while data:

@@ -1,4 +1,4 @@
-"""What a run resumes with when little is given, and under which other schedules it may."""
+"""What a run resumes with if arguments are left out, and with which other schedules it can resume."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,12 @@ from lockstep.system.errors import CheckpointError, DataError, RecipeError, User
 from lockstep.system.event_log import read_log
 
 IMAGES = 60
-PER_EPOCH = 7  # 60 images, 8 a step
+PER_EPOCH = 7  # 60 images, 8 per step
 
 
 @pytest.fixture
 def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    """The folder of a run that began, with images beside it."""
+    """The folder of a run that has begun, with its images next to it."""
     folder = tmp_path / "a run"
     (folder / "checkpoints").mkdir(parents=True)
     (tmp_path / "images").mkdir()
@@ -145,7 +145,7 @@ def test_a_cosine_is_continued_only_while_it_warms_up(run: Path, tiny_recipe: Re
 def test_a_refused_schedule_says_which_step_differs_and_what_to_type(run: Path, tiny_recipe: Recipe) -> None:
     recipe = tiny_recipe.replace(lr_decay="linear", warmup_epochs=0.0)
     said = str(why(recipe, run, 2 * PER_EPOCH, epochs=4, lr_end=0.01))
-    # A line from 0.05 over 14 steps to 0, or over 28 to 0.01: at step 1 it is 13/14 * 0.05, or 0.01 + 27/28 * 0.04.
+    # A line from 0.05 to 0 over 14 steps, or to 0.01 over 28 steps: step 1 has 13/14 * 0.05, or 0.01 + 27/28 * 0.04.
     assert said.splitlines() == [
         "It has done 14 steps, and the new schedule changes their learning rates: step 1 had 0.0464286, and would have "
         "0.0485714.",

@@ -1,4 +1,4 @@
-"""What counts as what a run's JSON files hold; logs and reports are tried in `test_run`."""
+"""Checks of a run's JSON files. Logs and reports are tested in `test_folder`."""
 
 import json
 from pathlib import Path

@@ -17,7 +17,7 @@ from lockstep.system.machine import (
     share_of_cores,
 )
 
-# What Linux says of processors, as far as it concerns arithmetic; the words around it are cut.
+# Parts of Linux's /proc/cpuinfo that concern arithmetic.
 HASWELL = "processor : 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2699 v3\nflags\t\t: fpu sse4_1 avx f16c fma avx2 bmi2\n"
 MILAN = "model name\t: AMD EPYC 7763\nflags\t\t: fpu sse4_1 avx f16c fma avx2 vaes vpclmulqdq\n"
 SKYLAKE = "flags\t\t: fpu fma avx2 avx512f avx512dq avx512cd avx512bw avx512vl\n"
@@ -123,7 +123,7 @@ def test_what_a_gpu_multiplies_follows_from_its_capability(
 
 
 def driver(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have an NVIDIA driver that says this."""
+    """Put a fake nvidia-smi with this script on the path."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{says}\n")
     program.chmod(0o755)
@@ -146,7 +146,7 @@ def test_a_driver_that_tells_nothing_is_no_gpu(says: str, tmp_path: Path, monkey
 
 @pytest.fixture(autouse=True)
 def forgotten_gpu() -> Iterator[None]:
-    """What one test found of a GPU is not what another finds."""
+    """Clear the cached GPU after each test."""
     yield
     machine.gpu.cache_clear()
 

@@ -1,4 +1,4 @@
-"""YAML that is bounded: what it gives is what PyYAML gives, and what is hostile is refused with a reason and a line."""
+"""Bounded YAML: values are those of PyYAML; hostile texts are refused with a reason and a line number."""
 
 import pytest
 import yaml

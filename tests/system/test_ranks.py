@@ -1,4 +1,4 @@
-"""What a rank owes its launcher, and starting ranks: with programs of a few lines for ranks."""
+"""A rank's duties to its launcher, and starting ranks. The ranks are programs of a few lines."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from lockstep.system.errors import UserError
 from lockstep.system.ranks import EXIT_CODE_FOLDER, code_of_ranks, is_leading, launch_ranks, leave_exit_code
 from tests.processes import wait_until
 
-# A rank by itself
+# A single rank
 
 
 @pytest.mark.parametrize(("rank", "leads"), [(None, True), ("0", True), ("1", False), ("17", False)])
@@ -47,7 +47,7 @@ def test_an_exit_code_is_left_nowhere_without_a_launcher_or_after_it_has_gone(
     assert list(tmp_path.iterdir()) == []
 
 
-# What other launchers say
+# The variables of other launchers
 
 Named = Callable[..., dict[str, str]]
 TWO = {"worker": ["one:2222", "two:2222"]}
@@ -55,7 +55,7 @@ TWO = {"worker": ["one:2222", "two:2222"]}
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Named:
-    """A function from environment variables to those there are after `name_rank`."""
+    """A function that sets environment variables, calls `name_rank` and returns the variables."""
 
     def name(backend: str = "tensorflow", **variables: str) -> dict[str, str]:
         monkeypatch.setattr(os, "environ", dict(variables))
@@ -168,7 +168,7 @@ def test_a_worker_that_is_not_in_the_cluster_is_refused(named: Named, index: int
 def test_a_cluster_of_others_than_workers_is_refused_on_all_its_machines(
     named: Named, kind: str, task: str, workers: int
 ) -> None:
-    # One that went on would wait for the rank that refused, or train alone while another does so too.
+    # A rank that did not refuse would wait for one that did, or train alone at the same time as another.
     cluster = {"worker": TWO["worker"][:workers], kind: ["three:2222"]}
     with pytest.raises(UserError, match="list all as workers"):
         named(TF_CONFIG=tf_config(0, cluster, "worker" if task == "worker" else kind))
@@ -208,7 +208,7 @@ def test_a_local_rank_that_was_given_stays(named: Named, launcher: dict[str, str
     assert (found["RANK"], found["LOCAL_RANK"]) == ("1", "3")
 
 
-# The exit code of several
+# The exit code of several ranks
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def leave(code):
     (Path(os.environ["LOCKSTEP_EXIT_CODE_FOLDER"]) / rank).write_text(str(code))
     sys.exit(code)
 """
-"""What the programs below begin with. They share a folder with the test."""
+"""The beginning of the programs below. They share a folder with the test."""
 
 
 def nothing_more(rank: int) -> dict[str, str]:
@@ -271,7 +271,7 @@ WRITE_VARIABLES = """
 
 
 def variables(folder: Path) -> list[dict[str, str]]:
-    """Return what `WRITE_VARIABLES` wrote, by rank."""
+    """Return the variables that `WRITE_VARIABLES` wrote, by rank."""
     return [json.loads(file.read_text()) for file in sorted(folder.iterdir())]
 
 
@@ -317,7 +317,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT, signal
 received = signal.sigtimedwait({{signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}}, 60)
 (folder / rank).write_text(signal.Signals(received.si_signo).name)
 """
-"""The others end well, but not before a signal tells them to."""
+"""The other ranks end successfully, but only after a signal."""
 
 FAILURES = {
     "leave(2)": 2,
@@ -325,7 +325,7 @@ FAILURES = {
     "leave(75)": 75,
     "leave(1)": 1,
     "sys.exit(3)": 1,
-    "sys.exit(2)": 1,  # left in no folder: not Lockstep's own, such as Python's for a file that is not there
+    "sys.exit(2)": 1,  # not written to the folder, so not Lockstep's code: for example Python's for a missing file
     "raise ValueError('a traceback that belongs to this test')": 1,
     "os.kill(os.getpid(), signal.SIGKILL)": 1,
 }
@@ -351,13 +351,13 @@ time.sleep(600)
 
 
 def test_a_rank_that_ends_well_early_stops_no_other(tmp_path: Path) -> None:
-    # Rank 1 stays long enough for the launcher to have looked.
+    # Rank 1 runs long enough for the launcher to check the ranks.
     program = "if rank == '0':\n    leave(0)\ntime.sleep(0.3)\nleave(0)"
     assert launch(2, program, tmp_path) == 0
 
 
 def test_of_two_that_fail_the_code_goes_by_the_rule(tmp_path: Path) -> None:
-    # Rank 0 leaves 1, and rank 1, which it takes along, the more telling 2.
+    # Rank 0 ends with 1. It makes rank 1 end too, with 2, which has priority.
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(folder / rank).touch()\nwait_for('0', '1')\n"
     assert launch(2, f"{program}leave(1 + int(rank))", tmp_path) == 2
 
@@ -378,7 +378,7 @@ def handlers(handler: Any) -> Iterator[None]:
 
 
 def own_handler(number: int, _: object) -> None:
-    """Stands for any of the launching program's own."""
+    """Stands for any handler of the launching program."""
 
 
 def test_after_a_launch_signals_are_handled_as_before(tmp_path: Path) -> None:
@@ -422,8 +422,10 @@ wait_for("end")
 
 @contextmanager
 def launching(program: str, folder: Path, each: str = "pass") -> Iterator[subprocess.Popen[str]]:
-    """Launch two ranks from a process that leads a process group, as a terminal's does; `each` is done before each starts.
-    At the end of the block they may end, and the launcher is killed if it does not."""
+    """Launch two ranks from a process that leads a process group, as in a terminal; `each` runs before each rank starts.
+
+    At the end of the block the ranks may end. A launcher that does not end is killed.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCH.format(each=each), RANK + program, str(folder)],
         env=os.environ | {"TMPDIR": str(folder)},

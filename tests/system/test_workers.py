@@ -1,4 +1,4 @@
-"""Processes that carry out a part of a command."""
+"""Worker processes, which carry out a part of a command."""
 
 import os
 import signal

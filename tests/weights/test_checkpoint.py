@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, whatever happens to the process or to its files."""
+"""A checkpoint is either complete or absent, whatever happens to the process or to its files."""
 
 import json
 import os
@@ -217,7 +217,7 @@ KILLED, FAILED = 9, 1
 
 
 def ends_before(point: int, work: Callable[[], object]) -> bool:
-    """Do work in a process that dies just before the point-th time it touches a file; return whether it came so far."""
+    """Do work in a process that dies just before its file access number `point`; return whether it reached that point."""
     child = os.fork()
     if child == 0:
         touched = count(1)

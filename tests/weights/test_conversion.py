@@ -1,4 +1,4 @@
-"""Weights come out of every format as they went in, and what does not is said."""
+"""Weights are the same after conversion to any format; whatever is lost is reported."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
-    """A folder as NVIDIA's code leaves it."""
+    """A folder as NVIDIA's code writes it."""
     nvidia_tensorflow.write(tmp_path / "theirs" / "model.ckpt-9", LIKE_ORIGINAL, state_of(LIKE_ORIGINAL, 9))
     return tmp_path / "theirs"
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
     assert same(load_file(target), initial_tensors(LIKE_ORIGINAL))
     assert open_weights(target).recipe == LIKE_ORIGINAL
-    assert target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode  # others may read it too
+    assert target.stat().st_mode == (tmp_path / "theirs" / "checkpoint").stat().st_mode  # other users may read it too
 
 
 def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
@@ -120,7 +120,7 @@ def test_which_weights_are_meant_is_said_as_for_evaluation(which: str, ema: bool
 
 @pytest.fixture
 def of_paddle(tmp_path: Path) -> Path:
-    """A folder as NVIDIA's PaddlePaddle code leaves it."""
+    """A folder as NVIDIA's PaddlePaddle code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
     nvidia_paddle.write(tmp_path / "checkpoint" / "ResNet50" / "4" / "resnet_50_paddle", recipe, state_of(recipe))
     return tmp_path / "checkpoint"
@@ -176,7 +176,7 @@ def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(run: Path, tiny_re
 
 @pytest.fixture
 def of_mxnet(tmp_path: Path) -> Path:
-    """A folder as NVIDIA's MXNet code leaves it."""
+    """A folder as NVIDIA's MXNet code writes it."""
     recipe = Recipe(model="resnet18", logits=10)
     for epoch in (3, 4):
         nvidia_mxnet.write(tmp_path / "theirs" / f"model-{epoch:04d}.params", recipe, State(0, initial_tensors(recipe), {}))

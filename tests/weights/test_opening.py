@@ -1,4 +1,4 @@
-"""Finding weights: runs, checkpoints and files, our own and other programs'."""
+"""Find weights: runs, checkpoints and files, of Lockstep and of other programs."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def value_at(step: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    """A run with checkpoints at steps 8, 16 and 24, the second of them the best."""
+    """A run with checkpoints at steps 8, 16 and 24. The second one is the best."""
     about = {"recipe": tiny_recipe.fields(), "classes": CLASSES}
     for step in (8, 16, 24):
         averages = {"fc.bias": np.full(3, -step, np.float32)} if step == 24 else {}
@@ -77,7 +77,7 @@ def test_the_moving_average_is_given_when_asked_for(run: Path) -> None:
 
 
 def torchvision_resnet18(logits: int) -> dict[str, np.ndarray]:
-    """Return zeros by the names and shapes of torchvision's resnet18, written out from its source."""
+    """Return zeros with the names and shapes of torchvision's resnet18, copied from its source."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def layer(conv: str, norm: str, outputs: int, inputs: int, kernel: int) -> None:

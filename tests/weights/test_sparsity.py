@@ -1,4 +1,4 @@
-"""Masks of 2:4 sparsity, against Paddle's own, against all patterns there are, and by what must hold of any."""
+"""Masks of 2:4 sparsity: compared with Paddle's, compared with all possible patterns, and checked for general properties."""
 
 import itertools
 import subprocess
@@ -24,12 +24,12 @@ def mask(values: np.ndarray, algorithm: str) -> np.ndarray:
     return masks({"a": values}, algorithm)["a"]
 
 
-# Paddle's own
+# Paddle's masks
 
 
 @pytest.fixture(scope="module")
 def paddle(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What Paddle keeps of the weights below by every algorithm; it works in a process of its own."""
+    """The masks of Paddle for the weights below, by every algorithm. Paddle runs in a separate process."""
     folder = tmp_path_factory.mktemp("paddle")
     np.savez(folder / "in.npz", **WEIGHTS)
     done = subprocess.run([sys.executable, PEER, folder / "in.npz", folder / "out.npz"], capture_output=True, text=True)
@@ -41,7 +41,7 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-# Of kernels [out, in / groups, height, width] and classifiers [out, in]; some divide by 4 and some do not.
+# Kernels [out, in / groups, height, width] and classifiers [out, in]; some sides are multiples of 4 and some are not.
 SHAPES = [(8, 8, 3, 3), (16, 4, 1, 1), (5, 6, 3, 3), (4, 7, 1, 3), (3, 9, 5, 2), (1, 4, 1, 1), (10, 32), (7, 13), (1, 5)]
 TOO_FEW_INPUTS = [(8, 3, 7, 7), (4, 3)]
 WEIGHTS = {str(shape): drawn(shape) for shape in SHAPES + TOO_FEW_INPUTS}
@@ -52,7 +52,7 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 @every_shape
 @every_algorithm
 def test_masks_are_paddles_own(paddle: Found, algorithm: str, shape: tuple[int, ...]) -> None:
-    # Its mask_2d_best takes signed values for magnitudes; see the next test.
+    # Paddle's mask_2d_best uses signed values instead of magnitudes; see the next test.
     name = f"magnitudes {shape}" if algorithm == "mask_2d_best" else f"{shape}"
     np.testing.assert_array_equal(mask(drawn(shape), algorithm), paddle[f"{algorithm} {name}"])
 
@@ -73,7 +73,7 @@ def test_what_paddle_skips_for_having_too_few_inputs_has_no_mask(
     assert masks({"a": drawn(shape)}, algorithm) == {}
 
 
-# All patterns there are
+# All possible patterns
 
 
 def is_valid(block: np.ndarray) -> bool:
@@ -120,11 +120,11 @@ def test_known_blocks() -> None:
     assert block[mask(block, "mask_2d_best")].sum() == 61
 
 
-# What must hold of any
+# General properties
 
 
 def by_inputs(values: np.ndarray) -> np.ndarray:
-    """Return a tensor as rows of inputs: a kernel's at every place and of every output."""
+    """Return a tensor as rows of inputs, for a kernel one row per position and output."""
     return np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])
 
 
@@ -176,7 +176,7 @@ def test_the_best_block_has_a_sum_that_none_exceeds(values: np.ndarray) -> None:
 
 
 def test_greed_that_stops_at_seven_can_keep_more_than_the_best_of_eight() -> None:
-    # Two each in three rows and columns, and the corner: nothing fits beside them, and no block of two each has all seven.
+    # Two in each of three rows and columns, and the corner: nothing else fits, and no block with two in each has all seven.
     values = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32)
     assert mask(values, "mask_2d_greedy").sum() == 7
     assert values[mask(values, "mask_2d_greedy")].sum() == 7
@@ -210,7 +210,7 @@ def test_masks_are_the_same_whatever_the_memory_they_are_made_from(algorithm: st
     assert mask(values, algorithm).flags.c_contiguous
 
 
-# Which tensors
+# Tensors that get masks
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet50", "resnext101-32x4d"])

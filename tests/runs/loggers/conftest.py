@@ -1,4 +1,4 @@
-"""A logger that writes down what it is told, and a picture to show."""
+"""Fixtures: a logger that records its calls, and a picture to log."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from lockstep.runs.loggers import LOGGERS, Kind, Opening, Picture
 
 
 class Noting:
-    """A logger that notes its calls, and fails at those it is told to."""
+    """A logger that records its calls, and raises in the calls it is configured to fail in."""
 
     def __init__(self, opening: Opening, told: list[tuple[Any, ...]], fails_at: set[str]) -> None:
         self.told, self.fails_at = told, fails_at
@@ -35,7 +35,7 @@ class Noting:
 
 
 class Notebook:
-    """What a logger "noting" was told, and where it fails."""
+    """The calls that the logger "noting" got, and the calls in which it fails."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -47,7 +47,7 @@ class Notebook:
 
 @pytest.fixture
 def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """A logger of the name "noting"."""
+    """A logger with the name "noting"."""
     notebook, module = Notebook(), ModuleType("lockstep.runs.loggers.noting")
     module.open_logger = lambda opening: Noting(opening, notebook.told, notebook.fails_at)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lockstep.runs.loggers.noting", module)
@@ -57,5 +57,5 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 
 @pytest.fixture
 def picture() -> Picture:
-    """Eight by six pixels, no two alike."""
+    """Eight by six pixels, all different."""
     return Picture("mistakes/01", "dots taken for rays", np.arange(144, dtype=np.uint8).reshape(6, 8, 3))

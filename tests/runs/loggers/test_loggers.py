@@ -1,4 +1,4 @@
-"""Several loggers of a run: what fails is left out, what was sent is not sent again."""
+"""Several loggers of a run: a logger that fails is left out, and nothing is sent twice."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_run_that_goes_on_keeps_its_key_and_sends_nothing_twice(noting: Notebo
     for step in (2, 4, 6):
         first.figures("train", {"loss": float(step)}, step)
     first.figures("val_trained", {"loss": 9.0}, 4)
-    again = loggers(tmp_path, step=2)  # killed, and no checkpoint was newer
+    again = loggers(tmp_path, step=2)  # killed, and there is no newer checkpoint
     for step in (4, 6, 8):
         again.figures("train", {"loss": float(step)}, step)
     again.figures("val_trained", {"loss": 9.0}, 4)
@@ -69,7 +69,7 @@ def test_one_that_fails_is_warned_of_once_and_told_no_more(
     assert warned == ["noting failed and gets nothing more of this run: OSError: the disk is full"]
     assert noting.told[-1][0] == call
     assert len(noting.of(call)) == 1
-    assert list((tmp_path / "tensorboard").iterdir())  # the others go on
+    assert list((tmp_path / "tensorboard").iterdir())  # the other loggers continue
 
 
 def test_a_request_to_stop_is_no_failure(noting: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

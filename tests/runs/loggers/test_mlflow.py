@@ -1,4 +1,4 @@
-"""MLflow's own client and a store in a file; left out where MLflow is not installed."""
+"""MLflow's own client with a store in a file. Skipped if MLflow is not installed."""
 
 import shutil
 from pathlib import Path
@@ -11,12 +11,12 @@ from PIL import Image
 from lockstep.runs.loggers import Loggers, Opening, Picture
 
 pytest.importorskip("mlflow")
-pytestmark = pytest.mark.filterwarnings("ignore")  # what it and its own packages warn each other of
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings inside the client and its packages
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store, which takes seconds to make."""
+    """An empty store. Making one takes seconds."""
     from mlflow import MlflowClient
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of a copy of the store, in a folder of its own."""
+    """A client of a copy of the store, in a separate folder."""
     shutil.copy(store, tmp_path / "mlflow.db")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

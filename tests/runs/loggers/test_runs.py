@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model with a logger that notes what it is told, in the place of Weights & Biases."""
+"""Complete runs of a tiny model, with a logger that records its calls in place of Weights & Biases."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def noted(noting: Notebook, monkeypatch: pytest.MonkeyPatch) -> Notebook:
 
 @pytest.fixture
 def recipe(tiny_recipe: Recipe) -> Recipe:
-    """Seven steps."""
+    """A run of seven steps."""
     return tiny_recipe.replace(epochs=1)
 
 

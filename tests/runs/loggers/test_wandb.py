@@ -1,4 +1,4 @@
-"""Weights & Biases' own client, offline; left out where it is not installed."""
+"""Weights & Biases' own client, offline. Skipped if it is not installed."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ import pytest
 from lockstep.runs.loggers import Loggers, Opening, Picture
 
 pytest.importorskip("wandb")
-pytestmark = pytest.mark.filterwarnings("ignore")  # what it and its own packages warn each other of
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings inside the client and its packages
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
 
 
 def payloads(data: bytes) -> Iterator[bytes]:
-    """Yield what is in a file of the client's: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB.
+    """Yield the records of a client's file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB.
 
-    A piece is: checksum, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes.
+    A piece has a checksum, length, kind (1 complete, 2 first, 3 middle, 4 last) and bytes.
     """
     place, parts = 7, b""
     while place + 7 <= len(data):
@@ -44,10 +44,10 @@ def payloads(data: bytes) -> Iterator[bytes]:
 
 
 def records(folder: Path) -> list[list[Any]]:
-    """Return the records of every process's file, in the order of the files."""
+    """Return the records of all processes' files, in the order of the files."""
     import wandb
 
-    wandb.teardown()  # as at the end of a process: until then its own process may still have to write
+    wandb.teardown()  # as at the end of a process: before that, the client's process may still be writing
     from wandb.proto.wandb_internal_pb2 import Record
 
     files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))

@@ -1,8 +1,8 @@
-"""Prunes layers with Paddle's own `prune_model`.
+"""Prune layers with Paddle's own `prune_model`.
 
     with_paddle.py INPUT.npz OUTPUT.npz
 
-INPUT has weights in Lockstep's layout; OUTPUT gets the mask of each, by `<algorithm> <name>`, bool in the same layout.
+INPUT has weights in Lockstep's layout. OUTPUT gets each weight's mask as `<algorithm> <name>`, bool in the same layout.
 """
 
 import sys

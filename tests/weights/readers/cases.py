@@ -1,4 +1,4 @@
-"""Small models of the kinds that other programs have."""
+"""Small models of the kinds that other programs use."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def edited(data: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
 
 
 def state_of(recipe: Recipe, step: int = 7) -> State:
-    """Every value another, so that nothing can be mistaken for anything else."""
+    """Return a state in which all values are different, so that no two can be confused."""
     random = np.random.default_rng(step)
     found = list(tensors(model_spec(recipe.model), recipe.logits))
     values = {tensor.name: random.standard_normal(tensor.shape, np.float32) for tensor in found}
@@ -35,7 +35,7 @@ def state_of(recipe: Recipe, step: int = 7) -> State:
 
 
 def assert_stored(found: Variables, expected: Variables) -> None:
-    """Types, shapes and bits."""
+    """Assert that types, shapes and bits are equal."""
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
@@ -43,7 +43,7 @@ def assert_stored(found: Variables, expected: Variables) -> None:
 
 
 def assert_canonical(found: Variables, expected: Variables) -> None:
-    """The bits of float32, in arrays of their own."""
+    """Assert that arrays are float32 with equal bits, contiguous and writeable."""
     assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in expected.items()}
     assert {value.dtype for value in found.values()} <= {np.dtype(np.float32)}
     assert all(value.flags.c_contiguous and value.flags.writeable for value in found.values())

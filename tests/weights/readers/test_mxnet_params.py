@@ -1,4 +1,4 @@
-"""A file of MXNet's holds what was written, and damage is an error. MXNet's own part is in test_peers_of_mxnet."""
+"""MXNet files hold what was written, and damage is an error. Tests with MXNet itself are in test_peers_of_mxnet."""
 
 import struct
 from pathlib import Path
@@ -39,7 +39,7 @@ def result(data: bytes, folder: Path) -> Variables | None:
 
 
 def stored(array: bytes, names: bytes | None = None, count: int = 1) -> bytes:
-    """A file by hand, with one array called x."""
+    """Return a file, made by hand, with one array called x."""
     names = struct.pack("<QQ", 1, 1) + b"x" if names is None else names
     return struct.pack("<QQQ", 0x112, 0, count) + array + names
 
@@ -61,7 +61,7 @@ def test_what_was_written_is_read_bit_for_bit(values: Variables, tmp_path_factor
 
 
 def test_the_bytes_are_those_that_mxnet_writes(tmp_path: Path) -> None:
-    """mx.nd.save of {"x": [1, 2]} by MXNet 1.9.1."""
+    """The file that mx.nd.save of MXNet 1.9.1 writes for {"x": [1, 2]}."""
     dump(tmp_path / "a", {"x": np.array([1, 2], np.float32)})
     expected = (
         "120100000000000000000000000000000100000000000000c9fa93f9000000000100000002000000000000000100000000000000"

@@ -1,4 +1,4 @@
-"""MXNet's names and layouts, and what happens to files that have others. MXNet's own part is in test_peers_of_mxnet."""
+"""MXNet's names and layouts, and files with other ones. Tests with MXNet itself are in test_peers_of_mxnet."""
 
 import json
 import re
@@ -27,12 +27,12 @@ NO_GRAPH = (
     "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
 )
 SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
-"""The 3x3 of its first stage has kernels of 3 x 3 x 3."""
+"""A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models that have a name."""
+    """Give small models a name."""
     for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
         monkeypatch.setitem(MODELS, name, spec)
 
@@ -43,7 +43,7 @@ def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A checkpoint as the original leaves it."""
+    """A checkpoint as the original writes it."""
     recipe = recipe_of()
     write(tmp_path / "out" / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
     return tmp_path / "out" / "model-0090.params"
@@ -138,7 +138,7 @@ def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
 
 
 def in_nhwc(arrays: Variables, channels: int = 3) -> None:
-    """As the original trains in fp16: kernels OHWI, a stem of more channels perhaps."""
+    """Change arrays as if the original was trained in fp16: OHWI kernels, and possibly a stem with more channels."""
     for name, value in arrays.items():
         if value.ndim == 4:
             more = [(0, 0), (0, channels - 3 if name == "arg:conv0_weight" else 0), (0, 0), (0, 0)]
@@ -216,14 +216,14 @@ GLUON_LEAVES = {"moving_mean": "running_mean", "moving_var": "running_var"}
 
 
 def gluon_layers(spec_names: dict[str, str]) -> list[tuple[str, str]]:
-    """The original's names of convolutions and batch norms in the order in which Gluon makes layers."""
+    """Return the original's names of convolutions and batch norms, in the order in which Gluon creates layers."""
     kernels = [theirs for ours, theirs in spec_names.items() if ours != "fc.weight" and theirs.endswith("_weight")]
     norms = [theirs for theirs in spec_names.values() if theirs.endswith("_gamma")]
     return [(k.removesuffix("_weight"), n.removesuffix("_gamma")) for k, n in zip(kernels, norms, strict=True)]
 
 
 def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) -> dict[str, str]:
-    """The model zoo counts within a stage; NVIDIA's code of Gluon through the whole network."""
+    """Return names with counters. The model zoo counts within a stage, NVIDIA's Gluon code through the whole network."""
     table, counts = {"fc1": f"{prefix}dense0"}, dict.fromkeys(("", "1", "2", "3", "4"), 0)
     for kernel, norm in layers:
         stage = kernel[5] if by_stage and kernel.startswith("stage") else ""
@@ -234,7 +234,7 @@ def as_counted(layers: list[tuple[str, str]], prefix: str, *, by_stage: bool) ->
 
 
 def as_paths(layers: list[tuple[str, str]], *, fused: bool) -> dict[str, str]:
-    """As Gluon's save_parameters calls what NVIDIA's code builds, whose blocks end with a layer of their own."""
+    """Return the names that Gluon's save_parameters gives NVIDIA's model, whose blocks end with a separate layer."""
     table = {"fc1": "_net.output", "conv0": "_net.features.0.1", "bn0": "_net.features.1.0"}
     for kernel, norm in layers[1:]:
         stage, unit, what = re.fullmatch(r"stage(\d)_unit(\d)_conv(\w+)", kernel).groups()  # type: ignore[union-attr]
@@ -483,7 +483,7 @@ def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The disk is full when a file is almost written."""
+    """Make the disk full when a file is almost written."""
     done = mxnet_params.dump
 
     def dump(path: Path, arrays: Variables) -> None:

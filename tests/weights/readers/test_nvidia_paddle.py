@@ -1,4 +1,4 @@
-"""Paddle's names and layouts, and what happens to files that have others. Paddle's own part is in test_peers_of_paddle."""
+"""Paddle's names and layouts, and files with other ones. Tests with Paddle itself are in test_peers_of_paddle."""
 
 import pickle
 import re
@@ -24,7 +24,7 @@ CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was le
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models that have a name."""
+    """Give small models a name."""
     monkeypatch.setitem(MODELS, "small", RESNET)
     monkeypatch.setitem(MODELS, "basic", BASIC)
 
@@ -35,7 +35,7 @@ def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    """A checkpoint as the original leaves it."""
+    """A checkpoint as the original writes it."""
     recipe = recipe_of()
     write(tmp_path / "ResNet50" / "7" / "resnet_50_paddle", recipe, state_of(recipe))
     return tmp_path / "ResNet50" / "7" / "resnet_50_paddle"
@@ -125,7 +125,7 @@ def test_a_stem_of_three_channels_is_read_without_a_remark(prefix: Path, tmp_pat
 
 
 def later(name: str) -> str:
-    """As in a program that is the second of its process; its counters do not begin at 0."""
+    """Return a name as in the second program of a process, whose counters do not begin at 0."""
     return re.sub(r"(conv2d|batch_norm|linear)_(\d+)", lambda found: f"{found[1]}_{int(found[2]) + 97}", name)
 
 
@@ -145,7 +145,7 @@ def test_counters_may_begin_anywhere_and_batch_norms_have_two_names(
 
 
 def halved(parameters: Variables, optimizer: Variables) -> tuple[Variables, Variables]:
-    """As with --use-pure-fp16: kernels and classifier are rounded, the optimizer keeps them whole."""
+    """Change variables as with --use-pure-fp16: kernels and classifier are rounded, the optimizer keeps float32 copies."""
     kept = {name: value for name, value in parameters.items() if name.startswith(("conv2d", "linear"))}
     masters = {f"{name}_fp32_master_0": value for name, value in kept.items()}
     slots = {f"{name}_fp32_master_0_velocity_0": optimizer[f"{name}_velocity_0"] for name in kept}
@@ -262,7 +262,7 @@ def test_a_velocity_of_another_shape_is_refused(prefix: Path, tmp_path: Path) ->
 
 
 def test_velocities_are_found_by_the_names_of_parameters_where_layers_have_names(prefix: Path, tmp_path: Path) -> None:
-    """As before Paddle 2.1: arrays by layers, and a table of their parameters."""
+    """Files from before Paddle 2.1 hold arrays by layer names, and a table of their parameters."""
     recipe = recipe_of("basic", 10)
     state = state_of(recipe)
     ends = {"running_mean": "_mean", "running_var": "_variance"}

@@ -1,4 +1,4 @@
-"""NVIDIA's names and layouts, and what happens to variables that have others. TensorFlow's own part is in test_peers."""
+"""NVIDIA's names and layouts, and variables with other ones. Tests with TensorFlow itself are in test_peers."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def recipe_of(spec: ModelSpec | str, logits: int = 1001) -> Recipe:
 
 
 def variables_of(spec: ModelSpec, tmp_path: Path) -> Variables:
-    """What NVIDIA's code would save of a state."""
+    """Return the variables that NVIDIA's code would save."""
     recipe = recipe_of(spec)
     write(tmp_path / "first", recipe, state_of(recipe))
     bundle = Bundle(tmp_path / "first")
@@ -100,7 +100,7 @@ def test_a_classifier_made_a_convolution_is_read(tmp_path: Path) -> None:
 
 
 def one_based(name: str) -> str:
-    """As NVIDIA's code of 2019 counted: from 1, but the blocks of stage 3 from 2."""
+    """Return a name as in NVIDIA's code of 2019, which counts from 1, but the blocks of stage 3 from 2."""
     _, found, rest = name.partition("btlnck_block_")
     if not found:
         return name.replace("resnet/", "resnet50_v1.5/")
@@ -109,7 +109,7 @@ def one_based(name: str) -> str:
 
 
 def other_words(name: str) -> str:
-    """Another program's words in the same scopes; the blocks are counted up to 10 and beyond."""
+    """Return a name with another program's words in the same scopes. Block numbers go to 10 and beyond."""
     for ours, theirs in (
         ("resnet/conv2d/", "net/stem/"),
         ("btlnck_block_0_0", "net/unit9"),
@@ -207,7 +207,7 @@ def without(*endings: str) -> Callable[[Variables], Variables]:
 
 
 def swapped_words(variables: Variables) -> Variables:
-    """Of the first block, last convolution and shortcut have equal shapes; here no name says which is which."""
+    """Rename the first block's last convolution and shortcut, of equal shapes, so that names do not identify them."""
     for old, new in (("/bottleneck_3", "/b"), ("/shortcut/conv2d", "/c"), ("/bottleneck_1", "/a")):
         variables = renamed(variables, lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
     return variables
@@ -259,7 +259,7 @@ def test_what_is_incomplete_ambiguous_or_more_is_refused(
 
 
 def test_a_missing_block_is_not_read_as_a_smaller_model(tmp_path: Path) -> None:
-    """But one that nothing tells from a smaller model is."""
+    """It is refused only if something distinguishes it from a smaller model."""
     variables = variables_of(RESNET, tmp_path)
     gap = {name: value for name, value in variables.items() if "btlnck_block_0_0" not in name}
     with pytest.raises(CheckpointError, match=r"btlnck_block_0_1 .* does not take 8 channels"):

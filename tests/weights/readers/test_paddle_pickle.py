@@ -1,4 +1,4 @@
-"""A file of Paddle's holds what was written, whoever wrote it; nothing in it is ever run, and damage is an error."""
+"""Paddle files hold what was written, by any program. Nothing in them is ever run, and damage is an error."""
 
 import codecs
 import os
@@ -34,7 +34,7 @@ WHOLE: dict[str, np.ndarray] = {
 
 
 class Ask:
-    """Pickled, it asks for a call; of a function by its name if it is text."""
+    """An object whose pickle asks for a call of a function."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.reduced = function, arguments
@@ -127,7 +127,7 @@ def test_scalars_are_arrays_without_axes(tmp_path: Path) -> None:
 
 
 def in_slices(value: np.ndarray, names: list[str]) -> dict[str, Any]:
-    """What Paddle makes of an array that is too big for the protocol."""
+    """Return what Paddle stores for an array that is too big for the protocol."""
     about = {"a": {"OriginShape": value.shape, "slices": names}}
     parts = np.array_split(value.ravel(), 3)
     return {f"a@@.{i}": part for i, part in enumerate(parts)} | {"UnpackBigParamInfor@@": about, "b": np.zeros(2)}
@@ -180,7 +180,7 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = {key: dict(vars(call)) for key, call in paddle_pickle._CALLS.items()}
-    named = named if protocol > 2 else ""  # which has Python 2's names
+    named = named if protocol > 2 else ""  # protocol 2 uses Python 2's names
     with pytest.raises(CheckpointError, match=rf"any\.pdparams asks for ({named}).*malicious. Nothing of it was run"):
         read(pickle.dumps(placed(value, where), protocol), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["any.pdparams"]
@@ -188,7 +188,7 @@ def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
 
 
 def program(*parts: bytes) -> bytes:
-    """A pickle by hand."""
+    """Return a pickle made by hand."""
     return b"\x80\x04" + b"".join(parts) + b"."
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints of TensorFlow's own Saver are read here, and ours there, with equal values and equal logits.
+"""Lockstep reads checkpoints of TensorFlow's Saver, and TensorFlow reads Lockstep's, with equal values and logits.
 
-TensorFlow works in processes of its own.
+TensorFlow runs in separate processes.
 """
 
 import os
@@ -38,7 +38,7 @@ def tensorflow(command: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peers")
-    for name in ("sharded", "types", "partitioned", "many"):  # TensorFlow makes no folder here
+    for name in ("sharded", "types", "partitioned", "many"):  # TensorFlow does not create this folder
         (folder / name).mkdir()
     save_images(folder, 4)
     tensorflow("make", folder)
@@ -51,7 +51,7 @@ def save_images(folder: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def ours(theirs: Path) -> Path:
-    """The folder, with what was read from it written again, read again by TensorFlow."""
+    """The folder after Lockstep has read and written its checkpoints and TensorFlow has read them again."""
     for name in NAMES:
         original = opened(theirs, name)
         nvidia_tensorflow.write(theirs / "ours" / name, original.recipe, original.state)
@@ -190,8 +190,8 @@ def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_pat
     assert original.remarks == ()
     assert original.recipe == resnet50_tensorflow_90ep().replace(precision="fp32")
     assert original.state.step == 112_590
-    assert len(original.state.momentum) == 161  # as the original's own code asserts
-    for name, velocity in original.state.momentum.items():  # half of what it was; a step of 0.5 takes a quarter away
+    assert len(original.state.momentum) == 161  # as the original's code asserts
+    for name, velocity in original.state.momentum.items():  # half of the value; a step with rate 0.5 subtracts a quarter
         assert np.allclose(original.state.tensors[name], 1.5 * velocity, rtol=1e-6)
     found, expected = logits(original, tmp_path), np.load(tmp_path / "full-logits.npz")["logits"]
     assert np.abs(expected).max() > 1

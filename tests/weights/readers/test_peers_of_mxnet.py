@@ -1,6 +1,6 @@
-"""Files of MXNet's own functions are read here, and ours there, with equal values and equal logits.
+"""Lockstep reads files of MXNet's functions, and MXNet reads Lockstep's, with equal values and logits.
 
-MXNet works in processes and an environment of its own.
+MXNet runs in separate processes and in a separate environment.
 """
 
 import json
@@ -51,7 +51,7 @@ def mxnet(command: str, folder: Path) -> None:
 
 
 def state() -> State:
-    """Values of a size that keeps probabilities apart from 0 and 1."""
+    """Return values of a size that keeps probabilities away from 0 and 1."""
     random = np.random.default_rng(11)
     values = {}
     for tensor in tensors(RESNET, 10):
@@ -77,7 +77,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a state of ours, loaded by MXNet."""
+    """A folder with a state of Lockstep's that MXNet has loaded."""
     folder = with_images(tmp_path_factory.mktemp("ours"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", RESNET)
@@ -134,7 +134,7 @@ def test_older_files_are_read_as_mxnet_does(version: str, arrays: Path) -> None:
 
 
 def theirs_of(name: str) -> str:
-    """The original's name of a tensor, written down independently of the code under test."""
+    """Return the original's name of a tensor, independently of the code under test."""
     name = re.sub(r"^layer(\d)\.(\d)\.", lambda found: f"stage{found[1]}_unit{int(found[2]) + 1}_", name)
     for old, new in (("downsample.0", "conv1sc"), ("downsample.1", "sc")):
         name = name.replace(old, new)
@@ -155,7 +155,7 @@ def logits(original: Original, folder: Path) -> np.ndarray:
 
 
 def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
-    """To 1e-5 of the largest; images differ by far more than that."""
+    """Assert equality to 1e-5 of the largest value; different images differ by much more."""
     largest = np.abs(expected).max()
     assert np.isfinite(largest)
     assert np.ptp(expected, axis=0).max() > 1e-3 * largest
@@ -173,7 +173,7 @@ MODULES: dict[str, tuple[str, float, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(
     ("name", "graph"),
-    # Nothing but its graph says what batch norms of "epsilon" add.
+    # Only the graph says what the batch norms of "epsilon" add.
     [*((name, True) for name in MODULES), *((name, False) for name in MODULES if name != "epsilon")],
 )
 def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: bool, theirs: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(loaded
 
 
 def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
-    """As MXNet writes both, but for what it and Lockstep write of variables and for attributes that are defaults."""
+    """MXNet writes both. Attributes of variables and attributes with default values are not compared."""
     both = [json.loads(text)["nodes"] for text in np.load(ours / "ours.npz")["nodes"]]
     written, originals = (
         {
@@ -249,12 +249,12 @@ def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:
         re.sub(r"^(_plus|flatten|pooling)\d+$", r"\1", name) for name in originals
     }
     for name in written.keys() & originals.keys():
-        if not re.match(r"stage\d_unit\d_relu3|pool1", name):  # whose inputs are named by MXNet's counters
+        if not re.match(r"stage\d_unit\d_relu3|pool1", name):  # its inputs are named by MXNet's counters
             assert written[name] == originals[name], name
 
 
 def test_mxnet_goes_on_training_from_what_was_written(ours: Path) -> None:
-    """The gradient of the classifier's bias is known: probabilities less the labels."""
+    """The gradient of the classifier's bias is known: probabilities minus labels."""
     found, after = np.load(ours / "ours.npz"), np.load(ours / "ours-after.npz")
     gradient = (after["probabilities"] - np.eye(4, 10)).mean(axis=0)
     assert np.abs(gradient).max() > 1e-2

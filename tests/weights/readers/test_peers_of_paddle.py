@@ -1,6 +1,6 @@
-"""Files of Paddle's own functions are read here, and ours there, with equal values and equal logits.
+"""Lockstep reads files of Paddle's functions, and Paddle reads Lockstep's, with equal values and logits.
 
-Paddle works in processes of its own, once with the programs of Paddle 3 and once with those of Paddle 2.
+Paddle runs in separate processes, once with the programs of Paddle 3 and once with those of Paddle 2.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.weights.readers.cases import RESNET
 
 pytestmark = pytest.mark.slow
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
-"""Paddle 3's programs have no fp16 on a CPU."""
+"""Runs a test only with Paddle 2's programs, since Paddle 3's do not support fp16 on a CPU."""
 SCRIPT = Path(__file__).parent / "peers" / "with_paddle.py"
 EPOCH = "no step is stored, 0 is used; its folder names epoch 7, counted from 0"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
@@ -70,7 +70,7 @@ def made(what: str, folder: Path, programs: str) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(theirs: Path, programs: str) -> Path:
-    """The folder, with a state of ours in it, loaded by Paddle."""
+    """The folder with a state of Lockstep's that Paddle has loaded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "small", RESNET)
         nvidia_paddle.write(theirs / "ours" / "resnet_50_paddle", recipe_of(), state())
@@ -92,7 +92,7 @@ def state() -> State:
 
 
 def layer_of(name: str) -> str:
-    """The original's name of a layer's tensor, written down independently of the code under test."""
+    """Return the original's name of a layer's tensor, independently of the code under test."""
     first = {"1": 0, "2": 2, "3": 3, "4": 4}
     name = name.replace("running_mean", "_mean").replace("running_var", "_variance")
     name = re.sub(r"^conv1\.", "stem.0.conv.", re.sub(r"^bn1\.", "stem.0.bn.", name))
@@ -180,7 +180,7 @@ def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_lo
 
 
 def test_velocities_of_layers_are_those_of_their_parameters(layers: Path) -> None:
-    """After one step from rest the velocity is the gradient."""
+    """After one step from velocities of 0, the velocity is the gradient."""
     momentum = nvidia_paddle.read(layers / "trained").state.momentum
     stored = np.load(layers / "trained.npz")
     assert np.array_equal(momentum["fc.weight"], stored["fc"].T)

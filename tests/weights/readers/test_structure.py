@@ -1,4 +1,4 @@
-"""Models among variables with unknown names: recognised by order and shapes, or refused."""
+"""Models with unknown variable names: recognised by order and shapes, or refused."""
 
 import random
 
@@ -11,7 +11,7 @@ LEAVES = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "run
 
 
 def variables_of(spec: ModelSpec, logits: int = 1001) -> dict[str, tuple[str, Shape]]:
-    """Canonical name -> a variable of another program, with all of a layer in one scope, and its shape in HWIO."""
+    """Return by canonical name: another program's variable, with all of a layer in one scope, and its shape in HWIO."""
     scopes = {}
     for conv in convolutions(spec):
         scope = f"net/{conv.name.replace('.', '/').replace('downsample/0', 'projection')}"

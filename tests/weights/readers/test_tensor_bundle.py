@@ -1,4 +1,4 @@
-"""A bundle holds what was written, whatever the names and shapes; damage is an error that names the file, never a value."""
+"""A bundle holds what was written, for all names and shapes. Damage is an error that names the file, never a wrong value."""
 
 import os
 import struct
@@ -84,7 +84,7 @@ def test_any_bytes_are_an_error_and_nothing_else(data: bytes, magic: bool, tmp_p
 
 
 def test_no_flipped_bit_of_a_file_goes_unnoticed(prefix: Path) -> None:
-    """But for the zeros that fill up the footer, to which the top bit of the number before them adds one more."""
+    """Exceptions: the zeros that pad the footer, and the top bit of the number before them, which only adds a zero to it."""
     for path, unread in ((index_path(prefix), 40 - 5), (data_path(prefix, 0, 1), 0)):
         whole = path.read_bytes()
         for offset in range(len(whole)):
@@ -176,7 +176,7 @@ def test_a_tensor_that_makes_no_sense_is_refused_when_it_is_read(entry: bytes, r
 
 
 def test_a_huge_size_is_an_error_and_no_huge_allocation(tmp_path: Path) -> None:
-    size = bytes([0x80] * 6 + [0x20])  # 2 to the 47th
+    size = bytes([0x80] * 6 + [0x20])  # 2 to the power of 47
     shape = bytes([0x12, 10, 0x12, 8, 0x08, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x08])
     table(tmp_path / "odd.index", [HEADER, (b"a", bytes([0x08, 1]) + shape + bytes([0x28]) + size)])
     (tmp_path / "odd.data-00000-of-00001").write_bytes(bytes(4))

@@ -126,7 +126,8 @@ def _matched(prefix: Path, variables: Mapping[str, Shape]) -> _Matching:
     if others:
         raise CheckpointError(
             f"{prefix} has {len(others)} kernels that a plain ResNet does not have, such as {others[0]} "
-            f"{variables[others[0]]}: it is another model (squeeze-and-excitation?), and without them its results would be wrong"
+            f"{variables[others[0]]}: it is another model (squeeze-and-excitation?), and without them its results would be "
+            "wrong"
         )
     return matching
 

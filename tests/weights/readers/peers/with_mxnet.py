@@ -1,11 +1,11 @@
-"""Saves checkpoints with MXNet's own functions and loads ours.
+"""Save checkpoints with MXNet's own functions and load Lockstep's.
 
-    with_mxnet.py arrays FOLDER     files of arrays of every type that MXNet has, and those of ours that it loads
-    with_mxnet.py save FOLDER       models by Module and by Gluon, their values and their logits
-    with_mxnet.py load FOLDER       loads ours-0007.params in every way there is
+    with_mxnet.py arrays FOLDER     files of arrays of every MXNet type, and Lockstep's arrays as MXNet loads them
+    with_mxnet.py save FOLDER       models saved by Module and by Gluon, their values and their logits
+    with_mxnet.py load FOLDER       loads ours-0007.params in every possible way
 
-Every result is a .npz. The networks have the layers of NVIDIA's symbol code; they are written for this and share nothing
-with Lockstep.
+Every result is a .npz. The networks have the layers of NVIDIA's symbol code. They are written for this test and share no
+code with Lockstep.
 """
 
 import sys
@@ -21,7 +21,7 @@ LOGITS = 10
 
 
 class Builder:
-    """The original's symbols."""
+    """Builds the original's symbols."""
 
     def __init__(self, layout, half=False, epsilon=1e-5):
         self.layout, self.half, self.epsilon = layout, half, epsilon
@@ -36,7 +36,7 @@ class Builder:
         return mx.sym.BatchNorm(data=x, axis=axis, fix_gamma=False, eps=self.epsilon, momentum=0.9, name=norm)
 
     def pool(self, x, **kwargs):
-        # A CPU pools in NCHW alone.
+        # On a CPU, MXNet pools only in NCHW.
         if self.layout == "NHWC":
             x = mx.sym.transpose(data=x, axes=(0, 3, 1, 2))
         x = mx.sym.Pooling(data=x, layout="NCHW", **kwargs)
@@ -73,7 +73,7 @@ class Builder:
 
 
 def randomise(shapes):
-    """Values that nothing else has, of a size that keeps the network's own in range."""
+    """Return values that are all different, and of a size that keeps activations in range."""
     found = {}
     for seed, (name, shape) in enumerate(sorted(shapes.items())):
         random = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def randomise(shapes):
 
 
 def logits_of(symbol, arguments, statistics, images):
-    """Run what comes before the softmax, in float32."""
+    """Run the network up to the softmax, in float32."""
     outputs = symbol.get_internals()
     last = outputs[[name for name in outputs.list_outputs() if name.startswith("fc1")][-1]]
     module = mx.mod.Module(last, label_names=None)
@@ -99,7 +99,7 @@ def logits_of(symbol, arguments, statistics, images):
 
 
 def save_module(folder, name, builder, size, channels, images, epoch=90):
-    """As the original's callback saves a Module; logits are computed in NCHW and float32, which a CPU can."""
+    """Save a Module as the original's callback does. Logits are computed in NCHW and float32, which a CPU supports."""
     symbol = builder.network(size)
     padded = np.concatenate([images, np.zeros_like(images[:, : channels - 3])], axis=1)
     shapes, _, of_statistics = symbol.infer_shape(data=padded.shape, softmax_label=(len(images),))
@@ -124,7 +124,7 @@ def save_gluon(folder, name, network, images):
     network.initialize(mx.init.Xavier(magnitude=3))
     network.hybridize()
     with mx.autograd.record():
-        network(mx.nd.array(images)).wait_to_read()  # statistics other than 0 and 1
+        network(mx.nd.array(images)).wait_to_read()  # statistics that are not 0 and 1
     logits = network(mx.nd.array(images))
     network.export(str(folder / name), epoch=3)
     network.save_parameters(str(folder / f"{name}-paths.params"))
@@ -133,7 +133,7 @@ def save_gluon(folder, name, network, images):
 
 
 class Block(mx.gluon.HybridBlock):
-    """A bottleneck as NVIDIA's code of Gluon builds it: all layers are counted together, the last with the sum in it."""
+    """A bottleneck as NVIDIA's Gluon code builds it: all layers are counted together, and the last one includes the sum."""
 
     def __init__(self, inputs, outputs, stride, first):
         super().__init__()
@@ -193,7 +193,7 @@ def save(folder):
 
 
 def load(folder):
-    """As the original goes on from an epoch; then as Gluon imports a graph; then a step of training."""
+    """Load as the original resumes from an epoch, then as Gluon imports a graph, then train a step."""
     images = np.load(folder / "images.npy")
     labels = mx.nd.array(np.arange(len(images)))
     module = mx.mod.Module.load(str(folder / "ours"), 7)
@@ -219,7 +219,7 @@ def load(folder):
 
 
 def arrays(folder):
-    """Files of arrays, theirs and ours."""
+    """Write and load files of arrays, MXNet's and Lockstep's."""
     values = np.array([[1.5, 0.0, 3.0], [0.0, 2.0, 0.0]])
     kinds = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
     dense = {kind: mx.nd.array(values, dtype=kind) for kind in kinds}

@@ -1,11 +1,11 @@
-"""Saves checkpoints with Paddle's own functions and loads ours.
+"""Save checkpoints with Paddle's own functions and load Lockstep's.
 
-    with_paddle.py layers FOLDER      a small model and paddle.vision's, by paddle.save, and their logits
-    with_paddle.py programs FOLDER    the same as static programs, in every way there is, and their values and logits
+    with_paddle.py layers FOLDER      a small model and paddle.vision's, saved by paddle.save, and their logits
+    with_paddle.py programs FOLDER    the same as static programs, saved in every possible way, and their values and logits
     with_paddle.py load FOLDER        loads ours/ into programs
 
-With FLAGS_enable_pir_api=0 programs are those of Paddle 2, which the original ran on; only these have fp16 on a CPU.
-The network has the layers of NVIDIA's model code; it is written for this and shares nothing with Lockstep.
+With FLAGS_enable_pir_api=0 programs are those of Paddle 2, which the original uses. Only these support fp16 on a CPU.
+The network has the layers of NVIDIA's model code. It is written for this test and shares no code with Lockstep.
 """
 
 import sys
@@ -67,7 +67,7 @@ def tensor_of(name):
 
 
 def randomise(names):
-    """Give every variable values that nothing else has."""
+    """Give every variable different values."""
     for seed, name in enumerate(sorted(names)):
         tensor = tensor_of(name)
         old = np.array(tensor)
@@ -76,7 +76,7 @@ def randomise(names):
 
 
 class Program:
-    """A static program that trains, as the original builds it, and one that evaluates with the same variables."""
+    """The original's static program for training, and one for evaluation with the same variables."""
 
     def __init__(self, make, channels, amp=False, half=False):
         self.main, self.startup, self.test = static.Program(), static.Program(), static.Program()
@@ -108,7 +108,7 @@ class Program:
         return {name: parameter.name for name, parameter in self.network.state_dict(use_hook=False).items()}
 
     def values(self, names):
-        """Values by the names of layers; velocities and masters have theirs behind it."""
+        """Return values by layer names. Names of velocities and masters have a suffix."""
         found = {}
         for layer, parameter in self.layers().items():
             for ending in ("", "_velocity_0", "_fp32_master_0", "_fp32_master_0_velocity_0"):
@@ -144,7 +144,7 @@ def save_layers(folder):
         "resnet50": paddle.vision.models.resnet50(num_classes=LOGITS),
     }.items():
         layer.train()
-        layer(paddle.to_tensor(images))  # statistics other than 0 and 1
+        layer(paddle.to_tensor(images))  # statistics that are not 0 and 1
         layer.eval()
         paddle.save(layer.state_dict(), str(folder / f"{name}.pdparams"))
         np.savez(folder / f"{name}-logits.npz", logits=layer(paddle.to_tensor(images)).numpy())
@@ -180,7 +180,7 @@ def load(folder):
     names = program.names()
     np.savez(folder / "ours.npz", **program.values(names))
     np.savez(folder / "ours-logits.npz", logits=program.run(with_padding(images)))
-    program.executor.run(program.main, feed={"x": with_padding(images)}, fetch_list=[program.loss])  # goes on training
+    program.executor.run(program.main, feed={"x": with_padding(images)}, fetch_list=[program.loss])  # continues training
     np.savez(folder / "ours-after.npz", **program.values(names))
     if not paddle.framework.in_pir_mode():
         amp = Program(lambda: Network(4), 4, amp=True)

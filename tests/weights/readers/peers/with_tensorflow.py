@@ -1,10 +1,10 @@
-"""Writes checkpoints with TensorFlow's own Saver and restores ours.
+"""Write checkpoints with TensorFlow's own Saver and restore Lockstep's.
 
     with_tensorflow.py make FOLDER        small models trained for two steps, many types, two data files, a partitioned one
-    with_tensorflow.py full FOLDER        ResNet-50 at its own size
-    with_tensorflow.py restore FOLDER     reads ours/ in every way TensorFlow has
+    with_tensorflow.py full FOLDER        ResNet-50 at full size
+    with_tensorflow.py restore FOLDER     reads ours/ in every way that TensorFlow has
 
-The graph has the scopes of NVIDIA's model code; it is written for this and shares nothing with Lockstep.
+The graph has the scopes of NVIDIA's model code. It is written for this test and shares no code with Lockstep.
 """
 
 import sys
@@ -94,7 +94,7 @@ def values(session):
 
 
 def make_model(folder, name, images):
-    """Two steps of training, so that no variable or slot is what it was at first."""
+    """Train two steps, so that every variable and slot has changed."""
     with tf.Graph().as_default(), v1.Session() as session:
         fed = tf.constant(images)
         step = v1.train.get_or_create_global_step()
@@ -122,7 +122,7 @@ def restored(prefix, model, images):
 
 
 def make_types(folder):
-    """Every type that can be read, two that cannot, and shapes of all ranks."""
+    """Write every type that can be read, two that cannot, and shapes of all ranks."""
     with tf.Graph().as_default(), v1.Session() as session:
         numbers = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
         for dtype in (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.bool, tf.string):
@@ -157,7 +157,7 @@ def make_partitioned(folder):
 
 
 def make_many(folder):
-    """More entries than one block of an index holds."""
+    """Write more entries than one block of an index holds."""
     with tf.Graph().as_default(), v1.Session() as session:
         found = [v1.get_variable(f"a/{i % 7}/{'long' * 50}/{i}", initializer=np.float32(i)) for i in range(1500)]
         session.run(v1.global_variables_initializer())
@@ -175,7 +175,7 @@ def make(folder):
 
 
 def full(folder):
-    """Slots hold half of the first values, and the weights what is left of them after one step."""
+    """Save ResNet-50 after one step. Slots hold half of the first values, weights what is left after the step."""
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.train.get_or_create_global_step()
         images = np.load(folder / "images.npy")
