@@ -131,7 +131,7 @@ def test_nothing_is_divided_by_a_report_of_other_settings(
     table = output[output.index("this report (left) next to the other") :]
     assert "iterations: 12 here, 9 there" in table
     assert "changes: {} here, {'image_size': 64} there" in table
-    assert "no quotients are shown: the measurements differ in changes" in table
+    assert "nothing is divided: the measurements differ in changes" in table
     assert "batch 4 1.000 (1.000 to 1.000) 1.000 (1.000 to 1.000)" in " ".join(table.split())
     assert "quotient" not in table
     assert "apart" not in table

@@ -50,7 +50,7 @@ def starts(path: Path) -> list[tuple[str, bool]]:
     """Return the lines of a file where a command has -m or -c, and whether -P comes before it."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else []
+        words = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
         said = [word.value if isinstance(word, ast.Constant) else None for word in words]
         places = [said.index(option) for option in ("-m", "-c") if option in said]
         found += [(f"{path.name}:{node.lineno}", place > 0 and said[place - 1] == "-P") for place in places]  # type: ignore[attr-defined]

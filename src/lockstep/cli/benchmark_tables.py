@@ -109,7 +109,7 @@ def _beside(console: Console, report: dict[str, Any], other: dict[str, Any]) -> 
         console.print(f"{each.name}: {each.ours} here, {each.theirs} there", markup=False)
     hinder = [each.name for each in found if not each.divides]
     if hinder:
-        console.print(f"no quotients are shown: the measurements differ in {', '.join(hinder)}", markup=False)
+        console.print(f"nothing is divided: the measurements differ in {', '.join(hinder)}", markup=False)
     console.print(_side_by_side(pairs, divided=not hinder))
     alone = [sum(entry["status"] == OK for entry in each["cells"]) - len(pairs) for each in (report, other)]
     if any(alone):
