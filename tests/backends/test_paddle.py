@@ -32,7 +32,6 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled
 from lockstep.backends.paddle.world import PaddleWorld
-from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError
 from lockstep.verification.bounds import BOUNDS, angle, distance
@@ -55,6 +54,7 @@ from tests.backends.cases import (
     steady_state,
 )
 from tests.backends.conftest import Start
+from tests.backends.inputs import KINDS, check_arrays, check_refilled
 
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS")
 
@@ -415,6 +415,15 @@ def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
         assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_for_programs_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+    check_arrays(partial(start, compile="on"), tiny_recipe, kind)
+
+
+def test_a_batch_for_programs_may_be_filled_again(start: Start, tiny_recipe: Recipe) -> None:
+    check_refilled(partial(start, compile="on"), tiny_recipe)
+
+
 def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Recipe) -> None:
     # A program overwrites its previous result.
     engine = compiled(tiny_recipe)
@@ -422,10 +431,6 @@ def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Rec
     before = logits.copy()
     engine.predict(random_images(3, seed=1))
     assert logits.tobytes() == before.tobytes()
-
-
-def test_predicting_nothing_gives_no_logits(compiled: Start, tiny_recipe: Recipe) -> None:
-    assert compiled(tiny_recipe).predict(random_images(0)).shape == (0, tiny_recipe.logits)
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -456,67 +461,6 @@ def test_a_compiled_evaluation_leaves_the_state_as_it_is(compiled: Start, tiny_r
 
 
 # Batches
-
-
-def strided(array: np.ndarray) -> np.ndarray:
-    """Return the same values, with other values between them in memory."""
-    wide = np.repeat(array, 2, axis=-1)
-    wide[..., 1::2] = 0
-    return wide[..., ::2]
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    copy = array.copy()
-    copy.setflags(write=False)
-    return copy
-
-
-def backwards(array: np.ndarray) -> np.ndarray:
-    """Return the same values, in reverse order in memory."""
-    return array[::-1].copy()[::-1]
-
-
-@pytest.mark.parametrize("compile", ["off", "on"])
-@pytest.mark.parametrize("kind", [strided, read_only, backwards, np.asfortranarray])
-def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(
-    start: Start, tiny_recipe: Recipe, kind: Any, compile: str
-) -> None:
-    plain, ends = random_batch(tiny_recipe, mixup="sample"), []
-    assert plain.coefficients is not None
-    assert plain.partners is not None
-    other = Batch(kind(plain.images), kind(plain.labels), kind(plain.coefficients), kind(plain.partners))
-    for batch in (plain, other):
-        engine = start(tiny_recipe, compile=compile)
-        losses = engine.fetch(engine.train([batch], 0)).losses
-        scores = engine.evaluate([batch])
-        predicted = engine.predict(batch.images)
-        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes(), predicted.tobytes()))
-    assert ends[0] == ends[1]
-
-
-def test_one_image_may_stand_for_all_of_a_batch(compiled: Start, tiny_recipe: Recipe) -> None:
-    # As from the synthetic loader: the memory of one image, N times.
-    engine, images = compiled(tiny_recipe), np.broadcast_to(random_images(1), (8, 32, 32, 3))
-    assert distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
-
-
-def test_a_batch_may_be_filled_anew_when_the_next_is_asked_for(compiled: Start, tiny_recipe: Recipe) -> None:
-    batches = random_batches(tiny_recipe, 3, mixup="sample")
-    columns = ("images", "labels", "coefficients", "partners")
-
-    def refilled() -> Iterator[Batch]:
-        place = Batch(*(getattr(batches[0], column).copy() for column in columns))
-        for batch in batches:
-            for column in columns:
-                getattr(place, column)[:] = getattr(batch, column)
-            yield place
-
-    ends = []
-    for each in (batches, refilled()):
-        engine = compiled(tiny_recipe)
-        engine.train(each, 0)
-        ends.append(all_bits(engine.read()))
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("said", ["ResourceExhaustedError: Out of memory.\n[Hint: 2 GB are free.]", ""])
@@ -823,14 +767,6 @@ def test_horovod_is_refused(alone: pytest.MonkeyPatch) -> None:
         paddle_backend.world(Execution(backend="paddle", distributed="horovod"))
     with pytest.raises(BackendError, match="Horovod works only with TensorFlow's and MXNet's engines"):
         paddle_backend.launch(2, ["doctor"], "horovod")
-
-
-@pytest.mark.parametrize("answer", [False, True])
-def test_one_process_asks_itself(answer: bool, alone: pytest.MonkeyPatch) -> None:
-    world = paddle_backend.world(Execution(backend="paddle", device="cpu"))
-    assert world.any(answer) == answer
-    assert world.same(-3)
-    world.close()
 
 
 @pytest.mark.parametrize("said", ["", "Connection reset by peer", "where\nConnection reset by peer\n"])

@@ -26,7 +26,6 @@ from lockstep.backends.tensorflow import model as tensorflow_model
 from lockstep.backends.tensorflow.launching import workers
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld
-from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError
@@ -37,7 +36,6 @@ from tests.backends.cases import (
     NARROWED,
     RATES,
     Step,
-    all_bits,
     bits,
     moved,
     parameters,
@@ -396,65 +394,6 @@ def test_a_scale_that_does_not_adapt_updates_whatever_comes(tiny_recipe: Recipe,
 # Batches
 
 
-def strided(array: np.ndarray) -> np.ndarray:
-    """Return the same values, with other values between them in memory."""
-    wide = np.repeat(array, 2, axis=-1)
-    wide[..., 1::2] = 0
-    return wide[..., ::2]
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    copy = array.copy()
-    copy.setflags(write=False)
-    return copy
-
-
-def backwards(array: np.ndarray) -> np.ndarray:
-    """Return the same values, in reverse order in memory."""
-    return array[::-1].copy()[::-1]
-
-
-@pytest.mark.parametrize("kind", [strided, read_only, backwards, np.asfortranarray])
-def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
-    plain, ends = random_batch(tiny_recipe, mixup="sample"), []
-    assert plain.coefficients is not None
-    assert plain.partners is not None
-    other = Batch(kind(plain.images), kind(plain.labels), kind(plain.coefficients), kind(plain.partners))
-    for batch in (plain, other):
-        engine = start(tiny_recipe)
-        losses = engine.fetch(engine.train([batch], 0)).losses
-        scores = engine.evaluate([batch])
-        predicted = engine.predict(batch.images)
-        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes(), predicted.tobytes()))
-    assert ends[0] == ends[1]
-
-
-def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
-    # As from the synthetic loader: the memory of one image, N times.
-    images = np.broadcast_to(random_images(1), (8, 32, 32, 3))
-    logits = start(tiny_recipe).predict(images)
-    assert distance(logits, np.repeat(start(tiny_recipe).predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
-
-
-def test_a_batch_may_be_filled_anew_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
-    batches = random_batches(tiny_recipe, 3, mixup="sample")
-    columns = ("images", "labels", "coefficients", "partners")
-
-    def refilled() -> Iterator[Batch]:
-        place = Batch(*(getattr(batches[0], column).copy() for column in columns))
-        for batch in batches:
-            for column in columns:
-                getattr(place, column)[:] = getattr(batch, column)
-            yield place
-
-    ends = []
-    for each in (batches, refilled()):
-        engine = start(tiny_recipe)
-        engine.train(each, 0)
-        ends.append(all_bits(engine.read()))
-    assert ends[0] == ends[1]
-
-
 def test_too_little_memory_is_told_with_what_to_do(
     start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,10 +421,6 @@ def test_predicting_any_number_of_images_of_any_size_traces_once(start: Start, t
         logits = engine.predict(images)
         assert (logits.dtype, logits.shape) == (np.float32, (count, tiny_recipe.logits))
     assert engine._logits.experimental_get_tracing_count() == 1
-
-
-def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -> None:
-    assert start(tiny_recipe).predict(random_images(0)).shape == (0, tiny_recipe.logits)
 
 
 def test_predictions_of_any_number_and_size_are_those_of_float64(start: Start, tiny_recipe: Recipe) -> None:
@@ -599,14 +534,6 @@ def test_horovod_that_is_missing_is_told_with_how_to_get_it(alone: pytest.Monkey
     alone.delitem(sys.modules, "lockstep.backends.tensorflow.horovod_world", raising=False)
     with pytest.raises(BackendError, match=r"`make tensorflow-horovod` makes \.venv-tensorflow-horovod"):
         tensorflow_backend.world(Execution(backend="tensorflow", distributed="horovod"))
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_one_process_asks_itself(flag: bool, alone: pytest.MonkeyPatch) -> None:
-    world = tensorflow_backend.world(Execution(backend="tensorflow", device="cpu"))
-    assert world.any(flag) == flag
-    assert world.same(-3)
-    world.close()
 
 
 def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:

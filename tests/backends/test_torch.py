@@ -505,6 +505,26 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
+def test_a_local_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"):
+        torch_backend.world(Execution())
+
+
+def test_too_little_memory_is_reported_with_what_to_do(
+    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.")
+
+    engine: Any = start(tiny_recipe, accumulation_steps=2, new=True)
+    monkeypatch.setattr(engine, "_loss", exhausted)
+    with pytest.raises(BackendError, match=r"for 16 images in 2 parts: .* 20 GiB.\nCompute .* accumulation_steps=4"):
+        engine.train([random_batch(tiny_recipe)], 0)
+
+
 @pytest.mark.usefixtures("without_gpu")
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     with pytest.raises(BackendError, match=r"finds no GPU.*device=cpu"):
@@ -518,13 +538,6 @@ def test_without_a_gpu_the_cpu_is_used(device: Any) -> None:
     assert (world.rank, world.ranks, world.torch_device) == (0, 1, CPU)
     assert world.device == f"CPU, {torch.get_num_threads()} threads"
     assert torch_backend.devices() == [world.device]
-
-
-@pytest.mark.parametrize("flag", [False, True])
-def test_one_process_asks_itself(flag: bool) -> None:
-    world = torch_backend.world(Execution(device="cpu"))
-    assert world.any(flag) == flag
-    world.close()
 
 
 def test_the_torch_backend_is_found_by_name() -> None:

@@ -21,6 +21,7 @@ from lockstep.backends import Interval
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
+from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
@@ -301,10 +302,7 @@ class MxnetEngine:
             reason = str(error).strip().splitlines()[-1]
             if not any(word in reason.lower() for word in ("memory", "bad_alloc")):
                 raise
-            raise BackendError(
-                f"the device has too little memory for a step in {self._parts} parts: {reason}\n"
-                f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
-            ) from None
+            raise too_little_memory(self._recipe.global_batch_images // self._world.ranks, self._parts, reason) from None
 
     # Inference
 

@@ -13,6 +13,7 @@ from mxnet.base import _LIB, check_call
 from lockstep.backends import HostQuestions, refuse_layout
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
+from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
@@ -165,17 +166,9 @@ class Workers(Ranks):
 
 
 def _context(execution: Execution, local_rank: int) -> Any:
-    count = mx.context.num_gpus()
-    if not count and execution.device == "cuda":
-        raise BackendError(
-            "device is cuda, but MXNet finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "For GPUs, install a package such as mxnet-cu112"
-        )
-    if not count or execution.device == "cpu":
-        return mx.cpu()
-    if local_rank >= count:
-        raise BackendError(f"local rank {local_rank} has no GPU: there are {count}; launch fewer processes")
-    return mx.gpu(local_rank)
+    advice, gpus = "For GPUs, install a package such as mxnet-cu112", mx.context.num_gpus()
+    gpu = chosen_gpu(execution, "MXNet", gpus=gpus, local_rank=local_rank, advice=advice)
+    return mx.cpu() if gpu is None else mx.gpu(gpu)
 
 
 def _name(context: Any) -> str:

@@ -20,6 +20,7 @@ from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
+from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
@@ -109,10 +110,7 @@ class PaddleEngine:
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
                 reason = (str(error).strip() or "none is left").splitlines()[-1]
-                raise BackendError(
-                    f"the device has too little memory for {len(batch.labels)} images in {self._parts} parts: {reason}\n"
-                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
-                ) from None
+                raise too_little_memory(len(batch.labels), self._parts, reason) from None
             self._update(self._world.sum(gradient, self._all_reduce_mb), step)
             rows.append(sums)
             self._done = step + 1

@@ -11,6 +11,7 @@ import paddle.distributed as dist
 from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
 from lockstep.backends.frameworks import name_rank
 from lockstep.backends.paddle import loading
+from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
@@ -98,16 +99,10 @@ class PaddleWorld(HostQuestions):
 def _choose_device(execution: Execution, local_rank: int) -> bool:
     """Choose a GPU or the CPU for this process; return whether it is a GPU."""
     count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    if not count and execution.device == "cuda":
-        raise BackendError(
-            "device is cuda, but Paddle finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "For GPUs, install the package paddlepaddle-gpu"
-        )
-    on_gpu = count > 0 and execution.device != "cpu"
-    if on_gpu and local_rank >= count:
-        raise BackendError(f"local rank {local_rank} has no GPU: there are {count}; launch fewer processes")
-    paddle.set_device(f"gpu:{local_rank}" if on_gpu else "cpu")
-    return on_gpu
+    advice = "For GPUs, install the package paddlepaddle-gpu"
+    gpu = chosen_gpu(execution, "Paddle", gpus=count, local_rank=local_rank, advice=advice)
+    paddle.set_device("cpu" if gpu is None else f"gpu:{gpu}")
+    return gpu is not None
 
 
 def devices() -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from lockstep.backends import Interval
+from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
@@ -125,11 +126,7 @@ class TensorflowEngine:
                 with self._world.watched():
                     sums.append(self._train_step(tf.constant(step, tf.int64), *columns))
             except tf.errors.ResourceExhaustedError as error:
-                raise BackendError(
-                    f"the device has too little memory for {len(batch.labels)} images in {self._parts} parts: "
-                    f"{str(error).splitlines()[0]}\n"
-                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
-                ) from None
+                raise too_little_memory(len(batch.labels), self._parts, str(error).splitlines()[0]) from None
             self._done = step + 1
         with self._world.watched():
             table = self._total(tf.stack(sums)) if sums else tf.zeros([0, 4], tf.float64)

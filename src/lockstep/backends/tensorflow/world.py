@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from lockstep.backends import HostQuestions, refuse_layout
+from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import keeping_sigterm
 from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
@@ -107,23 +108,17 @@ class Workers(TensorflowWorld):
 def _choose_device(execution: Execution, local_rank: int) -> bool:
     """Make one GPU or none visible to TensorFlow; return whether it is one."""
     gpus = tf.config.list_physical_devices("GPU")
-    if not gpus and execution.device == "cuda":
-        raise BackendError(
-            "device is cuda, but TensorFlow finds no GPU here; use --set device=cpu or see `lockstep doctor`. "
-            "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow prints which library is missing"
-        )
+    advice = "With TF_CPP_MIN_LOG_LEVEL=0 TensorFlow prints which library is missing"
+    gpu = chosen_gpu(execution, "TensorFlow", gpus=len(gpus), local_rank=local_rank, advice=advice)
     if not gpus:
         return False
-    on_gpu = execution.device != "cpu"
-    if on_gpu and local_rank >= len(gpus):
-        raise BackendError(f"local rank {local_rank} has no GPU: there are {len(gpus)}; launch fewer processes")
     try:
-        tf.config.set_visible_devices([gpus[local_rank]] if on_gpu else [], "GPU")
+        tf.config.set_visible_devices([] if gpu is None else [gpus[gpu]], "GPU")
     except RuntimeError:
         raise BackendError(
             "TensorFlow already uses other devices in this process; use the same devices, or a separate process"
         ) from None
-    return on_gpu
+    return gpu is not None
 
 
 def devices() -> list[str]:

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
 from lockstep.backends import Interval
+from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
@@ -32,7 +33,6 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -132,10 +132,7 @@ class TorchEngine:
             try:
                 sums.append(self._step(batch, step))
             except torch.OutOfMemoryError as error:
-                raise BackendError(
-                    f"the GPU has too little memory for {len(batch.labels)} images in {self._parts} parts: {error}\n"
-                    f"Compute a step in more parts: --set accumulation_steps={2 * self._parts}"
-                ) from None
+                raise too_little_memory(len(batch.labels), self._parts, str(error)) from None
             self._done = step + 1
         return self._handle(first, sums)
 
@@ -216,7 +213,8 @@ class TorchEngine:
         return self._held[1]
 
     def _put(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
+        # PyTorch refuses strides below 0, and warns of memory that is read only.
+        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
         if self._device.type == "cuda":
             return tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor

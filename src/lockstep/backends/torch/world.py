@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.backends import HostQuestions, refuse_horovod
+from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
@@ -59,17 +60,12 @@ class TorchWorld(HostQuestions):
 
 
 def _device(execution: Execution, local_rank: int) -> torch.device:
-    found = torch.cuda.is_available()
-    if execution.device == "cpu" or (execution.device == "auto" and not found):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu = chosen_gpu(execution, "PyTorch", gpus=gpus, local_rank=local_rank)
+    if gpu is None:
         return torch.device("cpu")
-    if not found:
-        raise BackendError("device is cuda, but PyTorch finds no GPU here; use --set device=cpu or see `lockstep doctor`")
-    if local_rank >= torch.cuda.device_count():
-        raise BackendError(
-            f"local rank {local_rank} has no GPU: there are {torch.cuda.device_count()}; launch fewer processes"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,65 @@
+"""Arrays and batches that lie in memory in unusual ways, and what an engine must make of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.recipes import Recipe
+from tests.backends.cases import all_bits, random_batch, random_batches
+
+COLUMNS = ("images", "labels", "coefficients", "partners")
+
+
+def strided(array: np.ndarray) -> np.ndarray:
+    """Return the same values, with other values between them in memory."""
+    wide = np.repeat(array, 2, axis=-1)
+    wide[..., 1::2] = 0
+    return wide[..., ::2]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.setflags(write=False)
+    return copy
+
+
+def backwards(array: np.ndarray) -> np.ndarray:
+    """Return the same values, in reverse order in memory."""
+    return array[::-1].copy()[::-1]
+
+
+KINDS = (strided, read_only, backwards, np.asfortranarray)
+
+
+def check_arrays(start: Any, recipe: Recipe, kind: Any) -> None:
+    """Check that an engine computes the same from arrays of another kind."""
+    plain, ends = random_batch(recipe, mixup="sample"), []
+    other = Batch(*(kind(getattr(plain, column)) for column in COLUMNS))
+    for batch in (plain, other):
+        engine = start(recipe)
+        losses = engine.fetch(engine.train([batch], 0)).losses
+        scores = engine.evaluate([batch])
+        predicted = engine.predict(batch.images)
+        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes(), predicted.tobytes()))
+    assert ends[0] == ends[1]
+
+
+def check_refilled(start: Any, recipe: Recipe) -> None:
+    """Check that an engine has taken all of a batch when it asks for the next one."""
+    batches = random_batches(recipe, 3, mixup="sample")
+
+    def refilled() -> Iterator[Batch]:
+        place = Batch(*(getattr(batches[0], column).copy() for column in COLUMNS))
+        for batch in batches:
+            for column in COLUMNS:
+                getattr(place, column)[:] = getattr(batch, column)
+            yield place
+
+    ends = []
+    for each in (batches, refilled()):
+        engine = start(recipe)
+        engine.train(each, 0)
+        ends.append(all_bits(engine.read()))
+    assert ends[0] == ends[1]

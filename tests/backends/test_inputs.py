@@ -1,0 +1,42 @@
+"""What every engine must do with its inputs: arrays of any layout, batches that are filled again, no images at all."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import Backend
+from lockstep.recipes import Execution, Recipe
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends.cases import random_images
+from tests.backends.conftest import Start
+from tests.backends.inputs import KINDS, check_arrays, check_refilled
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+    check_arrays(start, tiny_recipe, kind)
+
+
+def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
+    check_refilled(start, tiny_recipe)
+
+
+def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:
+    # As from the synthetic loader: the memory of one image, N times.
+    engine, images = start(tiny_recipe), np.broadcast_to(random_images(1), (8, 32, 32, 3))
+    assert distance(engine.predict(images), np.repeat(engine.predict(images[:1]), 8, axis=0)) < BOUNDS["logits"].value
+
+
+def test_predicting_nothing_gives_no_logits(start: Start, tiny_recipe: Recipe) -> None:
+    assert start(tiny_recipe).predict(random_images(0)).shape == (0, tiny_recipe.logits)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_one_process_asks_itself(backend: Backend, monkeypatch: pytest.MonkeyPatch, flag: bool) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    world = backend.world(Execution(device="cpu"))
+    assert world.any(flag) == flag
+    assert world.same(-3)
+    world.close()
