@@ -132,9 +132,12 @@ def documented() -> list[str]:
 
 
 def test_there_are_examples_to_run() -> None:
-    assert {"lockstep.system.errors", "lockstep.inference.use", "lockstep.recipes.order", "lockstep.runs.train"} <= set(
-        documented()
-    )
+    assert {
+        "lockstep.system.errors",
+        "lockstep.inference.prediction",
+        "lockstep.recipes.order",
+        "lockstep.runs.train",
+    } <= set(documented())
 
 
 @pytest.mark.usefixtures("workplace")

@@ -8,8 +8,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from lockstep.inference.engine import load
+    from lockstep.inference.evaluation import evaluate
     from lockstep.inference.exporting import export
-    from lockstep.inference.use import Prediction, evaluate, load, predict
+    from lockstep.inference.prediction import Prediction, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
     from lockstep.runs.train import train
@@ -37,15 +39,15 @@ __all__ = [
 _HOME = {
     "Execution": "recipes",
     "LockstepError": "system.errors",
-    "Prediction": "inference.use",
+    "Prediction": "inference.prediction",
     "Recipe": "recipes",
     "UserError": "system.errors",
     "convert": "weights.conversion",
-    "evaluate": "inference.use",
+    "evaluate": "inference.evaluation",
     "export": "inference.exporting",
-    "load": "inference.use",
+    "load": "inference.engine",
     "load_recipe": "recipes",
-    "predict": "inference.use",
+    "predict": "inference.prediction",
     "report": "reporting",
     "train": "runs.train",
     "verify": "verification",

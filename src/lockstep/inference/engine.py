@@ -1,0 +1,58 @@
+"""What every use of trained weights needs: the precision to compute in, an engine that holds the weights, a module."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine
+from lockstep.backends.emulation import emulation
+from lockstep.models.state import State
+from lockstep.recipes import Execution
+from lockstep.recipes.initial import zero_momentum
+from lockstep.runs.recorder import Recorder
+from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.weights.opening import Weights, open_weights
+
+ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
+"""What to do if results are not finite numbers."""
+
+
+def load(source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False) -> Any:
+    """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
+
+    For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
+    float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the
+    moving average.
+
+    >>> import lockstep, torch
+    >>> module = lockstep.load("run")
+    >>> module(torch.zeros(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
+    """
+    weights = open_weights(source, which=which, ema=ema)
+    return backends.load(backend).load_module(weights.recipe, weights.tensors)
+
+
+def in_usable_precision(
+    weights: Weights, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
+) -> Weights:
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated."""
+    precision = asked or weights.recipe.fields()["precision"]
+    emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
+    if emulated is None:
+        return weights.in_precision(asked)
+    if asked is not None:
+        recorder.note(f"{emulated}: --set precision=fp32 gives the same results within rounding")
+        return weights.in_precision(asked)
+    recorder.note(f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}")
+    return weights.in_precision("fp32")
+
+
+def engine_with(weights: Weights, world: backends.World, execution: Execution) -> Engine:
+    """Return an engine that holds the weights."""
+    recipe = weights.recipe.replace(ema_decay=0.0)
+    engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
+    engine.write(State(0, weights.tensors, zero_momentum(recipe)))
+    return engine

@@ -1,0 +1,102 @@
+"""Evaluate trained weights on a data set."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lockstep import backends
+from lockstep.data.index import Index, open_index
+from lockstep.data.loading.loaders import loader_of
+from lockstep.data.sources import Source, find_source, find_split, holds_split
+from lockstep.data.split import divided, whole_source
+from lockstep.inference.engine import ADVICE, engine_with, in_usable_precision
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.order import evaluation_plans
+from lockstep.runs.divergence import not_finite
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.system.errors import DataError, DivergedError
+from lockstep.weights.opening import Weights, open_weights
+
+
+def evaluate(
+    source: str | Path,
+    data: str | Path,
+    *,
+    which: str = "newest",
+    ema: bool = False,
+    precision: str | None = None,
+    split: float | None = None,
+    batch_images: int = 32,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> dict[str, Any]:
+    """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has none.
+
+    If `data` has no validation images and the weights come from a run that set a share of its images apart for validation,
+    that share is evaluated. `split` is a different share; 0 evaluates all images.
+
+    Every image counts once. `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
+    processor only emulates, and `listener` gets a note about it. With several processes (torchrun), every process calls
+    this and gets the result. Raises `DivergedError` if a loss is not a finite number.
+
+    >>> import lockstep
+    >>> result = lockstep.evaluate("run", "data", which="best")
+    >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
+    (20, True)
+    """
+    weights, execution = open_weights(source, which=which, ema=ema), execution or Execution()
+    data = Path(data)
+    images, share = _evaluated(data, weights.recipe, split)
+    world = backends.load(execution.backend).world(execution)
+    recorder = Recorder(listener if world.rank == 0 else None)
+    try:
+        weights = in_usable_precision(weights, precision, world, execution, recorder)
+        recipe = weights.recipe
+        index, remarks = _indexed(images, share, weights, recorder)
+        total = math.ceil(len(index) / (batch_images * world.ranks))
+        plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
+        with (
+            engine_with(weights, world, execution) as engine,
+            loader_of(index, recipe, execution, size=recipe.eval_crop) as loader,
+        ):
+            scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
+    finally:
+        world.close()
+    if found := not_finite(scores):
+        raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {found}. {ADVICE}")
+    return {
+        "source": str(weights.source),
+        "remarks": remarks,
+        "data": images.named,
+        "precision": recipe.precision,
+        **scores.counts().summary(),
+        "quarantined": index.listed_quarantine(),
+        "classes": index.classes,
+        "per_class": scores.per_class(len(index.classes)),
+    }
+
+
+def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source, float]:
+    """Return the images, and the share of them that is set apart for validation; 0 means all are evaluated."""
+    if split is None and holds_split(data, "val"):
+        return find_split(data, "val"), 0.0
+    share = recipe.validation_share if split is None else recipe.replace(validation_share=split).validation_share
+    return whole_source(data) if share or split is not None else find_source(data), share
+
+
+def _indexed(images: Source, share: float, weights: Weights, recorder: Recorder) -> tuple[Index, list[str]]:
+    """Return the index of the images to evaluate, and remarks on them and on the weights."""
+    index, remarks = (
+        open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing")),
+        list(weights.remarks),
+    )
+    if share:
+        images_in_all, index = len(index), divided(index, share)[1]
+        remarks.append(
+            f"evaluates the share of {share:g} that is set apart for validation, {len(index)} of {images_in_all} "
+            "images; --split 0 evaluates all"
+        )
+    logits = weights.recipe.logits
+    if len(index.classes) > logits:
+        raise DataError(f"{images.named} has {len(index.classes)} classes, but the model has {logits} logits")
+    return index, remarks

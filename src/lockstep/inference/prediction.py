@@ -1,0 +1,89 @@
+"""Predict images: the most likely classes of each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import Engine
+from lockstep.data.decoding.decode import check, decode_into
+from lockstep.inference.engine import ADVICE, engine_with, in_usable_precision
+from lockstep.recipes import Execution
+from lockstep.recipes.order import centre_plan
+from lockstep.runs.recorder import Listener, Recorder
+from lockstep.system.errors import DataError, DivergedError
+from lockstep.weights.opening import Weights, open_weights
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely classes of one image, the likeliest first."""
+
+    path: Path
+    classes: tuple[str, ...]
+    """Class names, or numbers as text where the names are unknown."""
+    probabilities: tuple[float, ...]
+
+
+def predict(
+    source: str | Path,
+    images: Sequence[str | Path],
+    *,
+    top: int = 5,
+    which: str = "newest",
+    ema: bool = False,
+    precision: str | None = None,
+    execution: Execution | None = None,
+    listener: Listener | None = None,
+) -> list[Prediction]:
+    """Return the `top` likeliest classes of every image file. Images are preprocessed as in the recipe's evaluation.
+
+    >>> import lockstep
+    >>> [found] = lockstep.predict("run", ["data/val/dots/00006.jpg"], top=3)
+    >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
+    (3, True)
+
+    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates,
+    and `listener` gets a note about it. Raises `DataError` that names the first file that is not an image,
+    `DivergedError` if a logit is not a finite number.
+    """
+    weights = open_weights(source, which=which, ema=ema)
+    execution = execution or Execution()
+    paths = [Path(image) for image in images]
+    world = backends.load(execution.backend).world(execution)
+    try:
+        weights = in_usable_precision(weights, precision, world, execution, Recorder(listener if world.rank == 0 else None))
+        with engine_with(weights, world, execution) as engine:
+            return [found for path in paths for found in _predicted(weights, engine, path, top)]
+    finally:
+        world.close()
+
+
+def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
+    logits = engine.predict(_prepared(weights, path)[None])[0].astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise DivergedError(f"{path}: the logits of {weights.source} are not finite numbers. {ADVICE}")
+    likelihoods = np.exp(logits - logits.max())
+    likelihoods /= likelihoods.sum()
+    best = np.argsort(-likelihoods, kind="stable")[:top]
+    names = dict(enumerate(weights.classes))
+    yield Prediction(path, tuple(names.get(int(i), str(i)) for i in best), tuple(likelihoods[best].tolist()))
+
+
+def _prepared(weights: Weights, path: Path) -> np.ndarray:
+    try:
+        data = path.read_bytes()
+        size = check(data)  # decoding alone would fill the missing part of a truncated file with grey
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not an image that can be read: {error}") from None
+    recipe = weights.recipe
+    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
+    out = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
+    how = {"antialias": recipe.antialias, "dct_scaling": recipe.dct_scaling}
+    decode_into(data, size, window, resized, offset, flip=False, **how, out=out)
+    return out
