@@ -4,9 +4,7 @@ Every file has a temporary name until it is complete. After an interruption, a p
 last complete image.
 """
 
-import fcntl
 import hashlib
-import io
 import json
 import os
 import re
@@ -14,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -25,8 +23,9 @@ import simplejpeg
 
 from lockstep.data.containers import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
 from lockstep.data.decoding.decode import check, decode, header_size
-from lockstep.data.index import CACHE, quarantine_of
+from lockstep.data.index import quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
+from lockstep.data.pack_target import begun, states_of
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
@@ -138,7 +137,7 @@ def pack(
             progress(done, total)
 
     states, threads = np.concatenate([split.states for split in splits]), packing.workers or cores()
-    with _begun(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
+    with begun(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
         _write_classes(target / CLASSES, splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
@@ -167,7 +166,7 @@ def _splits(source: Path, packing: Packing) -> Iterator[Split]:
                 f"{bad.file}: {bad.reason}. Restore the file; lockstep data check lists all of them"
             )
         classes = listing.classes
-        yield Split(name, listing, _kept_names(listing, packing), packing.format, _states(listing))
+        yield Split(name, listing, _kept_names(listing, packing), packing.format, states_of(listing))
 
 
 def _check_classes(split: Split) -> None:
@@ -212,70 +211,10 @@ def _identity(splits: list[Split], packing: Packing) -> str:
     return json.dumps({**about, "images": digest.hexdigest()}, allow_nan=False)
 
 
-def _states(listing: Listing) -> np.ndarray:
-    files = map(listing.name, range(len(listing))) if listing.source.format == FOLDER else listing.source.files
-    return np.array([_state(f"{listing.source.root}/{file}") for file in files], np.int64).reshape(-1, 2)
-
-
-def _state(file: str) -> tuple[int, int]:
-    try:
-        status = os.stat(file)  # noqa: PTH116 - a Path for each image is slower
-    except OSError:  # reported later, when it is read
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
 def _shards(split: Split, packing: Packing) -> int:
     """Return the number of files to write for a split."""
     shards = packing.shards or (1 if packing.format == "recordio" else -(-_bytes(split) // SHARD_BYTES))
     return max(min(shards, len(split.listing)), 1)
-
-
-@contextmanager
-def _begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
-    """Lock the target for one pack. Raises `DataError` if it has other files, or if another process writes to it."""
-    target.mkdir(parents=True, exist_ok=True)
-    cache, unfinished = target / CACHE, target / UNFINISHED
-    about, states_before = cache / "pack.json", cache / "pack.states.npy"
-    strange = [path.name for path in target.iterdir() if path.name != CACHE]
-    if strange and not about.exists():
-        raise DataError(f"{target} holds other things ({sorted(strange)[0]}); choose an empty folder")
-    cache.mkdir(exist_ok=True)
-    with (cache / "pack.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another process is writing to {target}") from None
-        if not about.exists():
-            unfinished.touch()
-            _save_states(states_before, states)
-            with atomically(about) as begun:
-                begun.write(identity)
-        elif not (begun_with := about.read_bytes().strip(b"\0")) or (before := _saved_states(states_before)) is None:
-            raise DataError(f"{target} has lost its record of what is written to it; remove it, or choose an empty folder")
-        elif begun_with != identity.encode():
-            raise DataError(f"{target} holds other images, or was begun with other options; choose an empty folder")
-        # A file that could not be read then (0, 0) may be readable now.
-        elif (before != states)[before.any(axis=1)].any():
-            raise DataError(f"{target} holds images from before some were overwritten; choose an empty folder")
-        yield
-        unfinished.unlink(missing_ok=True)
-
-
-def _save_states(path: Path, states: np.ndarray) -> None:
-    # Through memory: if NumPy 2.4 writes to a file, it does not report a full disk at the end of the file.
-    memory = io.BytesIO()
-    np.save(memory, states)
-    with naming(path):
-        path.write_bytes(memory.getbuffer())
-
-
-def _saved_states(path: Path) -> np.ndarray | None:
-    """Return the saved states, or None if they are missing or incomplete."""
-    try:
-        return np.load(path)
-    except (FileNotFoundError, EOFError, ValueError):
-        return None
 
 
 class _Memory(threading.local):

@@ -22,18 +22,16 @@ Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py a
 MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, convolutions, model_spec, stem, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, Tensor, convolutions, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
@@ -55,6 +53,7 @@ from lockstep.weights.readers.common import (
     matched,
     write_new,
 )
+from lockstep.weights.readers.mxnet_graph import NORM, scopes, symbol_of
 from lockstep.weights.readers.mxnet_symbol import Symbol
 
 _PARAMETERS = ".params"
@@ -64,8 +63,7 @@ _OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
 _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a projection in stage 1."""
 _LOGITS = 1000
-_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_var"}
-_GLUON_NORM = _NORM | {"running_mean": "running_mean", "running_var": "running_var"}
+_GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}
 _COUNTED = re.compile(r"(?P<scope>\w*?)(?:stage(?P<stage>[0-9]+)_)?(?:conv|batchnorm)(?P<number>[0-9]+)_\w+")
 _PATH = re.compile(
     r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
@@ -73,8 +71,6 @@ _PATH = re.compile(
 )
 _PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
 """The parts of a block, in the order of computation."""
-_VERSION = 10300
-"""MXNet 1.3, the original's version. Newer versions read graphs of older ones; older versions warn about newer graphs."""
 
 
 @dataclass(frozen=True)
@@ -186,26 +182,10 @@ def _biases(stored: Iterable[str], table: Names) -> Iterator[str]:
 def names(spec: ModelSpec) -> Names:
     """Return the original's name, without `arg:` and `aux:`, of every canonical tensor."""
     table = {"fc.weight": "fc1_weight", "fc.bias": "fc1_bias"}
-    for conv, (kernel, norm) in _scopes(spec).items():
+    for conv, (kernel, norm) in scopes(spec).items():
         table[f"{conv.name}.weight"] = f"{kernel}_weight"
-        table |= {f"{conv.bn_name}.{suffix}": f"{norm}_{leaf}" for suffix, leaf in _NORM.items()}
+        table |= {f"{conv.bn_name}.{suffix}": f"{norm}_{leaf}" for suffix, leaf in NORM.items()}
     return table
-
-
-def _scopes(spec: ModelSpec) -> dict[Conv, tuple[str, str]]:
-    """Return the original's names of every convolution and its batch norm."""
-    scopes = {stem(spec): ("conv0", "bn0")}
-    for block in blocks(spec):
-        unit = _unit(block.name)
-        scopes |= {conv: (f"{unit}_conv{i}", f"{unit}_bn{i}") for i, conv in enumerate(block.convs, start=1)}
-        if block.shortcut is not None:
-            scopes[block.shortcut] = (f"{unit}_conv1sc", f"{unit}_sc")
-    return scopes
-
-
-def _unit(block: str) -> str:
-    stage, number = block.removeprefix("layer").split(".")
-    return f"stage{stage}_unit{int(number) + 1}"
 
 
 def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
@@ -217,7 +197,7 @@ def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
         for i, conv in enumerate(convs):
             norm = layers.norms[i] if i < len(layers.norms) else {}
             table[f"{conv.name}.weight"] = layers.kernels[i] if i < len(layers.kernels) else f"the kernel of convolution {i}"
-            table |= {f"{conv.bn_name}.{leaf}": norm.get(leaf, f"the {leaf} of batch norm {i}") for leaf in _NORM}
+            table |= {f"{conv.bn_name}.{leaf}": norm.get(leaf, f"the {leaf} of batch norm {i}") for leaf in NORM}
         yield table
 
 
@@ -272,7 +252,7 @@ def _unlike_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[str
                 yield f"in its graph, {name} has the {what} {getattr(found, what)}, expected {(size, size)}"
         if found.groups != conv.groups:
             yield f"in its graph, {name} has {found.groups} groups, expected {conv.groups}"
-        if found.norm != {suffix: table[f"{conv.bn_name}.{suffix}"] for suffix in _NORM}:
+        if found.norm != {suffix: table[f"{conv.bn_name}.{suffix}"] for suffix in NORM}:
             yield f"in its graph, the batch norm after {name} has the variables {sorted(found.norm.values())}"
 
 
@@ -366,7 +346,7 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     expected, table = fitting(spec, recipe.logits, state), names(spec)
     velocities = _velocities(expected, table, state)
     file = _file(prefix, epoch, _PARAMETERS)
-    files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(_symbol(recipe))}
+    files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(symbol_of(recipe))}
     if velocities:
         files[_file(prefix, epoch, _MOMENTUM)] = partial(mxnet_params.dump, arrays=velocities)
     files[file] = partial(mxnet_params.dump, arrays=_stored(expected, table, state.tensors))
@@ -405,7 +385,7 @@ def check_prefix(prefix: Path, recipe: Recipe) -> None:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         if not _has_graph(prefix, recipe):
             with replacing(graph) as new:
-                new.write_bytes(_symbol(recipe))
+                new.write_bytes(symbol_of(recipe))
 
 
 @contextmanager
@@ -437,7 +417,7 @@ def _has_graph(prefix: Path, recipe: Recipe) -> bool:
     """Return whether the recipe's graph exists. Raises `CheckpointError` if there is another graph."""
     graph = _graph(prefix)
     try:
-        if not graph.exists() or graph.read_bytes() == _symbol(recipe):
+        if not graph.exists() or graph.read_bytes() == symbol_of(recipe):
             return graph.exists()
     except OSError as error:
         raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
@@ -470,77 +450,3 @@ def _unlike_original(prefix: Path, recipe: Recipe, state: State, files: Iterable
         yield f"step {state.step} cannot be stored; the epoch in the name or --load-epoch sets where to resume"
     if state.scaler:
         yield "the state of dynamic loss scaling cannot be stored and was left out"
-
-
-class _Nodes:
-    """A graph that is built node by node."""
-
-    def __init__(self) -> None:
-        self.nodes: list[dict[str, Any]] = []
-
-    def add(self, operator: str, name: str, inputs: Iterable[int] = (), **attributes: object) -> int:
-        """Add a node and return its number."""
-        node: dict[str, Any] = {"op": operator, "name": name}
-        if attributes:
-            node["attrs"] = {key: str(value) for key, value in sorted(attributes.items())}
-        self.nodes.append(node | {"inputs": [[i, 0, 0] for i in inputs]})
-        return len(self.nodes) - 1
-
-    def text(self) -> str:
-        """Return the graph as JSON; its output is the last node."""
-        variables = [i for i, node in enumerate(self.nodes) if node["op"] == "null"]
-        heads = [[len(self.nodes) - 1, 0, 0]]
-        # The index of each node's first output; MXNet counts them again. A batch norm's mean and variance are outputs too.
-        rows = [0]
-        for node in self.nodes:
-            rows.append(rows[-1] + (3 if node["op"] == "BatchNorm" else 1))
-        attributes = {"mxnet_version": ["int", _VERSION]}
-        graph = {"nodes": self.nodes, "arg_nodes": variables, "node_row_ptr": rows, "heads": heads, "attrs": attributes}
-        return json.dumps(graph, indent=1, allow_nan=False) + "\n"
-
-
-def _symbol(recipe: Recipe) -> bytes:
-    """Return the original's graph of a model in fp32 and NCHW, from `data` (images) and `softmax_label` to probabilities."""
-    graph, spec = _Nodes(), model_spec(recipe.model)
-    scopes = _scopes(spec)
-
-    def relu(x: int, name: str) -> int:
-        return graph.add("Activation", name, [x], act_type="relu")
-
-    def normed(x: int, conv: Conv) -> int:
-        kernel, norm = scopes[conv]
-        weight = graph.add("null", f"{kernel}_weight")
-        sizes = {what: (size, size) for what, size in (("kernel", conv.kernel), ("stride", conv.stride))}
-        x = graph.add(
-            "Convolution",
-            kernel,
-            [x, weight],
-            **sizes,
-            pad=(conv.kernel // 2, conv.kernel // 2),
-            num_filter=conv.outputs,
-            num_group=conv.groups,
-            no_bias=True,
-            layout="NCHW",
-        )
-        variables = [graph.add("null", f"{norm}_{leaf}") for leaf in _NORM.values()]
-        momentum = f"{1 - recipe.bn_momentum:.9g}"
-        return graph.add(
-            "BatchNorm", norm, [x, *variables], eps=recipe.bn_epsilon, momentum=momentum, fix_gamma=False, axis=1
-        )
-
-    x = relu(normed(graph.add("null", "data"), stem(spec)), "relu0")
-    x = graph.add("Pooling", "pooling0", [x], kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max", layout="NCHW")
-    for number, block in enumerate(blocks(spec)):
-        unit, y = _unit(block.name), x
-        for i, conv in enumerate(block.convs, start=1):
-            y = normed(y, conv)
-            if i < len(block.convs):
-                y = relu(y, f"{unit}_relu{i}")
-        shortcut = x if block.shortcut is None else normed(x, block.shortcut)
-        x = relu(graph.add("elemwise_add", f"_plus{number}", [y, shortcut]), f"{unit}_relu{len(block.convs)}")
-    x = graph.add("Pooling", "pool1", [x], kernel=(7, 7), global_pool=True, pool_type="avg", layout="NCHW")
-    flat = graph.add("Flatten", "flatten0", [x])
-    head = [flat, graph.add("null", "fc1_weight"), graph.add("null", "fc1_bias")]
-    fc = graph.add("FullyConnected", "fc1", head, num_hidden=recipe.logits)
-    graph.add("SoftmaxOutput", "softmax", [fc, graph.add("null", "softmax_label")])
-    return graph.text().encode()
