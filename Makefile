@@ -64,6 +64,7 @@ check: $(VENV)/.dev
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/python -m pytest --quiet tests/test_layout.py
 
 format: $(VENV)/.dev
 	$(RUN)/ruff check --fix .

@@ -100,3 +100,26 @@ def test_no_imports_go_in_circles() -> None:
 )
 def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> None:
     assert imported(ast.parse(text)) == expected
+
+
+MOST_LINES = {"file": 500, "function": 60}
+
+
+def test_no_file_is_long() -> None:
+    root = ARCHITECTURE.parent.parent
+    paths = [path for folder in ("src", "tests", "benchmarks") for path in (root / folder).rglob("*.py")]
+    lines = {str(path.relative_to(root)): path.read_text(encoding="utf-8").count("\n") for path in paths}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES["file"]} == {}
+
+
+def test_no_function_is_long() -> None:
+    """Without signature and docstring: those of a command list all of its options."""
+    found = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                length = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if length > MOST_LINES["function"]:
+                    found[f"{name}.{node.name}"] = length
+    assert found == {}

@@ -1,0 +1,388 @@
+"""Tests for Paddle's programs: steps, losses and predictions that are compiled."""
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.backends import Backend, Interval
+
+# First, because it suppresses Paddle's greetings.
+from lockstep.models.state import State
+
+# isort: split
+import paddle
+
+from lockstep.backends.paddle.loss_scale import LossScale
+from lockstep.backends.paddle.program import Compiled
+from lockstep.recipes import Recipe
+from lockstep.system.errors import BackendError
+from lockstep.verification.bounds import BOUNDS, angle, distance
+from tests.backends import oracle
+from tests.backends.cases import (
+    FP16,
+    NARROWED,
+    RATES,
+    Step,
+    all_bits,
+    bits,
+    moved,
+    parameters,
+    random_batch,
+    random_batches,
+    random_images,
+    random_state,
+    state_with_logits,
+    statistics,
+    steady_state,
+)
+from tests.backends.conftest import Start
+from tests.backends.inputs import KINDS, check_arrays, check_refilled
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return backends.load("paddle")
+
+
+@pytest.fixture
+def compiled(start: Start) -> Start:
+    """Return a function like `start` for new engines that compute in programs."""
+    return partial(start, compile="on", new=True)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+    """Return the functions from which programs are built, one entry for each program."""
+    built: list[Compiled] = []
+    build = Compiled._built
+
+    def noted(self: Compiled, inputs: Any) -> Any:
+        built.append(self)
+        return build(self, inputs)
+
+    monkeypatch.setattr(Compiled, "_built", noted)
+    return built
+
+
+def values(*shape: int, seed: int = 0) -> Any:
+    return paddle.to_tensor(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def scaled(recipe: Recipe, **changes: Any) -> LossScale:
+    return LossScale(recipe.replace(**FP16, **changes))
+
+
+# The step, compiled
+
+COMPILED = {
+    "tiny with mixup": Step(mixup="sample"),
+    "tiny in two parts with SAME padding": Step({"padding": "same", "batch_norm": "synchronised"}, "sample", parts=2),
+    "tiny with 1001 logits": Step({"logits": 1001, "label_smoothing": 0.0}),
+} | {f"{name} in two parts": Step(changes, "sample", parts=2, is_steady=True) for name, changes in NARROWED.items()}
+"""Steps to compile. Batch norm over all ranks is local here, since there is a single rank."""
+
+SIZES = {
+    f"{size} pixels, {padding} padding": Step({"padding": padding}, "sample", size=size)
+    for size, padding in itertools.product((31, 33, 38, 45), ("symmetric", "same"))
+}
+"""Steps with sizes that a stride of 2 turns into odd and even ones, for SAME padding."""
+
+OfPrograms = tuple[list[Interval], list[State], oracle.Trained]
+
+
+def stepped(start: Start, tiny_recipe: Recipe, step: Step) -> OfPrograms:
+    """Return the results of one step, not compiled and compiled, and the expected results."""
+    recipe, state, batch = step.begin(tiny_recipe)
+    intervals, states = [], []
+    for compile in ("off", "on"):
+        engine = start(recipe, state, accumulation_steps=step.parts, compile=compile)
+        intervals.append(engine.fetch(engine.train([batch], 0)))
+        states.append(engine.read())
+    return intervals, states, oracle.train(recipe, state, [batch], RATES, step.parts)
+
+
+@pytest.mark.parametrize("step", (COMPILED | SIZES).values(), ids=COMPILED | SIZES)
+def test_a_compiled_step_does_what_one_does_that_is_not(start: Start, tiny_recipe: Recipe, step: Step) -> None:
+    (off, on), (plain, end), expected = stepped(start, tiny_recipe, step)
+    assert on.losses == pytest.approx(off.losses, rel=BOUNDS["loss"].value)
+    assert on.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+    assert (on.counts.top1, on.counts.top5) == (off.counts.top1, off.counts.top5) == (expected.top1, expected.top5)
+    assert distance(end.momentum, plain.momentum) < BOUNDS["compiled"].value
+    assert distance(end.momentum, expected.state.momentum) < BOUNDS["gradient"].value
+    assert distance(statistics(end), statistics(expected.state)) < BOUNDS["statistics"].value
+    assert bits(end.momentum) != bits(plain.momentum), "nothing was compiled"
+
+
+def test_a_compiled_step_may_compute_its_images_one_by_one(compiled: Start, tiny_recipe: Recipe) -> None:
+    state, batch = steady_state(tiny_recipe), random_batch(tiny_recipe, 2, size=64)
+    engine = compiled(tiny_recipe, state, accumulation_steps=2)
+    engine.train([batch], 0)
+    expected = oracle.train(tiny_recipe, state, [batch], RATES, parts=2).state
+    assert distance(engine.read().momentum, expected.momentum) < BOUNDS["gradient"].value
+    assert distance(statistics(engine.read()), statistics(expected)) < BOUNDS["statistics"].value
+
+
+COMPILED_TRAJECTORIES = {
+    "mixup": ({}, 1),
+    "two parts, much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, 2),
+    "moving average": ({"ema_decay": 0.9}, 1),
+}
+
+
+@pytest.mark.parametrize(("changes", "parts"), COMPILED_TRAJECTORIES.values(), ids=COMPILED_TRAJECTORIES)
+def test_compiled_steps_lead_where_float64_goes(
+    compiled: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int
+) -> None:
+    recipe = tiny_recipe.replace(**changes)
+    state, batches = random_state(recipe, step=2), random_batches(recipe, 8, mixup="sample")
+    engine = compiled(recipe, state, accumulation_steps=parts)
+    engine.train(batches[:3], 2)
+    engine.train(batches[3:], 5)
+    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, parts).state
+    assert distance(moved(end, state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert distance(statistics(end), statistics(expected)) < BOUNDS["trajectory"].value
+    if recipe.ema_decay:
+        assert distance(end.ema, expected.ema) < BOUNDS["update"].value
+
+
+def test_compiled_steps_keep_masked_weights_at_0(compiled: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    state, batches, rng = random_state(recipe), random_batches(recipe, 2), np.random.default_rng(5)
+    masks = {name: rng.random(state.tensors[name].shape) < 0.5 for name in ("layer2.0.conv2.weight", "fc.weight")}
+    engine = compiled(recipe, state)
+    engine.mask(masks)
+    engine.train(batches, 0)
+    end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, masks=masks).state
+    for name, mask in masks.items():
+        assert not any(held[name][~mask].any() for held in (end.tensors, end.momentum, end.ema))
+        assert end.tensors[name][mask].all()
+    assert distance(end.momentum, expected.momentum) < BOUNDS["gradient"].value
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_compiled_step_in_low_precision_is_near(compiled: Start, tiny_recipe: Recipe, precision: str) -> None:
+    recipe = tiny_recipe.replace(precision=precision)
+    state, batch = random_state(recipe), random_batch(recipe, mixup="sample")
+    engine = compiled(recipe, state)
+    off = distance(engine.predict(batch.images), oracle.logits(recipe, state.tensors, batch.images))
+    interval = engine.fetch(engine.train([batch], 0))
+    end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES)
+    assert BOUNDS["logits"].value < off < BOUNDS[f"{precision} logits"].value
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS[f"{precision} loss"].value)
+    assert angle(end.momentum, expected.state.momentum) < BOUNDS[f"{precision} direction"].value
+    off = distance(statistics(end), statistics(expected.state))
+    assert BOUNDS["statistics"].value < off < BOUNDS[f"{precision} statistics"].value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", NARROWED)
+def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
+    compiled: Start, tiny_recipe: Recipe, precision: str, name: str
+) -> None:
+    recipe = tiny_recipe.replace(precision=precision, padding="same", **NARROWED[name])
+    state, batch = steady_state(recipe), random_batch(recipe, mixup="sample", size=33)
+    engine = compiled(recipe, state, accumulation_steps=2)
+    engine.train([batch], 0)
+    end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES, parts=2).state
+    assert angle(end.momentum, expected.momentum) < BOUNDS[f"{precision} direction"].value
+    assert distance(statistics(end), statistics(expected)) < BOUNDS[f"{precision} statistics"].value
+
+
+OVERFLOWING = 2.0**60
+
+
+def test_a_compiled_step_backs_off_after_an_overflow(compiled: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", loss_scale=OVERFLOWING)
+    state = random_state(recipe)
+    velocity = {name: np.full_like(value, 0.5) for name, value in state.momentum.items()}
+    engine = compiled(recipe, State(0, state.tensors, velocity))
+    interval = engine.fetch(engine.train([random_batch(recipe)], 0))
+    end = engine.read()
+    assert bits(parameters(end)) == bits(parameters(state))
+    assert bits(end.momentum) == bits(velocity)
+    assert end.scaler == {"scale": OVERFLOWING / 2, "good_steps": 0, "bad_steps": 0}
+    assert interval.loss_scale == OVERFLOWING / 2
+    assert np.isfinite(interval.losses).all()
+
+
+def test_a_static_loss_scale_reaches_the_gradients_of_a_compiled_step(compiled: Start, tiny_recipe: Recipe) -> None:
+    engine = compiled(tiny_recipe.replace(**FP16, loss_scaling="static", loss_scale=OVERFLOWING))
+    engine.train([random_batch(tiny_recipe)], 0)
+    assert not np.isfinite(engine.read().momentum["conv1.weight"]).all()
+
+
+@pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
+def test_a_loss_scale_leaves_a_compiled_step_as_it_is(compiled: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
+    states = []
+    for changes in ({}, {"loss_scaling": loss_scaling, "loss_scale": 8.0}):
+        engine = compiled(tiny_recipe.replace(**FP16, **changes))
+        engine.train([random_batch(tiny_recipe)], 0)
+        states.append(engine.read())
+    assert distance(states[1].momentum, states[0].momentum) < BOUNDS["scaled gradient"].value
+
+
+# The same bits
+
+
+def dirty_memory() -> None:
+    """Leave NaN in the memory that is allocated next."""
+    held = [paddle.full([length], float("nan")) for length in (8, 16, 32, 64, 128, 256, 1024) for _ in range(8)]
+    del held
+
+
+@pytest.mark.parametrize("name", [None, pytest.param("narrow resnet50", marks=pytest.mark.slow)])
+def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
+    compiled: Start, tiny_recipe: Recipe, name: str | None
+) -> None:
+    # oneDNN's batch norm has outputs that a Paddle program reads before they are written.
+    recipe = tiny_recipe.replace(**NARROWED.get(name or "", {}))
+    state, batch = steady_state(recipe), random_batch(recipe)
+    expected, ends = oracle.train(recipe, state, [batch], RATES).state, set()
+    for _ in range(5):
+        dirty_memory()
+        engine = compiled(recipe, state)
+        for _ in range(2):
+            engine.write(state)
+            engine.train([batch], 0)
+            end = engine.read()
+            assert distance(statistics(end), statistics(expected)) < BOUNDS["statistics"].value
+            ends.add(bits(end.tensors))
+    assert len(ends) == 1
+
+
+def test_compiled_steps_repeat_to_the_last_bit(compiled: Start, tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    batches, ends = random_batches(recipe, 4, mixup="sample"), []
+    one, other = compiled(recipe), compiled(recipe)
+    one.train(batches, 0)
+    other.train(batches[:2], 0)
+    other.evaluate(batches[:1])
+    other.write(other.read())
+    other.train(batches[2:], 2)
+    resumed = compiled(recipe, other.read())
+    for engine in (one, other, resumed):
+        engine.train(batches[:1], 4)
+        ends.append(all_bits(engine.read()))
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_a_compiled_engine_goes_on_from_what_another_has_trained(start: Start, tiny_recipe: Recipe) -> None:
+    state, batches = random_state(tiny_recipe), random_batches(tiny_recipe, 6, mixup="sample")
+    first = start(tiny_recipe, state)
+    first.train(batches[:3], 0)
+    second = start(tiny_recipe, random_state(tiny_recipe, seed=8), compile="on")
+    second.train(batches[:2], 0)
+    second.write(first.read())
+    second.train(batches[3:], 3)
+    expected = oracle.train(tiny_recipe, state, batches, RATES).state
+    assert distance(moved(second.read(), state), moved(expected, state)) < BOUNDS["trajectory"].value
+    assert second.read().step == 6
+
+
+# Losses
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+@pytest.mark.parametrize("mixup", ["none", "sample"])
+def test_losses_of_logits_hundreds_apart_are_those_of_float64(
+    start: Start, tiny_recipe: Recipe, compile: str, mixup: str
+) -> None:
+    # Paddle's `log_softmax` on a CPU returns -64 for every logit that is more than 64 below the largest.
+    recipe = tiny_recipe.replace(label_smoothing=0.1 if mixup == "none" else 0.0)
+    state = state_with_logits(recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0])
+    batch = random_batch(recipe, mixup=mixup)
+    engine = start(recipe, state, compile=compile)
+    scores = engine.evaluate([batch])
+    interval = engine.fetch(engine.train([batch], 0))
+    expected = oracle.train(recipe, state, [batch], RATES)
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+    assert scores.losses == pytest.approx(400.0 - state.tensors["fc.bias"][batch.labels], rel=BOUNDS["loss"].value, abs=0.4)
+    assert distance(engine.read().momentum, expected.state.momentum) < BOUNDS["gradient"].value
+
+
+# Inference, compiled
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+def test_compiled_predictions_of_any_number_and_size_are_those_of_float64(
+    compiled: Start, tiny_recipe: Recipe, padding: str
+) -> None:
+    recipe = tiny_recipe.replace(padding=padding)
+    engine, values = compiled(recipe), random_state(recipe).tensors
+    for count, size in ((1, 32), (2, 32), (7, 45), (3, 31), (3, 33), (1, 64), (2, 9)):
+        images = random_images(count, size)
+        logits = engine.predict(images)
+        assert (logits.dtype, logits.shape) == (np.float32, (count, recipe.logits))
+        assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_for_programs_may_lie_in_memory_as_they_like(start: Start, tiny_recipe: Recipe, kind: Any) -> None:
+    check_arrays(partial(start, compile="on"), tiny_recipe, kind)
+
+
+def test_a_batch_for_programs_may_be_filled_again(start: Start, tiny_recipe: Recipe) -> None:
+    check_refilled(partial(start, compile="on"), tiny_recipe)
+
+
+def test_predictions_stay_when_others_are_made(compiled: Start, tiny_recipe: Recipe) -> None:
+    # A program overwrites its previous result.
+    engine = compiled(tiny_recipe)
+    logits = engine.predict(random_images(3))
+    before = logits.copy()
+    engine.predict(random_images(3, seed=1))
+    assert logits.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_compiled_evaluation_scores_every_image_that_is_not_padding(
+    compiled: Start, tiny_recipe: Recipe, ema: bool
+) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    state, batches = random_state(recipe), [random_batch(recipe, count, seed=count) for count in (8, 8, 3)]
+    batches[1].labels[5:] = -1
+    images, labels = (np.concatenate([getattr(batch, name) for batch in batches]) for name in ("images", "labels"))
+    images, labels = images[labels >= 0], labels[labels >= 0]
+    scores = compiled(recipe, state).evaluate(batches, ema=ema)
+    logits = oracle.logits(recipe, state.ema if ema else state.tensors, images)
+    losses = -oracle.log_softmax(logits)[np.arange(len(labels)), labels]
+    assert scores.labels.tolist() == labels.tolist()
+    assert scores.losses == pytest.approx(losses, rel=BOUNDS["loss"].value)
+    assert scores.ranks.tolist() == oracle.places(logits, labels).tolist()
+    assert scores.predictions.tolist() == logits.argmax(axis=1).tolist()
+
+
+def test_a_compiled_evaluation_leaves_the_state_as_it_is(compiled: Start, tiny_recipe: Recipe) -> None:
+    engine = compiled(tiny_recipe.replace(ema_decay=0.9))
+    engine.train([random_batch(tiny_recipe)], 0)
+    before = all_bits(engine.read())
+    engine.evaluate([random_batch(tiny_recipe)], ema=True)
+    engine.predict(random_images(3))
+    assert all_bits(engine.read()) == before
+
+
+# Batches
+
+
+@pytest.mark.parametrize("said", ["ResourceExhaustedError: Out of memory.\n[Hint: 2 GB are free.]", ""])
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_too_little_memory_is_told_with_what_to_do(start: Start, tiny_recipe: Recipe, compile: str, said: str) -> None:
+    def exhausted(*_: Any) -> None:
+        raise MemoryError(said)
+
+    engine: Any = start(tiny_recipe, accumulation_steps=2, compile=compile)
+    of_part = engine._gradients_of_part
+    engine._gradients_of_part = exhausted
+    with pytest.raises(BackendError) as refused:
+        engine.train([random_batch(tiny_recipe)], 0)
+    message = str(refused.value)
+    assert "16 images in 2 parts" in message
+    assert ("2 GB are free" if said else "none is left") in message
+    assert "--set accumulation_steps=4" in message
+    engine._gradients_of_part = of_part
+    assert engine.train([random_batch(tiny_recipe)], 0).steps == 1

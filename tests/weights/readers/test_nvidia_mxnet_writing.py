@@ -1,0 +1,178 @@
+"""Checkpoints and epochs that are written for NVIDIA's MXNet model."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_mxnet_90ep
+from lockstep.system import files
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.readers import mxnet_params
+from lockstep.weights.readers.nvidia_mxnet import find, read, write, write_epoch
+from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, state_of
+
+SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
+"""A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""
+
+
+def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
+    return resnet50_mxnet_90ep().replace(model=model, logits=logits, precision="fp32")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give small models a name."""
+    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
+        monkeypatch.setitem(MODELS, name, spec)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A checkpoint as the original writes it."""
+    recipe = recipe_of()
+    write(tmp_path / "out" / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
+    return tmp_path / "out" / "model-0090.params"
+
+
+def graph_of(file: Path) -> Path:
+    return file.with_name("model-symbol.json")
+
+
+# Writing
+
+
+def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
+    recipe = recipe_of(RESNET, 10).replace(padding="same")
+    written, remarks = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
+    assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
+    for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"):
+        assert [words in remark for remark in remarks].count(True) == 1
+    assert len(remarks) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd-0000.params", "odd-symbol.json"]
+
+
+def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
+    recipe = recipe_of()
+    before = graph_of(file).stat().st_mtime_ns
+    written, remarks = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
+    assert written == (file.with_name("model-0091.params"),)
+    assert remarks[0] == f"{graph_of(file)} existed already with the same contents"
+    assert graph_of(file).stat().st_mtime_ns == before
+    other = recipe_of(logits=7)
+    with pytest.raises(CheckpointError, match=r"model-symbol\.json already exists with another graph; name a new prefix"):
+        write(file.with_name("model-0092.params"), other, state_of(other))
+    assert sorted(path.name for path in file.parent.iterdir()) == [
+        "model-0090.params",
+        "model-0091.params",
+        graph_of(file).name,
+    ]
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write(tmp_path / "a", recipe_of(), state_of(recipe_of("basic")))
+    with pytest.raises(CheckpointError, match=r"weights: missing .*, unknown"):
+        write_epoch(tmp_path / "a", 1, recipe_of(), state_of(recipe_of("basic")))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["weights.params", "a-90.params"])
+def test_an_epoch_has_four_digits(target: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"{target}: expected a prefix, or <prefix>-0090.params with an epoch in four digits"
+    ):
+        write(tmp_path / target, recipe_of(), state_of(recipe_of()))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make the disk full when a file is almost written."""
+    done = mxnet_params.dump
+
+    def dump(path: Path, arrays: Variables) -> None:
+        done(path, arrays)
+        if name in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mxnet_params, "dump", dump)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, target = recipe_of(), tmp_path / "model-0090.params"
+    write(target, recipe, state_of(recipe))
+    for name in (".params", ".momentum.params"):
+        with pytest.raises(CheckpointError, match=rf"model-0090\{name} already exists"):
+            write(target, recipe, state_of(recipe))
+        target.with_name(f"model-0090{name}").unlink()
+    graph_of(target).unlink()
+    failing(monkeypatch, "0090.params")
+    with pytest.raises(CheckpointError, match=r"model cannot be written: .*No space left on device"):
+        write(target, recipe, state_of(recipe))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_may_not_be_on_the_disk_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flush(path: Path) -> None:
+        if path.is_dir():
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "flush", flush)
+    with pytest.raises(CheckpointError, match=r"model cannot be written: .*Input/output error"):
+        write(tmp_path / "model", recipe_of(), state_of(recipe_of()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_writes_every_epoch_and_again_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, prefix = recipe_of(), tmp_path / "new" / "model"
+    for epoch in (1, 2, 2):
+        assert write_epoch(prefix, epoch, recipe, state_of(recipe, epoch)) == tmp_path / "new" / f"model-000{epoch}.params"
+    assert sorted(path.name for path in prefix.parent.iterdir()) == [
+        "model-0001.momentum.params",
+        "model-0001.params",
+        "model-0002.momentum.params",
+        "model-0002.params",
+        "model-symbol.json",
+    ]
+    found = read(prefix.parent / "model-0002.params").state
+    assert_canonical(found.tensors, state_of(recipe, 2).tensors)
+    assert_canonical(found.momentum, state_of(recipe, 2).momentum)
+    failing(monkeypatch, "0002.params")
+    with pytest.raises(CheckpointError, match=r"model-0002\.params cannot be written: .*No space left on device"):
+        write_epoch(prefix, 2, recipe, state_of(recipe, 3))
+    assert len(list(prefix.parent.iterdir())) == 5
+    assert_canonical(read(prefix.parent / "model-0002.params").state.tensors, state_of(recipe, 2).tensors)
+    with pytest.raises(CheckpointError, match="already exists with another graph"):
+        write_epoch(prefix, 3, recipe_of(logits=7), state_of(recipe_of(logits=7)))
+
+
+def test_a_file_a_prefix_and_a_folder_name_the_last_epoch(file: Path) -> None:
+    for name in (
+        "model-9999.params",
+        "model-10000.params",
+        "model-0091.momentum.params",
+        "model-91.params",
+        "model_best.params",
+    ):
+        file.with_name(name).touch()
+    last = file.with_name("model-10000.params")
+    assert find(file.parent) == find(file.with_name("model")) == find(last) == last
+    for name in ("model-0090.params", "model-0090.momentum.params"):
+        assert find(file.with_name(name)) == file
+    assert find(file.with_name("model_best.params")) == file.with_name("model_best.params")
+
+
+def test_a_folder_of_several_prefixes_does_not_say_which(file: Path) -> None:
+    file.with_name("b-0003.params").touch()
+    with pytest.raises(CheckpointError, match="out has several prefixes: b, model; name one"):
+        find(file.parent)
+    assert find(file.with_name("model")) == file
+
+
+def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "best.params.txt", "a-symbol.json", "a-0001.momentum.params"):
+        (tmp_path / name).touch()
+    missing = [tmp_path / name for name in ("missing", "missing.params", "a", "a-0001.momentum.params", "model.safetensors")]
+    for path in (tmp_path, Path(), *missing):
+        assert find(path) is None
