@@ -86,8 +86,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "torch": Framework(
         ("torch",),
         "pip install torch==2.13.0",
-        slower={"bf16": "7 to 16 times", "fp16": "8 to 40 times"},
-        slower_with_avx_512={"bf16": "1 to 2 times"},
+        slower={"bf16": "7 to 16 times", "fp16": "9 times"},
+        slower_with_avx_512={"bf16": "5 times"},
     ),
 }
 """The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.
