@@ -251,9 +251,11 @@ def test_strangers_are_turned_away_and_the_ranks_meet(monkeypatch: pytest.Monkey
         with pytest.raises(AuthenticationError):
             of_hosts.reach(("127.0.0.1", port), "another word")
         silent = socket.create_connection(("127.0.0.1", port))
+        talking = socket.create_connection(("127.0.0.1", port))
+        talking.sendall(b"GET / HTTP/1.1\r\n\r\n")
         line = of_hosts.reach(("127.0.0.1", port), "a word")
         waiting.join()
-    with silent, line, met[0] as other:
+    with silent, talking, line, met[0] as other:
         other.send_bytes(b"hello")
         assert line.recv_bytes() == b"hello"
 

@@ -128,13 +128,22 @@ def test_a_step_that_does_not_divide_into_ranks_and_parts_is_refused() -> None:
         next(training_plans(RECIPE, SIZES, 0, ranks=3, parts=2))
 
 
-@pytest.mark.parametrize(("images", "units", "batch_norm"), [(1, 1, "local"), (2, 2, "local"), (1, 1, "synchronised")])
-def test_an_image_too_small_for_batch_norm_is_refused(images: int, units: int, batch_norm: str) -> None:
+@pytest.mark.parametrize(
+    ("images", "ranks", "parts", "batch_norm"),
+    [
+        (1, 1, 1, "local"),
+        (4, 2, 2, "local"),
+        (1, 1, 1, "synchronised"),
+        (4, 1, 4, "synchronised"),
+        (4, 2, 4, "synchronised"),
+    ],
+)
+def test_an_image_too_small_for_batch_norm_is_refused(images: int, ranks: int, parts: int, batch_norm: str) -> None:
     recipe = Recipe(global_batch_images=images, image_size=32, batch_norm=batch_norm)
     with pytest.raises(RecipeError, match="one image of 32 pixels leaves a single value of each channel"):
-        check_batch_norm(recipe, units)
-    check_batch_norm(recipe.replace(image_size=33), units)
-    check_batch_norm(recipe.replace(global_batch_images=2 * images), units)
+        check_batch_norm(recipe, ranks, parts)
+    check_batch_norm(recipe.replace(image_size=33), ranks, parts)
+    check_batch_norm(recipe.replace(global_batch_images=2 * images), ranks, parts)
 
 
 def test_no_image_comes_twice_in_an_epoch_and_others_are_left_out_of_each() -> None:

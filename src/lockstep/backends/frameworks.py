@@ -22,13 +22,13 @@ class Framework:
     reads_tf_config: bool = False
     """Whether TF_CONFIG names a rank as well."""
     slower: Mapping[str, str] = field(default_factory=dict)
-    """By precision: how much slower than fp32 it is where the processor emulates it, as docs/numerics.md has it measured."""
+    """By precision: how much slower than fp32 it is where the processor emulates it; measured in docs/numerics.md."""
     slower_with_avx_512: Mapping[str, str] = field(default_factory=dict)
     """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
     always_emulates: tuple[str, ...] = ()
     """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
     nvidia_example: str = "PyTorch"
-    """NVIDIA's example whose keys the lines of `--form dlll` have."""
+    """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
 
     def version(self) -> str | None:
         """Return the installed version, without importing it; None if it is missing."""

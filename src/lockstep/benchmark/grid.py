@@ -48,7 +48,7 @@ def benchmark(
     for cell, recipe in zip(cells, recipes, strict=True):
         execution = plan.execution_of(cell)
         if cell.what == TRAIN:
-            check_batch_norm(recipe, cell.ranks * execution.accumulation_steps)
+            check_batch_norm(recipe, cell.ranks, execution.accumulation_steps)
         if cell.data != SYNTHETIC:
             find_sources(Path(cell.data))
     path = None if out is None else Path(out)

@@ -86,9 +86,13 @@ def check_shares(recipe: Recipe, units: int) -> None:
         )
 
 
-def check_batch_norm(recipe: Recipe, units: int) -> None:
-    """Raise `RecipeError` if a unit leaves batch norm a single value of each channel: it has no variance."""
-    images = recipe.global_batch_images // (units if recipe.batch_norm == "local" else 1)
+def check_batch_norm(recipe: Recipe, ranks: int, parts: int) -> None:
+    """Raise `RecipeError` if batch norm gets a single value of each channel, which has no variance.
+
+    A step is computed on this many ranks, each in this many accumulation parts. Statistics over all ranks are still those of
+    one part.
+    """
+    images = recipe.global_batch_images // (parts * (ranks if recipe.batch_norm == "local" else 1))
     if images * math.ceil(recipe.image_size / STRIDE) ** 2 == 1:
         raise RecipeError(
             f"one image of {recipe.image_size} pixels leaves a single value of each channel, which batch norm cannot "

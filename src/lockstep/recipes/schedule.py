@@ -60,5 +60,6 @@ def _decay(recipe: Recipe, units: np.ndarray, warmup: int, length: int, per_epoc
         return peak * recipe.lr_step_factor ** np.searchsorted(boundaries, units, side="right")
     origin = warmup if recipe.lr_decay_from == "warmup_end" else 0
     progress = (units - origin) / max(length - origin, 1)
-    shape = (1 + np.cos(np.pi * progress)) / 2 if recipe.lr_decay == "cosine" else 1 - progress
+    shapes = {"cosine": lambda: (1 + np.cos(np.pi * progress)) / 2, "linear": lambda: 1 - progress}
+    shape = shapes[recipe.lr_decay]()
     return np.asarray(recipe.lr_end + (peak - recipe.lr_end) * shape)

@@ -113,8 +113,9 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
 
 def forget(run: Path) -> None:
     """Remove the files of a command that was killed before its run was started."""
-    for path in (*run.glob("*start.json*"), *run.glob("*masks.safetensors*")):
-        path.unlink()
+    for name in ("start.json", "masks.safetensors"):
+        for left in (name, f".{name}.partial", f"{name}.partial"):  # the last is how older versions wrote
+            (run / left).unlink(missing_ok=True)
 
 
 def refuse_others(run: Path, start: Start | None) -> None:

@@ -100,7 +100,7 @@ def _carry_out(
 
     def start_of(recipe: Recipe) -> Start | None:
         check_shares(recipe, units)
-        check_batch_norm(recipe, units)
+        check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
         return open_start(weights, recipe, out) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early

@@ -1,5 +1,6 @@
 """Write files completely or not at all: first under a temporary name that no reader mistakes for the file."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +14,8 @@ from lockstep.system.strict_json import to_json
 def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write a file to. When the block ends, the file replaces `path`.
 
-    After an error `path` is unchanged. With `is_flushed`, the file is on disk when the block ends. Without it, writing many
-    small files is much faster; use that for files that can be made again.
+    After an error in the block `path` is unchanged. With `is_flushed`, the file is on disk when the block ends. Without it,
+    writing many small files is much faster; use that for files that can be made again.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -32,7 +33,7 @@ def replacing(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write a new file to, as `replacing` does. After an error there is no file `path`."""
+    """Yield a temporary path for a new file, as `replacing` does. `path` must not exist; after an error it does not."""
     try:
         with replacing(path) as partial:
             yield partial
@@ -43,10 +44,13 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Wait until a file, or the names in a folder, are on disk. Some file systems cannot do that for folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 

@@ -43,7 +43,7 @@ class Arithmetic:
     precisions: tuple[str, ...]
     """The precisions that are multiplied in hardware, out of "fp32", "tf32", "bf16", "fp16" and "int8"."""
     pays: str
-    """The precision to train in: the fastest that needs no loss scaling."""
+    """The precision to train in: the fastest that the hardware multiplies. "fp16", on older GPUs, needs loss scaling."""
     limit: str | None = None
     """The environment variable and value that restrict libraries to these extensions; None if there is no restriction."""
 

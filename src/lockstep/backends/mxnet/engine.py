@@ -302,7 +302,7 @@ class MxnetEngine:
             reason = str(error).strip().splitlines()[-1]
             if not any(word in reason.lower() for word in ("memory", "bad_alloc")):
                 raise
-            raise too_little_memory(self._recipe.global_batch_images // self._world.ranks, self._parts, reason) from None
+            raise too_little_memory(None, self._parts, reason) from None
 
     # Inference
 

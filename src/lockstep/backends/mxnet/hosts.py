@@ -100,7 +100,9 @@ def come(listener: Listener, ranks: int) -> "list[Connection]":
                 other = listener.accept()
                 _wait_for(other.fileno(), 0)
                 others.append(other)
-            except (AuthenticationError, EOFError, ConnectionError, BlockingIOError):  # the last: no answer in time
+            except TimeoutError:  # of the listener itself
+                raise
+            except (AuthenticationError, EOFError, OSError):  # no answer in time, or nonsense
                 if time.monotonic() > deadline:
                     raise TimeoutError("not all ranks have connected") from None
     return others

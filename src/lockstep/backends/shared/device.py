@@ -20,9 +20,10 @@ def chosen_gpu(execution: Execution, framework: str, *, gpus: int, local_rank: i
     return local_rank
 
 
-def too_little_memory(images: int, parts: int, reason: str) -> BackendError:
-    """Return what to raise if a step of this many images, in this many parts, does not fit into the device's memory."""
+def too_little_memory(images: int | None, parts: int, reason: str) -> BackendError:
+    """Return what to raise if a step of this many images, in this many parts, does not fit into memory. None: unknown."""
+    what = "a step" if images is None else f"{images} images"
     return BackendError(
-        f"the device has too little memory for {images} images in {parts} parts: {reason}\n"
+        f"the device has too little memory for {what} in {parts} parts: {reason}\n"
         f"Compute a step in more parts: --set accumulation_steps={2 * parts}"
     )
