@@ -90,10 +90,9 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
     progress = _Progress(tell, total)
     try:
         source = _Source(cell, plan, recipe, execution, world)
-        whole = recipe.replace(
-            epochs=1, warmup_epochs=0
-        )  # what is measured is an epoch to the engine: it compiles if that pays
-        with backend.engine(whole, np.full(total, LEARNING_RATE), world, execution) as engine:
+        # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
+        epoch = recipe.replace(epochs=1, warmup_epochs=0)
+        with backend.engine(epoch, np.full(total, LEARNING_RATE), world, execution) as engine:
             engine.write(initial_state(recipe))
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
