@@ -25,6 +25,11 @@ if "torch" not in BACKENDS:  # its autograd is the oracle there
     collect_ignore_glob += ["test_reference.py"]
 
 Start = Callable[..., Engine]
+OF_LAUNCHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "TF_CONFIG", "DMLC_PS_ROOT_URI"),
+    *("PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS", "TF_NUM_INTRAOP_THREADS"),
+)
+"""Variables that launchers set for their ranks."""
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -120,3 +125,11 @@ def kept(world: World) -> Iterator[Kept]:
 def start(backend: Backend, world: World, kept: Kept) -> Iterator[Start]:
     with ExitStack() as stack:
         yield starter(backend, world, stack, kept)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Unset the variables of all launchers."""
+    for name in OF_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch

@@ -140,14 +140,6 @@ def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypat
 # Several processes
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unset the variables of all launchers."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "DMLC_PS_ROOT_URI"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
 def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("WORLD_SIZE", "2")
     with pytest.raises(BackendError, match="lockstep launch"):

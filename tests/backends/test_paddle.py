@@ -43,8 +43,6 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Start
 
-OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS")
-
 
 @pytest.fixture(scope="session")
 def backend() -> Backend:
@@ -55,14 +53,6 @@ def backend() -> Backend:
 def compiled(start: Start) -> Start:
     """Return a function like `start` for new engines that compute in programs."""
     return partial(start, compile="on", new=True)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unset the variables of all launchers."""
-    for name in OF_LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 @pytest.fixture

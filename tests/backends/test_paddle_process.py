@@ -22,7 +22,6 @@ import paddle
 
 from lockstep.backends.paddle import loading
 from lockstep.backends.paddle.launching import trainers
-from lockstep.backends.paddle.program import Compiled
 from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError
@@ -31,34 +30,10 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Start
 
-OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS")
-
 
 @pytest.fixture(scope="session")
 def backend() -> Backend:
     return backends.load("paddle")
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unset the variables of all launchers."""
-    for name in OF_LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """Return the functions from which programs are built, one entry for each program."""
-    built: list[Compiled] = []
-    build = Compiled._built
-
-    def noted(self: Compiled, inputs: Any) -> Any:
-        built.append(self)
-        return build(self, inputs)
-
-    monkeypatch.setattr(Compiled, "_built", noted)
-    return built
 
 
 def values(*shape: int, seed: int = 0) -> Any:

@@ -17,7 +17,6 @@ from lockstep.models.state import State
 import paddle
 
 from lockstep.backends.paddle.loss_scale import LossScale
-from lockstep.backends.paddle.program import Compiled
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, angle, distance
@@ -52,20 +51,6 @@ def backend() -> Backend:
 def compiled(start: Start) -> Start:
     """Return a function like `start` for new engines that compute in programs."""
     return partial(start, compile="on", new=True)
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
-    """Return the functions from which programs are built, one entry for each program."""
-    built: list[Compiled] = []
-    build = Compiled._built
-
-    def noted(self: Compiled, inputs: Any) -> Any:
-        built.append(self)
-        return build(self, inputs)
-
-    monkeypatch.setattr(Compiled, "_built", noted)
-    return built
 
 
 def values(*shape: int, seed: int = 0) -> Any:

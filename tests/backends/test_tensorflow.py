@@ -44,8 +44,6 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Kept, Start, starter
 
-OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TF_CONFIG", "HOROVOD_RANK")
-
 
 @pytest.fixture(scope="session")
 def backend() -> Backend:
@@ -58,14 +56,6 @@ def flags() -> Iterator[None]:
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     yield
     tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unset the variables of all launchers."""
-    for name in (*OF_LAUNCHERS, "TF_NUM_INTRAOP_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 def python(program: str, *arguments: str, **more: Any) -> tuple[int, str, str]:

@@ -25,8 +25,6 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, LockstepError
 from tests.backends.conftest import Start
 
-OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TF_CONFIG", "HOROVOD_RANK")
-
 
 @pytest.fixture(scope="session")
 def backend() -> Backend:
@@ -39,14 +37,6 @@ def flags() -> Iterator[None]:
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     yield
     tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Unset the variables of all launchers."""
-    for name in (*OF_LAUNCHERS, "TF_NUM_INTRAOP_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 class _OfTwo(TensorflowWorld):

@@ -17,24 +17,9 @@ from tests.data.cases import image_folder, jpeg
 from tests.data.sets import (
     CONTAINERS,
     FORMATS,
-    data_set,
     files_of,
     packed,
 )
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data set in all formats, in two files for each split. Tests must only read it."""
-    root = tmp_path_factory.mktemp("sets")
-    folder = data_set(root / "folder")
-    return {"folder": folder} | {format: packed(folder, root / format, format, shards=2) for format in CONTAINERS}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return data_set(tmp_path / "source")
-
 
 # Killed processes
 

@@ -9,25 +9,10 @@ from lockstep.data.pack import shard_name
 from lockstep.system.errors import DataError
 from tests.data.cases import jpeg
 from tests.data.sets import (
-    CONTAINERS,
-    data_set,
     packed,
 )
 
 MODULES = {"recordio": recordio, "tfrecord": tfrecord, "webdataset": webdataset}
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data set in all formats, in two files for each split. Tests must only read it."""
-    root = tmp_path_factory.mktemp("sets")
-    folder = data_set(root / "folder")
-    return {"folder": folder} | {format: packed(folder, root / format, format, shards=2) for format in CONTAINERS}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return data_set(tmp_path / "source")
 
 
 # Hostile names
