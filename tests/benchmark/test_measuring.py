@@ -40,8 +40,8 @@ class Device:
         self.rank, self.ranks, self.device, self.on_gpu = 0, 1, "a device", False
         return self
 
-    def any(self, flag: bool) -> bool:
-        return flag
+    def wait(self) -> None:
+        pass
 
     def close(self) -> None:
         self.calls.append("close")
@@ -205,7 +205,7 @@ def test_a_copy_that_fails_leaves_the_cell_its_figures(device: Device, monkeypat
 
 def test_ranks_begin_products_and_copies_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(device, "any", lambda flag: bool(calls.append("together")))
+    monkeypatch.setattr(device, "wait", lambda: calls.append("together"))
     monkeypatch.setattr(ceilings, "gemm_gflops", lambda name, dtype, on_gpu, ranks: calls.append("products") or 7.0)
     monkeypatch.setattr(ceilings, "copy_gb_per_sec", lambda name, on_gpu, ranks: calls.append("copies") or 5.0)
     measure("train")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.schedule import learning_rates, peak_lr
+from lockstep.recipes.schedule import ema_decays, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -257,3 +257,9 @@ def test_every_rate_lies_between_zero_and_the_peak(
 
     assert rates.shape == (epochs * per_epoch,)
     assert ((rates >= 0) & (rates <= 1 + 1e-12)).all()
+
+
+def test_a_moving_average_soon_forgets_the_initial_weights() -> None:
+    recipe = Recipe(ema_decay=0.75)
+    assert ema_decays(recipe, 30)[[0, 1, 8, 25, 26, 27, 29]].tolist() == [0.1, 2 / 11, 0.5, 26 / 35, 0.75, 0.75, 0.75]
+    assert not ema_decays(Recipe(), 30).any(), "the decay is 0 without a moving average"

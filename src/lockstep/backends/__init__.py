@@ -57,6 +57,13 @@ class Interval:
     finished_at: float
     """`time.perf_counter` when the last step was done, as precisely as is known without waiting for it."""
 
+    @classmethod
+    def of_table(cls, first: int, table: np.ndarray, loss_scale: float, finished_at: float) -> "Interval":
+        """Return the interval of a table [steps, 4 or more]: sum of the losses, top-1 and top-5 hits, number of images."""
+        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
+        counts = Counts(float(loss_sum), int(top1), int(top5), int(images))
+        return cls(first, table[:, 0] / table[:, 3], counts, loss_scale, finished_at)
+
 
 class Handle(Protocol):
     """Steps that were enqueued."""
@@ -89,12 +96,15 @@ class World(Protocol):
     def same(self, value: int) -> bool:
         """Return whether all ranks gave the same value. Every rank must call it."""
 
+    def wait(self) -> None:
+        """Wait until every rank calls this."""
+
     def close(self) -> None:
         """Leave the process group."""
 
 
 class HostQuestions:
-    """`any` and `same` of a `World`, from the largest value of all ranks.
+    """`any`, `same` and `wait` of a `World`, from the largest value of all ranks.
 
     The hosts exchange the values, so the exchange does not wait for the device.
     """
@@ -107,6 +117,10 @@ class HostQuestions:
         """Return whether all ranks gave the same value. Every rank must call it."""
         largest, negated_smallest = self._largest([value, -value])
         return largest == -negated_smallest
+
+    def wait(self) -> None:
+        """Wait until every rank calls this."""
+        self.any(False)
 
     def _largest(self, values: list[int]) -> list[int]:
         """Return the largest value over all ranks, for every position of the list."""

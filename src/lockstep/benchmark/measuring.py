@@ -25,7 +25,7 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
 from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
 from lockstep.system.errors import DataError
@@ -96,7 +96,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             engine.write(initial_state(recipe))
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
-                world.any(False)  # all ranks start together
+                world.wait()  # all ranks start together
                 start = ProcessorTime.now()
                 during = _run(engine, step, batches, warmup, counted, progress)
                 passed = ProcessorTime.now().since(start)
@@ -104,18 +104,18 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             if ceiling:
                 held, first = repeat(source.held()), warmup + counted
                 _run(engine, step, held, first, CEILING_WARMUP, progress)
-                world.any(False)
+                world.wait()
                 computing = _run(engine, step, held, first + CEILING_WARMUP, ceiling - CEILING_WARMUP, progress)
         if ceiling:
             with source.batches() as batches:
                 _drained(batches, CEILING_WARMUP, progress)
-                world.any(False)
+                world.wait()
                 loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
-        world.any(False)
+        world.wait()
         gemm, no_product = _rate(
             lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks)
         )
-        world.any(False)  # ranks share the memory, so all of them copy at the same time
+        world.wait()  # ranks share the memory, so all of them copy at the same time
         copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
         what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
         return Measured(

@@ -1,4 +1,4 @@
-"""The learning rate of every step, computed before a run starts.
+"""The learning rate of every step, and the decay of the moving average, computed before a run starts.
 
 u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run, in the same unit:
 
@@ -47,6 +47,16 @@ def learning_rates(recipe: Recipe, steps_per_epoch: int) -> np.ndarray:
     fraction = (units[rising] + recipe.warmup_counts_from) / max(warmup, 1)
     rates[rising] = recipe.warmup_start_lr + (peak - recipe.warmup_start_lr) * fraction
     return rates
+
+
+def ema_decays(recipe: Recipe, steps: int) -> np.ndarray:
+    """Return the decay of the moving average at every step t: min(ema_decay, (1 + t) / (10 + t)), float64 [steps].
+
+    The average becomes `decay * average + (1 - decay) * weights`. NVIDIA's PyTorch code has the same low decays in the
+    first steps, so that the initial weights are soon forgotten.
+    """
+    counted = np.arange(steps)
+    return np.minimum(recipe.ema_decay, (1 + counted) / (10 + counted))
 
 
 def warmup_epochs(recipe: Recipe) -> float:

@@ -25,9 +25,10 @@ from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
-from lockstep.models.metrics import Counts, Scores
+from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import arithmetic
 
@@ -92,6 +93,7 @@ class MxnetEngine:
         self._unbiased: dict[tuple[int, ...], Array] = {}
         self._scale = LossScale(recipe, world.context)
         self._learning_rates = [float(rate) for rate in learning_rates]
+        self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean, self._std = (
             self._array(np.array(each, np.float32).reshape(1, 1, 1, 3)) for each in (recipe.mean, recipe.std)
         )
@@ -269,20 +271,14 @@ class MxnetEngine:
             weights[:] = mx.nd.where(mx.nd.broadcast_like(used, before), moved, weights)
             self._velocity[:] = mx.nd.where(mx.nd.broadcast_like(used, before), self._velocity, before)
         if self._ema is not None:
-            keep = np.float32(min(self._recipe.ema_decay, (1 + step) / (10 + step)))
+            keep = self._ema_decays[step]
             self._ema += float(1 - keep) * (self._values - self._ema)
 
     def fetch(self, handle: MxnetHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = self._waited_for(handle.result)
-        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
-        return Interval(
-            first=handle.first,
-            losses=table[:, 0] / table[:, 3],
-            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
-            loss_scale=float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar()),
-            finished_at=finished_at,
-        )
+        loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value.asscalar())
+        return Interval.of_table(handle.first, table, loss_scale, finished_at)
 
     def _waited_for(self, result: "Future[Result]") -> Result:
         with self._explained():

@@ -24,9 +24,10 @@ from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.shared.layout import Layout
 from lockstep.data import Batch
-from lockstep.models.metrics import Counts, Scores
+from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 
 
@@ -74,6 +75,7 @@ class PaddleEngine:
             self._views[name].stop_gradient = False
         self._scale = LossScale(recipe)
         self._learning_rates = np.asarray(learning_rates, np.float32)
+        self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean, self._std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
         self._held: tuple[np.ndarray, Tensor] | None = None
         compiled = execution.compile == "on" or (execution.compile == "auto" and not self._synchronised)
@@ -224,7 +226,7 @@ class PaddleEngine:
         if before is not None:
             self._velocity.copy_(paddle.where(used, self._velocity, before), True)
         if self._ema is not None:
-            keep = np.float32(min(self._recipe.ema_decay, (1 + step) / (10 + step)))
+            keep = self._ema_decays[step]
             self._ema.add_(float(1 - keep) * (self._values - self._ema))
 
     def fetch(self, handle: PaddleHandle) -> Interval:
@@ -233,14 +235,8 @@ class PaddleEngine:
             handle.done.synchronize()
         finished_at = handle.enqueued_at if handle.done is None else time.perf_counter()
         table = handle.table.numpy()
-        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
-        return Interval(
-            first=handle.first,
-            losses=table[:, 0] / table[:, 3],
-            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
-            loss_scale=float(table[-1, 4]) if len(table) else self._scale.value.item(),
-            finished_at=finished_at,
-        )
+        loss_scale = float(table[-1, 4]) if len(table) else self._scale.value.item()
+        return Interval.of_table(handle.first, table, loss_scale, finished_at)
 
     # Inference
 

@@ -43,6 +43,9 @@ class ReferenceWorld:
         """Return True, since there is only one rank."""
         return True
 
+    def wait(self) -> None:
+        """Return at once."""
+
     def close(self) -> None:
         """Do nothing."""
 

@@ -19,6 +19,7 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.schedule import ema_decays
 
 Arrays = dict[str, np.ndarray]
 
@@ -46,6 +47,7 @@ class ReferenceEngine:
 
     def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: World, execution: Execution) -> None:
         self._recipe, self._learning_rates = recipe, learning_rates
+        self._ema_decays = ema_decays(recipe, len(learning_rates))
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
@@ -127,8 +129,8 @@ class ReferenceEngine:
             self._tensors[name] = (weight - rate * velocity).astype(np.float32)
 
     def _average(self, step: int) -> None:
-        """Update averages: mu = min(ema_decay, (1 + t) / (10 + t));  average = mu * average + (1 - mu) * tensor."""
-        keep = min(self._recipe.ema_decay, (1 + step) / (10 + step))
+        """Update averages: average = decay * average + (1 - decay) * tensor."""
+        keep = float(self._ema_decays[step])
         for name, value in self._ema.items():
             average = keep * value.astype(self._dtype) + (1 - keep) * self._tensors[name].astype(self._dtype)
             self._ema[name] = average.astype(np.float32)

@@ -31,9 +31,10 @@ from lockstep.backends.tensorflow.model import (
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
-from lockstep.models.metrics import Counts, Scores
+from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.schedule import ema_decays
 from lockstep.system.errors import BackendError
 
 Fetched = tuple[np.ndarray, float]
@@ -82,6 +83,7 @@ class TensorflowEngine:
         self._held: tuple[np.ndarray, Tensor] | None = None
         self._scale = LossScale(recipe)
         self._learning_rates = tf.constant(learning_rates, tf.float32)
+        self._ema_decays = tf.constant(ema_decays(recipe, len(learning_rates)), tf.float32)
         self._mean, self._std = tf.constant(recipe.mean, tf.float32), tf.constant(recipe.std, tf.float32)
         self._train_step = self._traced()
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
@@ -236,22 +238,15 @@ class TensorflowEngine:
                 var=weight.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=momentum
             )
         if self._ema:
-            at = tf.cast(step, tf.float64)
-            keep = tf.cast(tf.minimum(tf.constant(self._recipe.ema_decay, tf.float64), (1 + at) / (10 + at)), tf.float32)
+            keep = tf.gather(self._ema_decays, step)
             for name, average in self._ema.items():
                 average.assign(average + (1 - keep) * (self._tensors[name] - average))
 
     def fetch(self, handle: TensorflowHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
         table, finished_at = handle.result.result()
-        loss_sum, top1, top5, images = table[:, :4].sum(axis=0)
-        return Interval(
-            first=handle.first,
-            losses=table[:, 0] / table[:, 3],
-            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
-            loss_scale=float(table[-1, 4]) if len(table) else float(self._scale.value),
-            finished_at=finished_at,
-        )
+        loss_scale = float(table[-1, 4]) if len(table) else float(self._scale.value)
+        return Interval.of_table(handle.first, table, loss_scale, finished_at)
 
     # Inference
 

@@ -30,9 +30,10 @@ from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
-from lockstep.models.metrics import Counts, Scores
+from lockstep.models.metrics import Scores
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.schedule import ema_decays
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,6 +80,7 @@ class TorchEngine:
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._reduced(execution)
         self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
+        self._ema_decays = ema_decays(recipe, len(learning_rates))
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
         self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
         self._parameters = dict(self.model.named_parameters())
@@ -172,9 +174,9 @@ class TorchEngine:
         self._scale.step([_gradient(parameter) for parameter in self._parameters.values()], self._move_weights)
         self._forget_gradients()
         if self._ema:
-            decay = min(self._recipe.ema_decay, (1 + step) / (10 + step))
             with torch.no_grad():
-                torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), 1 - decay)
+                change = 1 - float(self._ema_decays[step])
+                torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), change)
 
     @torch.no_grad()
     def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
@@ -225,15 +227,7 @@ class TorchEngine:
         if handle.done is not None:
             handle.done.synchronize()
             finished_at = time.perf_counter()
-        table = handle.sums.numpy()
-        loss_sum, top1, top5, images = table.sum(axis=0)
-        return Interval(
-            first=handle.first,
-            losses=table[:, 0] / table[:, 3],
-            counts=Counts(float(loss_sum), int(top1), int(top5), int(images)),
-            loss_scale=float(handle.loss_scale),
-            finished_at=finished_at,
-        )
+        return Interval.of_table(handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at)
 
     @torch.inference_mode()
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
