@@ -17,7 +17,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.recipes import Execution
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import arithmetic, cores
 from measuring import median, recipe, record, rounded
 

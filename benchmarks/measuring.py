@@ -15,9 +15,9 @@ from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.folder import environment
+from lockstep.runs.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = 16

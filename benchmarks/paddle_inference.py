@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep import backends
 from lockstep.recipes import Execution
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.system.machine import cores
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
 

@@ -13,7 +13,7 @@ from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, narrowed
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.schedule import learning_rates
 from lockstep.verification.bounds import angle
 from measuring import recipe, record

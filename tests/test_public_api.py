@@ -12,7 +12,7 @@ import pytest
 import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.weights import checkpoint
 
 SOURCE = Path(lockstep.__file__).parent

@@ -8,9 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.inference.engine import load
     from lockstep.inference.evaluation import evaluate
     from lockstep.inference.exporting import export
+    from lockstep.inference.loaded_engine import load
     from lockstep.inference.prediction import Prediction, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
@@ -45,7 +45,7 @@ _HOME = {
     "convert": "weights.conversion",
     "evaluate": "inference.evaluation",
     "export": "inference.exporting",
-    "load": "inference.engine",
+    "load": "inference.loaded_engine",
     "load_recipe": "recipes",
     "predict": "inference.prediction",
     "report": "reporting",

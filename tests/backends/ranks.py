@@ -98,7 +98,7 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
     world = backend.world(Execution.of({"device": "cpu", "distributed": distributed}))
     found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
     found["asked"] = {
-        "nobody says yes": world.any(False),
+        "nobody says yes": world.wait(),
         "the last says yes": world.any(world.rank == world.ranks - 1),
         "all say yes": world.any(True),
         "all say the same": world.same(-7),

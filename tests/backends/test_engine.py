@@ -13,7 +13,7 @@ from lockstep.models.architectures import ModelSpec, model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.benchmark.foreign_reports import converted
 from lockstep.recipes import Recipe
-from lockstep.system.errors import DataError, UserError
+from lockstep.system.errors import CheckpointError, DataError, UserError
 from tests.benchmark.published_cases import report
 
 BATCH, ENDED = 8, 1_700_000_100.0
@@ -247,21 +247,29 @@ def test_what_cannot_be_made_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
-    with pytest.raises(UserError, match="there is no recipe and no file"):
+    with pytest.raises(CheckpointError, match=r"is not a run's folder: it has no recipe\.yaml"):
         converted(tmp_path, "timm")
     (run / "environment.json").unlink()
-    with pytest.raises(DataError, match=r"holds no run that has started \(No such file"):
+    with pytest.raises(CheckpointError, match="nothing was trained yet"):
         converted(run, "timm")
 
 
-@pytest.mark.parametrize("left", [b"", b'{"ranks": 2, "tra', b"\xff\xfe"])
-def test_a_damaged_environment_is_refused(left: bytes, run: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "problem"),
+    [
+        (b"", "is not JSON; restore it"),
+        (b'{"ranks": 2, "tra', "is not JSON; restore it"),
+        (b"\xff\xfe", "is not JSON; restore it"),
+        (b'{"ranks": 2, "train": {}}', "lacks the number of training images or of ranks"),
+    ],
+)
+def test_a_damaged_environment_is_refused(left: bytes, problem: str, run: Path) -> None:
     (run / "environment.json").write_bytes(left)
-    with pytest.raises(DataError, match=r"environment.json is not JSON .*; restore the file"):
+    with pytest.raises(CheckpointError, match=rf"environment\.json {problem}"):
         converted(run, "timm")
 
 
 def test_a_run_that_trained_nothing_is_refused(run: Path) -> None:
     write_log(run, LOG[:1])
-    with pytest.raises(DataError, match="nothing was trained yet"):
+    with pytest.raises(CheckpointError, match="nothing was trained yet"):
         converted(run, "timm")

@@ -8,7 +8,7 @@ import pytest
 from lockstep import cli
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.machine import Arithmetic
 from lockstep.weights import checkpoint
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import lockstep
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.given_weights import read_masks
 from lockstep.runs.image_results import read_results
 from lockstep.system.event_log import read_log

@@ -14,7 +14,7 @@ import lockstep
 from lockstep import backends
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import zero_momentum
+from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.recipes.published import RECIPES
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.machine import arithmetic

@@ -8,10 +8,9 @@ import pytest
 
 from lockstep.recipes.my_images import Facts, my_images, settled
 from lockstep.recipes.order import check_shares, steps_per_epoch
-from lockstep.runs.notes import Facts as NotedFacts
-from lockstep.runs.notes import seldom_meant
+from lockstep.runs.notes import RunFacts, seldom_meant
+from lockstep.runs.recipe_from_images import explained
 from lockstep.runs.resuming import complete
-from lockstep.runs.settling import explained
 from lockstep.system.errors import RecipeError
 from tests.conftest import TINY
 
@@ -27,7 +26,7 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(imag
     recipe = settled(facts)
     steps = steps_per_epoch(recipe, images)
     every = [1] * 10
-    assert seldom_meant(recipe, NotedFacts(list("abcdefghij"), *([every, every]), steps)) == []  # type: ignore[arg-type]
+    assert seldom_meant(recipe, RunFacts(list("abcdefghij"), *([every, every]), steps)) == []  # type: ignore[arg-type]
     assert (recipe.logits, recipe.precision, recipe.eval_crop) == (10, "fp32", recipe.image_size)
     assert 64 <= recipe.image_size <= 224
     assert recipe.image_size % 32 == 0

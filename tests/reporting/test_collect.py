@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.recipes import Recipe, load_recipe
-from lockstep.reporting.collect import Run, open_runs
+from lockstep.reporting.collect import open_runs
+from lockstep.runs.reading import Run
 from lockstep.system.errors import CheckpointError
 from tests.reporting.cases import STEPS, write_run
 

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from lockstep.recipes import Recipe, load_recipe
-from lockstep.reporting.collect import Run, open_runs
+from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, views, with_images
+from lockstep.runs.reading import Run
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import finished
 

@@ -15,13 +15,13 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.spans import spans
 from lockstep.system.errors import CheckpointError, DataError, DivergedError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.machine import Arithmetic
 from lockstep.weights import checkpoint
-from lockstep.weights.readers import mxnet_params
+from lockstep.weights.formats import mxnet_params
 
 EXECUTION = Execution(log_every_steps=2, save_every_steps=3)
 STEPS = 14  # 60 images, 8 per step, 2 epochs

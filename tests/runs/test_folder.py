@@ -13,7 +13,9 @@ import yaml
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.runs import folder
-from lockstep.runs.folder import RunFolder, environment, read_report
+from lockstep.runs.environment import environment
+from lockstep.runs.folder import RunFolder
+from lockstep.runs.report import read_report
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.system.files import write_json, write_text

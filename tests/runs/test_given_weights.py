@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.runs.given_weights import digest_of, read_masks
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log

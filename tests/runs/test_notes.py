@@ -7,15 +7,15 @@ import pytest
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.notes import Facts, seldom_meant
+from lockstep.runs.notes import RunFacts, seldom_meant
 
 SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
 
-def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> Facts:
+def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> RunFacts:
     names = [f"class {i}" for i in range(classes)]
     images = {split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")}
-    return Facts(names, images["training"], images["validation"], steps)
+    return RunFacts(names, images["training"], images["validation"], steps)
 
 
 def test_nothing_is_said_of_what_is_usual() -> None:

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.runs.folder import read_report
+from lockstep.runs.report import read_report
 from lockstep.runs.resuming import complete, last_execution, refusal
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
 from lockstep.system.event_log import read_log

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.system.strict_json import to_json
+from lockstep.system.strict_json import is_figure, is_rate, parsed, to_json
 
 INF, NAN = float("inf"), float("nan")
 
@@ -35,3 +35,13 @@ def test_no_other_json_of_the_package_can_have_nan_in_it() -> None:
                 strict = any(each.arg == "allow_nan" and ast.unparse(each.value) == "False" for each in node.keywords)
                 lax += [] if strict else [f"{path}:{node.lineno}"]
     assert lax == []
+
+
+def test_brackets_that_cannot_be_read_are_no_json() -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        parsed("[" * 100_000)
+
+
+def test_true_is_no_number_and_null_stands_for_one_that_is_not_finite() -> None:
+    assert [is_figure(value) for value in (1, 0.5, None, float("nan"), True, "1", 10**400)] == [True] * 4 + [False] * 3
+    assert [is_rate(value) for value in (1, 0.5, 0, -1, float("inf"), float("nan"), None)] == [True] * 2 + [False] * 5

@@ -13,13 +13,13 @@ import lockstep
 from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors, zero_momentum
+from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
 from lockstep.recipes.published import resnet50_mxnet_90ep, resnet50_paddle_90ep, resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
+from lockstep.weights.formats import mxnet_params, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, paddle_pickle
+from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opening import open_weights
-from lockstep.weights.readers import mxnet_params, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, paddle_pickle
-from lockstep.weights.readers.tensor_bundle import Bundle
 
 SPEC = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), groups=2, expansion=2)
 LIKE_ORIGINAL = resnet50_tensorflow_90ep().replace(model=SPEC, precision="fp32")

@@ -5,14 +5,15 @@ Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2
 20.06).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.benchmark.epochs import Entry, LoggedRun
-from lockstep.system.event_log import seconds_of
+from lockstep.benchmark.epochs import LoggedRun
+from lockstep.benchmark.report_file import BenchmarkReport
+from lockstep.system.event_log import TrainEvent, seconds_of
 from lockstep.system.strict_json import to_json
 
 PER_SEC, SEC, MS = "images/s", "s", "ms"
@@ -155,15 +156,15 @@ def of_run(run: LoggedRun) -> str:
             step = [epoch.number, entry["step"] - first]
             chosen = [key for key in keys.interval if "traced" not in entry or key.figure not in _OF_SPEED]
             lines.append(_line(began, elapsed, step, _named(chosen, _of_interval(entry))))
-        for entry in epoch.evaluations.values():
-            elapsed += seconds_of(entry)
-            if entry["weights"] == "trained":
-                data = _named(keys.evaluation, entry)
+        for evaluation in epoch.evaluations.values():
+            elapsed += seconds_of(evaluation)
+            if evaluation["weights"] == "trained":
+                data = _named(keys.evaluation, evaluation)
                 lines.append(_line(began, elapsed, [epoch.number], data))
     return "".join([*lines, _line(began, elapsed, [], data)] if data else lines)
 
 
-def of_benchmark(report: dict[str, Any]) -> str:
+def of_benchmark(report: BenchmarkReport) -> str:
     """Return a benchmark's cells as lines: for each measured cell a line of parameters and the summary ([]).
 
     `report["written_at"]` is the time at which the report was written, in seconds since 1970.
@@ -182,16 +183,16 @@ def of_benchmark(report: dict[str, Any]) -> str:
     return "".join(lines)
 
 
-def _of_interval(entry: Entry) -> dict[str, float]:
+def _of_interval(entry: TrainEvent) -> dict[str, Any]:
     """Return an interval's figures. The times are means over its steps."""
     seconds = seconds_of(entry) / (entry["step"] - entry["first_step"])
     data = seconds * entry["data_wait_share"]
     compute = max(seconds - data, 1e-9)
     rate = entry["images_per_sec"] * seconds / compute
-    return entry | {"batch_sec": seconds, "data_sec": data, "compute_sec": compute, "compute_images_per_sec": rate}
+    return {**entry, "batch_sec": seconds, "data_sec": data, "compute_sec": compute, "compute_images_per_sec": rate}
 
 
-def _named(keys: Iterable[Key], figures: dict[str, Any]) -> dict[str, float]:
+def _named(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float]:
     return {key.name: figures[key.figure] * key.factor for key in keys}
 
 

@@ -1,21 +1,19 @@
 """Read the log of a run by epochs. Other programs report their runs in this way."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from lockstep.recipes import Recipe, load_recipe
+from lockstep.recipes import Recipe
 from lockstep.recipes.order import steps_per_epoch
-from lockstep.runs.shapes import is_environment
-from lockstep.system.checks import is_count, parsed
-from lockstep.system.errors import DataError
-from lockstep.system.event_log import read_log
-
-Entry = dict[str, Any]
-"""A line of `log.jsonl`."""
+from lockstep.runs.environment import Environment
+from lockstep.runs.reading import read_run
+from lockstep.system.errors import CheckpointError
+from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent
+from lockstep.system.strict_json import is_count
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,13 @@ class Epoch:
 
     number: int
     """The epoch's number, from 0."""
-    intervals: tuple[Entry, ...]
+    intervals: tuple[TrainEvent, ...]
     """Training entries in order; at least one."""
-    evaluations: dict[str, Entry]
+    evaluations: dict[str, EvaluateEvent]
     """Entries of the evaluation at the end of the epoch, by weights ("trained", "ema"); empty without an evaluation."""
 
     @property
-    def timed(self) -> tuple[Entry, ...]:
+    def timed(self) -> tuple[TrainEvent, ...]:
         """The intervals whose speed counts: all except those of profiled steps."""
         return tuple(entry for entry in self.intervals if "traced" not in entry)
 
@@ -39,7 +37,7 @@ class Epoch:
         """The learning rate of the last step."""
         return float(self.intervals[-1]["lr"])
 
-    def mean(self, name: str) -> float:
+    def mean(self, name: Literal["loss", "top1_percent", "top5_percent"]) -> float:
         """Return the mean of a figure over the epoch's images, from the means of the intervals; NaN if one has none."""
         found = [math.nan if entry[name] is None else entry[name] * entry["images"] for entry in self.intervals]
         return sum(found) / images_of(self.intervals)
@@ -50,7 +48,7 @@ class LoggedRun:
     """What a run's folder says about the run."""
 
     recipe: Recipe
-    environment: dict[str, Any]
+    environment: Environment
     epochs: tuple[Epoch, ...]
     """The epochs that were started."""
     seconds: float
@@ -59,44 +57,36 @@ class LoggedRun:
     """Time of the last entry, in seconds since 1970."""
 
 
-def images_of(entries: Iterable[Entry]) -> int:
+def images_of(entries: Iterable[TrainEvent]) -> int:
     """Return the number of images in some training intervals."""
     return sum(entry["images"] for entry in entries)
 
 
-def read_run(folder: Path) -> LoggedRun:
-    """Read a run's folder. Raises `DataError` if it holds no run, a corrupt run, or a run that has trained nothing yet."""
-    try:
-        recipe = load_recipe(folder)
-        environment = _environment(folder / "environment.json")
-        ended_at = (folder / "log.jsonl").stat().st_mtime
-    except OSError as error:
-        raise DataError(f"{folder} holds no run that has started ({error.strerror}: {error.filename})") from None
-    entries = read_log(folder / "log.jsonl", whole=True)
-    for entry in entries:
+def read_epochs(folder: Path) -> LoggedRun:
+    """Read a run's folder. Raises `CheckpointError` if it holds no run, a corrupt run, or one that has trained nothing."""
+    run = read_run(folder)
+    images, ranks = run.environment.get("train", {}).get("images"), run.environment.get("ranks")
+    if not run.log or not run.environment:
+        raise CheckpointError(f"{folder}: nothing was trained yet")
+    if images is None or not is_count(images) or not is_count(ranks):
+        raise CheckpointError(
+            f"{folder / 'environment.json'} lacks the number of training images or of ranks; restore the file"
+        )
+    for entry in run.log:
         missing = {"elapsed_sec", *(["lr"] if entry["kind"] == "train" else [])} - entry.keys()
         if missing:
-            raise DataError(f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}")
-    epochs = _epochs(entries, steps_per_epoch(recipe, environment["train"]["images"]))
+            raise CheckpointError(f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}")
+    epochs = _epochs(run.log, steps_per_epoch(run.recipe, images))
     if not epochs:
-        raise DataError(f"{folder}: nothing was trained yet")
-    return LoggedRun(recipe, environment, epochs, _seconds(entries), ended_at)
+        raise CheckpointError(f"{folder}: nothing was trained yet")
+    ended_at = (folder / "log.jsonl").stat().st_mtime
+    return LoggedRun(run.recipe, run.environment, epochs, _seconds(run.log), ended_at)
 
 
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = parsed(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); restore the file") from None
-    if not is_environment(found) or not is_count(found.get("train", {}).get("images")) or not is_count(found.get("ranks")):
-        raise DataError(f"{path} is not a run's record of its environment; restore the file")
-    return found
-
-
-def _epochs(entries: list[Entry], per_epoch: int) -> tuple[Epoch, ...]:
+def _epochs(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
     # No interval lies in two epochs, and evaluations are at the ends of epochs.
-    intervals: dict[int, list[Entry]] = {}
-    evaluations: dict[int, dict[str, Entry]] = {}
+    intervals: dict[int, list[TrainEvent]] = {}
+    evaluations: dict[int, dict[str, EvaluateEvent]] = {}
     for entry in entries:
         if entry["kind"] == "train":
             intervals.setdefault(entry["first_step"] // per_epoch, []).append(entry)
@@ -105,7 +95,7 @@ def _epochs(entries: list[Entry], per_epoch: int) -> tuple[Epoch, ...]:
     return tuple(Epoch(number, tuple(each), evaluations.get(number, {})) for number, each in sorted(intervals.items()))
 
 
-def _seconds(entries: list[Entry]) -> float:
+def _seconds(entries: Sequence[LogEvent]) -> float:
     """Return the time of all processes in seconds. Every process logs its start and counts from there."""
     ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]
     return float(sum(entry["elapsed_sec"] for entry in [*ends, *entries[-1:]]))

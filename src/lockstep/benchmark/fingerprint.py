@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
-from lockstep.runs.folder import environment
+from lockstep.runs.environment import environment
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _OF_GPU = {

@@ -9,17 +9,13 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lockstep.benchmark import dlll
-from lockstep.benchmark.epochs import Entry, Epoch, LoggedRun, images_of, read_run
-from lockstep.benchmark.report_file import read_benchmark
+from lockstep.benchmark.epochs import Epoch, LoggedRun, images_of, read_epochs
+from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
 from lockstep.system.errors import DataError, UserError, nearest
-from lockstep.system.event_log import seconds_of
+from lockstep.system.event_log import TrainEvent, seconds_of
 from lockstep.system.strict_json import to_json
-
-Report = dict[str, Any]
-"""A benchmark report."""
 
 
 def converted(source: Path, form: str) -> str:
@@ -30,7 +26,7 @@ def converted(source: Path, form: str) -> str:
     if source.is_dir():
         if of_run is None:
             raise UserError(f"{form} is made from a benchmark report; {source} is a folder")
-        return of_run(read_run(source))
+        return of_run(read_epochs(source))
     if of_report is None:
         raise UserError(f"{form} is made from a run's folder; {source} is not a folder")
     return of_report(read_benchmark(source) | {"written_at": source.stat().st_mtime})
@@ -64,7 +60,7 @@ def _trained(epoch: Epoch) -> dict[str, float]:
     } | _timed(epoch.timed)
 
 
-def _timed(intervals: tuple[Entry, ...]) -> dict[str, float]:
+def _timed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
     if not intervals:
         return {}
     seconds = sum(seconds_of(entry) for entry in intervals)
@@ -85,7 +81,7 @@ def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
     }
 
 
-def nvidia_benchmark(report: Report) -> str:
+def nvidia_benchmark(report: BenchmarkReport) -> str:
     """Return the JSON that NVIDIA's MXNet example writes for its grid (benchmark.py -o): images/s by GPUs and batch.
 
     The format has one engine, model, precision, layout and kind of data. A report with several is refused. A cell that
@@ -119,13 +115,13 @@ def timm_summary(run: LoggedRun) -> str:
     rows = csv.writer(text)
     rows.writerow(["epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr"])
     for epoch in run.epochs:
-        entry = epoch.evaluations.get("ema") or epoch.evaluations.get("trained") or {}
-        evaluated = [entry.get(name, "") for name in ("loss", "top1_percent", "top5_percent")]
+        found = epoch.evaluations.get("ema") or epoch.evaluations.get("trained")
+        evaluated = [found["loss"], found["top1_percent"], found["top5_percent"]] if found else ["", "", ""]
         rows.writerow([epoch.number, epoch.mean("loss"), *evaluated, epoch.lr])
     return text.getvalue()
 
 
-FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[Report], str] | None]] = {
+FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]] = {
     "nvidia-report": (nvidia_report, None),
     "nvidia-benchmark": (None, nvidia_benchmark),
     "dlll": (dlll.of_run, dlll.of_benchmark),

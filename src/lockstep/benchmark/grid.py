@@ -12,11 +12,12 @@ from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
-from lockstep.benchmark.report_file import KIND, VERSION, read_benchmark
+from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import check_batch_norm
-from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from lockstep.system.files import write_json
 from lockstep.system.machine import cores, processor
@@ -31,7 +32,7 @@ def benchmark(
     out: str | Path | None = None,
     command: str = "",
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> BenchmarkReport:
     """Measure cells and return the report. `out` holds the report from the start and is complete at every moment.
 
     If started again with the same `out`, cells that have figures, or ran out of memory, are not measured again; cells that
@@ -91,7 +92,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _opened(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _opened(path: Path | None, settings: dict[str, Any]) -> BenchmarkReport:
     """Return the existing report, or a new one without cells."""
     if path is None or not path.exists():
         if path is not None and not path.parent.is_dir():
@@ -120,18 +121,18 @@ def key(entry: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(entry[name] for name in Cell.__dataclass_fields__)
 
 
-def _place(report: dict[str, Any], cell: Cell) -> int | None:
+def _place(report: BenchmarkReport, cell: Cell) -> int | None:
     own = key(cell.fields())
     return next((i for i, entry in enumerate(report["cells"]) if key(entry) == own), None)
 
 
-def entries_of(report: dict[str, Any], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def entries_of(report: BenchmarkReport, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Return the report's entries of these cells. The report must have all of them."""
     places = {key(entry): entry for entry in report["cells"]}
     return [places[key(cell.fields())] for cell in cells]
 
 
-def _enter(report: dict[str, Any], at: int | None, found: dict[str, Any], cell: Cell) -> None:
+def _enter(report: BenchmarkReport, at: int | None, found: dict[str, Any], cell: Cell) -> None:
     """Put a cell into the report, and update the machine's rates: the fastest that any cell measured."""
     environment = found.pop("environment", None)
     if environment is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lockstep.benchmark.report_file import environment_of
+from lockstep.benchmark.report_file import BenchmarkReport, environment_of
 from lockstep.recipes import load_recipe
 from lockstep.system.errors import DataError, RecipeError
 from lockstep.system.plain_yaml import read_yaml
@@ -129,7 +129,7 @@ class Comparison:
     """Number of rows of the same model and kind with other batches or other numbers of accelerators."""
 
 
-def compare(report: dict[str, Any], rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
+def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
     """Return every measured cell with published rows of its model and kind.
 
     The rows have the same number of accelerators. If one of them has the cell's batch, only rows with that batch or an
@@ -158,7 +158,7 @@ def _ratio(cell: dict[str, Any], hardware: str, row: Row) -> float | None:
     return float(cell["images_per_sec"] / row.images_per_sec)
 
 
-def _image_size(report: dict[str, Any], cell: dict[str, Any]) -> int | None:
+def _image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
     """Return height and width of a cell's images, from the report's recipe and its changes; None if that is unknown."""
     settings = report.get("settings", {})
     try:

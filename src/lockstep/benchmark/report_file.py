@@ -2,14 +2,32 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from lockstep.system.errors import DataError
 
 KIND, VERSION = "lockstep-benchmark", 1
 
 
-def environment_of(report: dict[str, Any], backend: str) -> dict[str, Any]:
+class BenchmarkReport(TypedDict):
+    """The contents of a benchmark report."""
+
+    kind: str
+    version: int
+    command: str
+    settings: dict[str, Any]
+    """What all cells of a report share: the fields of `Plan` and others."""
+    environment: dict[str, Any]
+    """Versions and devices by backend; see `environment_of`."""
+    machine: dict[str, Any]
+    """What the roofline is computed from: the machine's speed of matrix products and of copying."""
+    cells: list[dict[str, Any]]
+    """The measured cells, in the order in which they were measured: the fields of `Cell`, `status`, and the figures."""
+    written_at: NotRequired[float]
+    """When the file was written, in seconds since 1970. It is not in the file."""
+
+
+def environment_of(report: BenchmarkReport, backend: str) -> dict[str, Any]:
     """Return the environment that a backend's cells were measured in; empty if none of them has figures.
 
     A backend can have a separate environment (MXNet's), with another Python and NumPy. Older reports have one environment
@@ -20,10 +38,10 @@ def environment_of(report: dict[str, Any], backend: str) -> dict[str, Any]:
     return own
 
 
-def read_benchmark(path: Path) -> dict[str, Any]:
+def read_benchmark(path: Path) -> BenchmarkReport:
     """Return a benchmark report. Raises `DataError` if the file is not a report, or has another version."""
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        report: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -35,4 +53,4 @@ def read_benchmark(path: Path) -> dict[str, Any]:
             f"{path} is a report of `lockstep benchmark` of version {report.get('version')}, expected {VERSION}; "
             "measure again into another file"
         )
-    return report
+    return cast(BenchmarkReport, report)

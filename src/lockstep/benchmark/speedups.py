@@ -8,7 +8,7 @@ from lockstep.benchmark.cells import Cell
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.grid import key
 from lockstep.benchmark.iteration_times import overlap, quotient
-from lockstep.benchmark.report_file import environment_of
+from lockstep.benchmark.report_file import BenchmarkReport, environment_of
 
 Entry = dict[str, Any]
 """A cell of a report."""
@@ -92,7 +92,7 @@ _PASSING = ("processor_mhz", "gpus")
 """Fields of an environment that are not compared: clocks of the moment, and what the settings contain already."""
 
 
-def differences(report: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+def differences(report: BenchmarkReport, other: BenchmarkReport) -> list[Difference]:
     """Return the differences of settings, and of environments of backends in both reports. None is a missing value."""
     found = _differences(report.get("settings", {}), other.get("settings", {}), "")
     for backend in dict.fromkeys(cell["backend"] for cell in report["cells"]):
@@ -108,7 +108,7 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str) -> l
     return [Difference(prefix + name, ours.get(name), theirs.get(name), prefix + name not in _SAME) for name in names]
 
 
-def between(report: dict[str, Any], other: dict[str, Any]) -> list[Pair]:
+def between(report: BenchmarkReport, other: BenchmarkReport) -> list[Pair]:
     """Return the cells that have figures in both reports: those of the first over those of the second."""
     theirs = {key(entry): entry for entry in other["cells"] if entry["status"] == OK}
     return [

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstep.benchmark.cells import Cell
+    from lockstep.runs.events import Event
 
 COMMANDS = {
     "train": "Measure training steps and what limits their speed.",
@@ -105,7 +106,7 @@ def measure(
     command = shlex.join(["lockstep", *sys.argv[1:]])
     with Reporter() as reporter:
 
-        def listener(event: dict[str, Any]) -> None:
+        def listener(event: "Event") -> None:
             if event["kind"] == "cell":
                 reporter.say(line(event["cell"], kept=event["kept"]))
             else:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import printed
+from lockstep.benchmark.report_file import BenchmarkReport
 from lockstep.benchmark.speedups import Pair, between, claims, differences
 from lockstep.cli import terminal
 
@@ -27,7 +28,7 @@ def line(entry: Entry, *, kept: bool) -> str:
     return f"{name}: {printed(entry['images_per_sec'])} images/s ({_interval(entry)})"
 
 
-def show(report: dict[str, Any], other: dict[str, Any] | None) -> None:
+def show(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
     """Print the tables of a report. With another report, also print the two side by side."""
     console = terminal.console(width=_WIDTH)
     measured = [entry for entry in report["cells"] if entry["status"] == OK]
@@ -99,7 +100,7 @@ def _name_of(pair: Pair) -> str:
     return " ".join(value for name, value in parts.items() if name != pair.axis)
 
 
-def _beside(console: Console, report: dict[str, Any], other: dict[str, Any]) -> None:
+def _beside(console: Console, report: BenchmarkReport, other: BenchmarkReport) -> None:
     """Print how the measurements of two reports differ, and the cells that both have.
 
     Rates are divided only if both reports are the same measurement.

@@ -9,6 +9,16 @@ from rich.text import Text
 from lockstep.cli.terminal import console, in_line
 from lockstep.data.listing import printable
 from lockstep.models.metrics import as_text, top5_tells
+from lockstep.runs.events import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    SettledEvent,
+    TakenEvent,
+    TraceEvent,
+    WarningEvent,
+)
+from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 
 
@@ -69,7 +79,7 @@ class Reporter:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show an event."""
         show = getattr(self, f"_on_{event['kind']}", None)
         if show is not None:
@@ -91,7 +101,7 @@ class Reporter:
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
-    def _on_progress(self, event: dict[str, Any]) -> None:
+    def _on_progress(self, event: ProgressEvent) -> None:
         self._advance(event["what"], event["done"], event["total"])
         # Without a terminal, a long task prints one line for each tenth, to show that it is running.
         done, total = event["done"], event["total"]
@@ -100,14 +110,14 @@ class Reporter:
             self._tenths[event["what"]] = tenth
             self.say(f"{event['what']}: {done} of {total}")
 
-    def _on_settled(self, event: dict[str, Any]) -> None:
+    def _on_settled(self, event: SettledEvent) -> None:
         for line in event["lines"]:
             self.say(line)
 
-    def _on_taken(self, event: dict[str, Any]) -> None:
+    def _on_taken(self, event: TakenEvent) -> None:
         self.say(f"resuming {event['out']} with {'; '.join(event['taken'].values())}")
 
-    def _on_start(self, event: dict[str, Any]) -> None:
+    def _on_start(self, event: StartEvent) -> None:
         self._total, about = event["total"], event["environment"]
         self._per_epoch = event.get("steps_per_epoch", 0)
         self._epochs = self._total // self._per_epoch if self._per_epoch else 0
@@ -154,7 +164,7 @@ class Reporter:
             return None
         return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
 
-    def _on_train(self, event: dict[str, Any]) -> None:
+    def _on_train(self, event: TrainEvent) -> None:
         step, second = event["step"], event.get("elapsed_sec", 0.0)
         left = self._left(step, second)
         if self._since is not None and self._since[0] == self._first:
@@ -165,7 +175,7 @@ class Reporter:
             where = f"{epoch}, step {step} of {self._total}" if self._per_epoch else f"step {step} of {self._total}"
             self.say(f"{where}: {note}, lr {event['lr']:.4g}" + (f", {left} left" if left else ""))
 
-    def _on_evaluate(self, event: dict[str, Any]) -> None:
+    def _on_evaluate(self, event: EvaluateEvent) -> None:
         name = "" if event["weights"] == "trained" else " (moving average)"
         top5 = f"top-5 {event['top5_percent']:.2f} %, " if self._shows_top5 else ""
         self.say(
@@ -173,20 +183,20 @@ class Reporter:
             f"loss {as_text(event['loss'])} on {event['images']} images"
         )
 
-    def _on_trace(self, event: dict[str, Any]) -> None:
+    def _on_trace(self, event: TraceEvent) -> None:
         self.say(f"traced steps {event['first_step']} to {event['last_step']}: {event['path']}")
 
-    def _on_warning(self, event: dict[str, Any]) -> None:
+    def _on_warning(self, event: WarningEvent) -> None:
         self.say(f"warning: {event['message']}")
 
-    def _on_already_finished(self, event: dict[str, Any]) -> None:
+    def _on_already_finished(self, event: FinishEvent) -> None:
         self.say(f"this run is finished (step {event['report']['steps']}); nothing is left to do")
         self._summary(event)
 
-    def _on_finish(self, event: dict[str, Any]) -> None:
+    def _on_finish(self, event: FinishEvent) -> None:
         self._summary(event)
 
-    def _summary(self, event: dict[str, Any]) -> None:
+    def _summary(self, event: FinishEvent) -> None:
         report = event["report"]
         final, best = report["final"]["trained"], report["best"]
         speed = report["images_per_sec"]

@@ -162,7 +162,7 @@ def show(
 
     The images are cropped, flipped and resized.
     """
-    from lockstep.data.sheet import contact_sheet, write_sheet
+    from lockstep.data.contact_sheet import contact_sheet, write_sheet
     from lockstep.recipes import load_recipe
     from lockstep.system.errors import DataError, nearest
 

@@ -16,7 +16,7 @@ def command() -> None:
     from lockstep import backends
     from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
-    from lockstep.runs.folder import environment
+    from lockstep.runs.environment import environment
     from lockstep.system.errors import BackendError
     from lockstep.system.machine import arithmetic, gpu
 

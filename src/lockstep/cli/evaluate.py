@@ -1,7 +1,7 @@
 """`lockstep evaluate`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,12 +35,13 @@ def command(
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.models.metrics import as_text, top5_tells
+    from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
     how = options.for_inference(assignments, backend, loader=loader, distributed=distributed)
     with Reporter() as reporter:
 
-        def listener(event: dict[str, Any]) -> None:
+        def listener(event: Event) -> None:
             options.show_note(event)
             if not as_json:
                 reporter(event)

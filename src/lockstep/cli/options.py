@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.terminal import print
+
+if TYPE_CHECKING:
+    from lockstep.runs.events import Event
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
 Loader = Annotated[str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")]
@@ -49,7 +52,7 @@ def prepare(backend: str) -> None:
     name_rank(backend)  # before anything is printed: only rank 0 prints
 
 
-def show_note(event: dict[str, Any]) -> None:
+def show_note(event: "Event") -> None:
     """Print an event on standard error if it is a note, so that standard output stays machine-readable."""
     if event["kind"] == "note":
         print(f"note: {event['message']}", file=sys.stderr)

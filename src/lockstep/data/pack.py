@@ -21,13 +21,14 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from lockstep.data.containers import Bytes, Sample, atomically, naming, recordio, tfrecord, unfinish, webdataset, write_all
+from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, unfinish, webdataset, write_all
 from lockstep.data.decoding.decode import check, decode, header_size
 from lockstep.data.index import quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
-from lockstep.data.pack_target import begun, states_of
+from lockstep.data.pack_target import locked, states_of
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
 from lockstep.system.errors import DataError
+from lockstep.system.files import naming, written_text
 from lockstep.system.machine import cores
 
 SHARD_BYTES = 2**27
@@ -137,7 +138,7 @@ def pack(
             progress(done, total)
 
     states, threads = np.concatenate([split.states for split in splits]), packing.workers or cores()
-    with begun(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
+    with locked(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
         _write_classes(target / CLASSES, splits[0].listing.classes)
         for split in splits:
             if packing.format == FOLDER:
@@ -151,7 +152,7 @@ def pack(
 def _write_classes(path: Path, classes: Sequence[str]) -> None:
     text = "".join(f"{name}\n" for name in classes)
     if not path.exists() or path.read_bytes() != text.encode("utf-8", "surrogateescape"):
-        with atomically(path) as file:
+        with written_text(path) as file:
             file.write(text)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.containers import atomically, naming
 from lockstep.data.index import CACHE
 from lockstep.data.listing import Listing
 from lockstep.data.sources import FOLDER, UNFINISHED
 from lockstep.system.errors import DataError
+from lockstep.system.files import naming, written_text
 
 
 def states_of(listing: Listing) -> np.ndarray:
@@ -31,7 +31,7 @@ def _state(file: str) -> tuple[int, int]:
 
 
 @contextmanager
-def begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
+def locked(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
     """Lock the target for one pack. Raises `DataError` if it has other files, or if another process writes to it."""
     target.mkdir(parents=True, exist_ok=True)
     cache, unfinished = target / CACHE, target / UNFINISHED
@@ -48,7 +48,7 @@ def begun(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
         if not about.exists():
             unfinished.touch()
             _save_states(states_before, states)
-            with atomically(about) as note:
+            with written_text(about) as note:
                 note.write(identity)
         elif not (begun_with := about.read_bytes().strip(b"\0")) or (before := _saved_states(states_before)) is None:
             raise DataError(f"{target} has lost its record of what is written to it; remove it, or choose an empty folder")

@@ -9,11 +9,12 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divided, whole_source
-from lockstep.inference.engine import ADVICE, engine_with, in_usable_precision
+from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.runs.divergence import not_finite
-from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.weights.opening import Weights, open_weights
 

@@ -8,11 +8,13 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine
-from lockstep.data.decoding.decode import check, decode_into
-from lockstep.inference.engine import ADVICE, engine_with, in_usable_precision
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import check
+from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution
 from lockstep.recipes.order import centre_plan
-from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.weights.opening import Weights, open_weights
 

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Self, TypedDict
 
 import numpy as np
+
+from lockstep.system.event_log import Summary
 
 
 def top5_tells(classes: int) -> bool:
@@ -26,7 +28,7 @@ class Counts:
             self.loss_sum + other.loss_sum, self.top1 + other.top1, self.top5 + other.top5, self.images + other.images
         )
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> Summary:
         """Return mean loss, top-1 and top-5 in percent, and the number of images.
 
         >>> Counts(loss_sum=3.0, top1=1, top5=2, images=2).summary()
@@ -47,6 +49,16 @@ def as_text(loss: float | None) -> str:
     ('0.3457', 'not finite', 'not finite')
     """
     return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
+
+
+class ClassCounts(TypedDict):
+    """Numbers of images for every class, in the order of the classes."""
+
+    images: list[int]
+    top1: list[int]
+    """Images of the class that the model puts into it."""
+    top5: list[int]
+    """Images of the class for which it is among the five most probable."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class Scores:
             images=len(self.ranks),
         )
 
-    def per_class(self, classes: int) -> dict[str, list[int]]:
+    def per_class(self, classes: int) -> ClassCounts:
         """Return images, top-1 hits and top-5 hits of every class."""
         return {
             "images": np.bincount(self.labels, minlength=classes).tolist(),
@@ -104,10 +116,14 @@ class Scores:
         }
 
 
+WARMUP_STEPS = 10
+"""Throughput ignores this many steps at the start of a process."""
+
+
 class Throughput:
     """Images per second of training without its first steps, which compile, allocate and fill caches."""
 
-    def __init__(self, warmup_steps: int) -> None:
+    def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
         self._warmup_left = warmup_steps
         self._images = 0
         self._seconds = 0.0

@@ -1,139 +1,14 @@
-"""Read the folder of a run into plain data, whether the run is finished, stopped or still training."""
+"""Open the runs that a page shows, each with a name of its own."""
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from lockstep.data.listing import printable
-from lockstep.recipes import Recipe, difference, load_recipe
-from lockstep.recipes.published import RECIPES
-from lockstep.runs.folder import read_environment, read_report
-from lockstep.runs.image_results import Results, read_results
+from lockstep.runs.reading import Run, read_run
 from lockstep.system.errors import CheckpointError
-from lockstep.system.event_log import read_log
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run's folder holds."""
-
-    folder: Path
-    name: str
-    """The name of the run on the page. It is unique there."""
-    recipe: Recipe
-    environment: dict[str, Any]
-    """Empty if the run never started."""
-    log: list[dict[str, Any]]
-    report: dict[str, Any] | None
-    """None if the run is not finished."""
-    results: Results | None
-    """None if the run is not finished, or if its version of Lockstep kept no results."""
-
-    @cached_property
-    def training(self) -> list[dict[str, Any]]:
-        """The log's training entries, one for each interval, in the order of steps."""
-        return [entry for entry in self.log if entry["kind"] == "train"]
-
-    @cached_property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """The log's entries of evaluations."""
-        return [entry for entry in self.log if entry["kind"] == "evaluate"]
-
-    @property
-    def backend(self) -> str:
-        """The framework's name; "unknown" if the run never started."""
-        return str(self.environment.get("execution", {}).get("backend", "unknown"))
-
-    @property
-    def step(self) -> int:
-        """Steps done."""
-        return max((entry["step"] for entry in self.log), default=0)
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of the whole run; None if it never started."""
-        return next((entry["total"] for entry in reversed(self.log) if entry["kind"] == "start" and "total" in entry), None)
-
-    @property
-    def trouble(self) -> str | None:
-        """Why there is no final result; None if there is one."""
-        if self.report is not None:
-            return None
-        if self.log and self.log[-1]["kind"] == "diverged":
-            return f"diverged: {self.log[-1]['message']}"
-        of = f" of {self.steps}" if self.steps else ""
-        return f"not finished: at step {self.step}{of}"
-
-    @property
-    def gaps(self) -> str | None:
-        """Where losses are not finite, because curves cannot show them; None if all are finite."""
-        steps = [
-            entry["first_step"] + i + 1
-            for entry in self.training
-            for i, loss in enumerate(entry["losses"])
-            if not _is_finite(loss)
-        ]
-        evaluated = [f"{e['step']} ({e['weights']})" for e in self.evaluations if not _is_finite(e["loss"])]
-        found = [f"in training at {len(steps)} steps, the first of them {steps[0]}"] if steps else []
-        found += [f"in the evaluation at step {', '.join(evaluated[:3])}"] if evaluated else []
-        return f"The loss is not finite {' and '.join(found)}; the curves leave these out." if found else None
-
-    @property
-    def final(self) -> dict[str, dict[str, Any]]:
-        """The last evaluation by weights ("trained", "ema"). For an unfinished run it is the newest one."""
-        if self.report is not None:
-            return dict(self.report["final"])
-        last = self.evaluations[-1]["step"] if self.evaluations else None
-        return {entry["weights"]: entry for entry in self.evaluations if entry["step"] == last}
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes; empty if the run is not finished."""
-        return [printable(name) for name in self.report["classes"]] if self.report else []
-
-    @property
-    def recipe_name(self) -> str:
-        """The name of the recipe that this run uses or is based on; "" if the run did not record it."""
-        return printable(self.recipe.based_on)
-
-    @property
-    def class_count(self) -> int | None:
-        """Number of classes of the images; None if unknown."""
-        return len(self.report["classes"]) if self.report else self.environment.get("classes")
-
-    @cached_property
-    def published(self) -> tuple[str, dict[str, tuple[Any, Any]]]:
-        """The published recipe that this run's recipe is based on, else the one with the fewest different fields; and these
-        fields as (published, of this run)."""
-        names = [self.recipe.based_on] if self.recipe.based_on in RECIPES else list(RECIPES)
-        found = {name: difference(RECIPES[name](), self.recipe) for name in names}
-        return min(found.items(), key=lambda each: len(each[1]))
 
 
 def open_runs(folders: list[Path]) -> list[Run]:
     """Return the runs in some folders. Raises `CheckpointError` if one holds no run, or if its content cannot be read."""
-    return [_open_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-
-
-def _open_run(folder: Path, name: str) -> Run:
-    if not (folder / "recipe.yaml").is_file():
-        raise CheckpointError(f"{folder} is not a run's folder: it has no recipe.yaml; expected the --out of lockstep train")
-    report = read_report(folder)
-    return Run(
-        folder=folder,
-        name=printable(name),
-        recipe=load_recipe(folder),
-        environment=read_environment(folder),
-        log=read_log(folder / "log.jsonl", whole=True),
-        report=report,
-        results=read_results(folder) if report is not None else None,
-    )
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+    return [read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from lockstep.reporting.collect import Run
+from lockstep.runs.reading import Run
 
 MOST_POINTS = 1500
 """A curve is thinned to at most this many points; a plot is about 1000 pixels wide."""
@@ -99,20 +99,20 @@ def _losses(number: int, run: Run) -> list[Curve]:
     return [Curve(number, "training", *thinned(steps, losses))] if len(steps) else []
 
 
-def _logged(field: str) -> Of:
+def _logged(field: Literal["top1_percent", "lr"]) -> Of:
     return lambda number, run: _curve(
         number, "training", [(entry["step"], entry[field]) for entry in run.training if field in entry]
     )
 
 
-def _timed(field: str, factor: float = 1) -> Of:
+def _timed(field: Literal["images_per_sec", "data_wait_share"], factor: float = 1) -> Of:
     """Return the curves of a speed figure. Profiled steps are left out."""
     return lambda number, run: _curve(
         number, "training", [(entry["step"], factor * entry[field]) for entry in run.training if "traced" not in entry]
     )
 
 
-def _evaluated(field: str) -> Of:
+def _evaluated(field: Literal["loss", "top1_percent"]) -> Of:
     kinds: dict[str, Kind] = {"trained": "validation", "ema": "moving average"}
     return lambda number, run: [
         curve

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from lockstep.models.metrics import as_text
 from lockstep.reporting import summary
-from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import charts
 from lockstep.reporting.views import as_data, image_key, views, with_images
+from lockstep.runs.reading import Run
 from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"

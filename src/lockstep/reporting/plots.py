@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lockstep.reporting.collect import Run
 from lockstep.reporting.curves import Chart, charts
 from lockstep.reporting.views import Matrix, View, views
+from lockstep.runs.reading import Run
 from lockstep.system.drawing import over_steps, plain, save
 from lockstep.system.errors import UserError
 

@@ -1,19 +1,19 @@
 """Compare runs: results with their intervals, agreement, speed, recipes and environments."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lockstep.data.listing import printable
-from lockstep.models.metrics import top5_tells
+from lockstep.models.metrics import WARMUP_STEPS, top5_tells
 from lockstep.recipes import Recipe
 from lockstep.reporting import image_statistics
-from lockstep.reporting.collect import Run
-from lockstep.runs.driver import WARMUP_STEPS
-from lockstep.system.event_log import seconds_of
+from lockstep.runs.reading import Run
+from lockstep.runs.report import Evaluation
+from lockstep.system.event_log import EvaluateEvent, TrainEvent, seconds_of
 
 PERCENTILES = (50, 90, 95, 99, 100)
 
@@ -57,7 +57,7 @@ def results(runs: Sequence[Run]) -> list[Result]:
     return [_result(number, run, weights, entry) for number, run in enumerate(runs) for weights, entry in run.final.items()]
 
 
-def _result(number: int, run: Run, weights: str, entry: dict[str, Any]) -> Result:
+def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEvent) -> Result:
     images = entry["images"]
     top1, top5 = (round(entry[name] * images / 100) for name in ("top1_percent", "top5_percent"))
     tells = run.class_count is None or top5_tells(run.class_count)
@@ -117,7 +117,7 @@ def _speed(number: int, run: Run) -> Speed:
     )
 
 
-def _after_warmup(run: Run) -> list[dict[str, Any]]:
+def _after_warmup(run: Run) -> list[TrainEvent]:
     found, warm_from = [], WARMUP_STEPS
     for entry in run.log:
         if entry["kind"] == "start":
@@ -154,7 +154,7 @@ def environments(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
     return [(name, values, len(set(values)) > 1) for name, values in rows]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, dict):

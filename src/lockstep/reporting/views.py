@@ -8,10 +8,10 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.models.metrics import Scores, top5_tells
+from lockstep.models.metrics import ClassCounts, Scores, top5_tells
 from lockstep.reporting import image_statistics
-from lockstep.reporting.collect import Run
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
+from lockstep.runs.reading import Run
 
 MOST_CELLS = 50
 """A confusion matrix has at most this many rows; more classes are added up in groups of neighbours."""
@@ -133,7 +133,7 @@ def image_key(run: Run, sample: int) -> str:
     return f"{run.results.digest[:12]}.{how}.{sample}"
 
 
-def _rows(run: Run, counts: dict[str, list[int]], taken_for: Sequence[str] | None = None) -> list[ClassRow]:
+def _rows(run: Run, counts: ClassCounts, taken_for: Sequence[str] | None = None) -> list[ClassRow]:
     columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for or [""] * len(run.classes))
     return [
         ClassRow(name, images, top1, top5, *image_statistics.wilson(top1, images), other)

@@ -25,29 +25,27 @@ from lockstep.data.split import Sets
 from lockstep.models.metrics import Scores, Throughput
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
-from lockstep.runs import divergence, given_weights, hooks
-from lockstep.runs.folder import environment, read_report
+from lockstep.runs import divergence, given_weights
+from lockstep.runs.after_saving import AfterSaving, after_saving
+from lockstep.runs.environment import environment
 from lockstep.runs.given_weights import Start
 from lockstep.runs.image_results import Results, write_results
 from lockstep.runs.mistakes import pictures_of_mistakes
-from lockstep.runs.notes import Facts, seldom_meant
+from lockstep.runs.notes import RunFacts, seldom_meant
 from lockstep.runs.recorder import Recorder
-from lockstep.runs.report import changed_fields, report_of
+from lockstep.runs.report import Report, changed_fields, read_report, report_of
 from lockstep.runs.spans import Span, spans
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
-from lockstep.system.event_log import read_log
+from lockstep.system.event_log import DivergedEvent, EvaluateEvent, TrainEvent, read_log
 from lockstep.system.files import write_json
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import best_step
 
-WARMUP_STEPS = 10
-"""Throughput ignores this many steps at the start of a process."""
 
-
-class Training:
+class Driver:
     """One rank's part of a run. Only rank 0 logs and saves."""
 
     def __init__(
@@ -71,17 +69,17 @@ class Training:
         self.total = recipe.epochs * self.per_epoch
         self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
         self.interval_began = self.waited_sec = 0.0
-        self.throughput = Throughput(WARMUP_STEPS)
+        self.throughput = Throughput()
         self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
         self.scores: dict[str, Scores] = {}
-        self.after_saving: list[hooks.AfterSaving] = []
+        self.after_saving: list[AfterSaving] = []
 
-    def carry_out(self, rates: np.ndarray, start: Start | None) -> dict[str, Any]:
-        """Train to the end and return the report. `start` holds the weights that were given to rank 0."""
+    def carry_out(self, rates: np.ndarray, start: Start | None) -> Report | None:
+        """Train to the end and return the report, on rank 0. `start` holds the weights that were given to rank 0."""
         if self.world.rank == 0:
-            self.after_saving = hooks.after_saving(self.recipe, self.execution, self.per_epoch)
+            self.after_saving = after_saving(self.recipe, self.execution, self.per_epoch)
             self.prepare(start)
-        self.world.any(False)  # wait: the other ranks read what rank 0 has written
+        self.world.wait()  # wait: the other ranks read what rank 0 has written
         state, damaged = self.start_state()
         if not self.world.same(state.step):
             raise CheckpointError(f"ranks find different checkpoints in {self.out}; all ranks must share this folder")
@@ -150,9 +148,18 @@ class Training:
             config = self.recipe.fields() | {name: about[name] for name in ("recipe", "device", "ranks", "data")}
             self.recorder.open(self.out, step, rates, evaluates_again=unevaluated, about=config)
             write_json(self.out / "environment.json", about)
-        start = {"kind": "start", "step": step, "total": self.total, "damaged": damaged, "notes": self.notes(step)}
-        start |= {"steps_per_epoch": self.per_epoch, "changed": changed_fields(self.recipe)}
-        self.recorder.log(start | {"environment": about})
+        self.recorder.log(
+            {
+                "kind": "start",
+                "step": step,
+                "total": self.total,
+                "steps_per_epoch": self.per_epoch,
+                "damaged": damaged,
+                "notes": self.notes(step),
+                "changed": changed_fields(self.recipe),
+                "environment": about,
+            }
+        )
 
     def notes(self, step: int) -> list[str]:
         """Return notes on settings that are allowed but rarely intended, for a run at this step."""
@@ -167,13 +174,13 @@ class Training:
             found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
         return found + seldom_meant(self.recipe, self.facts())
 
-    def facts(self) -> Facts:
+    def facts(self) -> RunFacts:
         """Return the facts that the notes are based on."""
         training, validation = (
             np.bincount(index.rows["label"], minlength=len(index.classes)) for index in (self.training, self.validation)
         )
         names = [printable(name) for name in self.training.classes]
-        return Facts(names, training, validation, self.per_epoch)
+        return RunFacts(names, training, validation, self.per_epoch)
 
     def lacks_evaluation(self, step: int) -> bool:
         """Return whether an evaluation is due at this step that is not complete in the log, since the run was stopped.
@@ -208,7 +215,7 @@ class Training:
                 continue
             self.save()
             if self.stopping:
-                self.world.any(False)  # no rank exits before rank 0 has saved: a launcher stops the remaining ranks
+                self.world.wait()  # no rank exits before rank 0 has saved: a launcher stops the remaining ranks
                 self.interrupt(handle.first + handle.steps)
             if span.evaluates:
                 self.evaluate(span.stop)
@@ -267,21 +274,28 @@ class Training:
             self.diverge(interval.first + steps, message, losses=interval.losses.tolist())
         if not traced:
             self.throughput.add(steps, interval.counts.images, seconds, waited)
-        self.recorder.log(
-            {"kind": "train", "step": interval.first + steps, "first_step": interval.first}
-            | interval.counts.summary()
-            | {
-                "losses": interval.losses.tolist(),
-                "loss_scale": interval.loss_scale,
-                "images_per_sec": interval.counts.images / seconds,
-                "data_wait_share": waited / seconds,
-            }
-            | ({"traced": True} if traced else {})
-        )
+        summary = interval.counts.summary()
+        event: TrainEvent = {
+            "kind": "train",
+            "step": interval.first + steps,
+            "first_step": interval.first,
+            "loss": summary["loss"],
+            "top1_percent": summary["top1_percent"],
+            "top5_percent": summary["top5_percent"],
+            "images": summary["images"],
+            "losses": interval.losses.tolist(),
+            "loss_scale": interval.loss_scale,
+            "images_per_sec": interval.counts.images / seconds,
+            "data_wait_share": waited / seconds,
+        }
+        if traced:
+            event["traced"] = True
+        self.recorder.log(event)
 
     def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
         """Log that something is not finite and raise `DivergedError`."""
-        self.recorder.log({"kind": "diverged", "step": step, "message": message} | figures)
+        event: DivergedEvent = {"kind": "diverged", "step": step, "message": message, **figures}  # type: ignore[typeddict-item]
+        self.recorder.log(event)
         raise DivergedError(message)
 
     def save(self) -> None:
@@ -323,8 +337,17 @@ class Training:
             if message := divergence.in_evaluation(scores, step, self.recipe, self.out / "checkpoints"):
                 self.diverge(step, message, weights=weights, **summary)
             self.scores[weights] = scores
-            speed = {"images_per_sec": len(scores.losses) / seconds}
-            self.recorder.log({"kind": "evaluate", "step": step, "weights": weights} | summary | speed)
+            event: EvaluateEvent = {
+                "kind": "evaluate",
+                "step": step,
+                "weights": weights,
+                "loss": summary["loss"],
+                "top1_percent": summary["top1_percent"],
+                "top5_percent": summary["top5_percent"],
+                "images": summary["images"],
+                "images_per_sec": summary["images"] / seconds,
+            }
+            self.recorder.log(event)
 
     def evaluation_batches(self, weights: str) -> Iterator[Batch]:
         """Yield this rank's share of the validation images; end early once any rank was asked to stop."""
@@ -338,10 +361,10 @@ class Training:
                     return
                 yield batch
 
-    def finish(self) -> dict[str, Any]:
-        """Write and return the report. Ranks other than 0 return an empty one."""
+    def finish(self) -> Report | None:
+        """Write and return the report, on rank 0."""
         if self.world.rank > 0:
-            return {}
+            return None
         report = report_of(
             self.recipe,
             self.recorder.evaluations,

@@ -15,23 +15,16 @@
 """
 
 import fcntl
-import platform
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 import yaml
 
-from lockstep.backends import FRAMEWORKS
 from lockstep.recipes import Recipe, difference, load_recipe
-from lockstep.runs import shapes
-from lockstep.system.checks import parsed
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
-from lockstep.system.machine import cores, memory_bytes, processor
-from lockstep.system.version import version as lockstep_version
 
 
 class RunFolder:
@@ -110,41 +103,3 @@ def holds_run(path: Path) -> bool:
     checkpoints = path / "checkpoints"
     is_fresh = checkpoints.is_dir() and not any(checkpoints.iterdir()) and not (path / "log.jsonl").exists()
     return (path / "recipe.yaml").is_file() and not is_fresh
-
-
-def read_report(path: Path) -> dict[str, Any] | None:
-    """Return the report of a finished run; None if the run is not finished or the file is not a report."""
-    try:
-        report: dict[str, Any] = parsed((path / "report.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return report if shapes.is_report(report) else None
-
-
-def read_environment(path: Path) -> dict[str, Any]:
-    """Return the environment that a run recorded when it last began; empty if it never did. Raises `CheckpointError`."""
-    file = path / "environment.json"
-    try:
-        found: dict[str, Any] = parsed(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
-    if not shapes.is_environment(found):
-        raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
-    return found
-
-
-def environment(backend: str) -> dict[str, Any]:
-    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory."""
-    framework = FRAMEWORKS[backend]
-    return {
-        "lockstep": lockstep_version(),
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-        backend: framework.version(),
-        "system": platform.platform(),
-        "processor": processor(),
-        "cores": cores(),
-        "memory_bytes": memory_bytes(),
-    }

@@ -22,7 +22,7 @@ from safetensors.numpy import save as serialise
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe, difference
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.weights import checkpoint

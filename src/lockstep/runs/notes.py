@@ -18,8 +18,8 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about a run's images."""
+class RunFacts:
+    """RunFacts about a run's images."""
 
     classes: Sequence[str]
     training: np.ndarray
@@ -29,17 +29,17 @@ class Facts:
     steps_per_epoch: int
 
 
-def seldom_meant(recipe: Recipe, facts: Facts) -> list[str]:
+def seldom_meant(recipe: Recipe, facts: RunFacts) -> list[str]:
     """Return a note for everything in a recipe and its images that is allowed but rarely intended.
 
-    >>> facts = Facts(["cat", "dog"], np.array([8, 8]), np.array([2, 0]), 4)
+    >>> facts = RunFacts(["cat", "dog"], np.array([8, 8]), np.array([2, 0]), 4)
     >>> seldom_meant(Recipe(logits=2, global_batch_images=4), facts)
     ['top-5 is left out: it means nothing with 2 classes', 'no validation images for 1 of 2 classes: dog']
     """
     return [*_of_logits(recipe, facts), *_of_sizes(recipe), *_of_rates(recipe, facts), *_of_classes(facts)]
 
 
-def _of_logits(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def _of_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     classes = len(facts.classes)
     if classes + 1 < recipe.logits:  # NVIDIA's TensorFlow model has one logit more than classes
         yield f"the images have {classes} classes, but the model has {recipe.logits} logits: --set logits={classes}"
@@ -55,7 +55,7 @@ def _of_sizes(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_rates(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def _of_rates(recipe: Recipe, facts: RunFacts) -> Iterator[str]:
     warmup, peak = warmup_epochs(recipe), peak_lr(recipe)
     if warmup >= recipe.epochs:
         yield (
@@ -68,7 +68,7 @@ def _of_rates(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield f"the learning rate never reaches its peak of {peak:.4g}: the highest is {highest:.4g}"
 
 
-def _of_classes(facts: Facts) -> Iterator[str]:
+def _of_classes(facts: RunFacts) -> Iterator[str]:
     if len(facts.classes) == 1:
         yield f"all images are of one class, {facts.classes[0]}: there is nothing to classify"
     elif not top5_tells(len(facts.classes)):

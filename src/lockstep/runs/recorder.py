@@ -8,15 +8,14 @@ from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 
+from lockstep.runs.events import Event, Listener
 from lockstep.runs.loggers import Loggers, Opening, Picture
 from lockstep.system.errors import Interrupted
-from lockstep.system.event_log import read_log, seconds_of
+from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log, seconds_of
 from lockstep.system.files import write_text
 from lockstep.system.strict_json import to_json
 
 T = TypeVar("T")
-Listener = Callable[[dict[str, Any]], None]
-"""A function that is called with every event, logged or not. The event's `kind` names its type."""
 
 
 class Recorder:
@@ -29,7 +28,7 @@ class Recorder:
         self._loggers: Loggers | None = None
         self._rates = np.zeros(0)
         self._began = time.perf_counter()
-        self.evaluations: list[dict[str, Any]] = []
+        self.evaluations: list[EvaluateEvent] = []
         """The log's evaluation entries. Training entries are not kept: a long run has many of them."""
         self.train_sec = 0.0
         """Seconds of training in all processes of the run so far, without evaluation and saving."""
@@ -67,18 +66,18 @@ class Recorder:
         ]
         write_text(path, "".join(_line(entry) for entry in kept))
         for entry in kept:
-            self._note(entry)
+            self._keep(entry)
         self._log = path.open("a", encoding="utf-8")
         self._loggers = Loggers(self._names, Opening(folder, step, about or {}, None), self.warn)
         self._rates = rates
 
-    def _note(self, entry: dict[str, Any]) -> None:
-        if entry["kind"] == "evaluate":
-            self.evaluations.append(entry)
-        if entry["kind"] == "train":
-            self.train_sec += seconds_of(entry)
+    def _keep(self, event: LogEvent) -> None:
+        if event["kind"] == "evaluate":
+            self.evaluations.append(event)
+        if event["kind"] == "train":
+            self.train_sec += seconds_of(event)
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Send the listener an event that is not logged."""
         if self._listener is not None:
             self._listener(event)
@@ -102,13 +101,14 @@ class Recorder:
             yield item
             progress(done, total)
 
-    def log(self, event: dict[str, Any]) -> None:
+    def log(self, event: LogEvent) -> None:
         """Log an event that has a `step`, and send it to the loggers and the listener."""
+        event = event.copy()
         if event["kind"] == "train" and len(self._rates):
-            event = event | {"lr": float(self._rates[event["step"] - 1])}
-        event = event | {"elapsed_sec": time.perf_counter() - self._began}
+            event["lr"] = float(self._rates[event["step"] - 1])
+        event["elapsed_sec"] = time.perf_counter() - self._began
         if self._log is not None:
-            self._note(event)
+            self._keep(event)
             self._log.write(_line(event))
             self._log.flush()
         self._chart(event)
@@ -124,10 +124,10 @@ class Recorder:
         if self._log is not None:
             os.fsync(self._log.fileno())
 
-    def _chart(self, event: dict[str, Any]) -> None:
-        group = {"train": "train", "evaluate": f"val_{event.get('weights')}"}.get(event["kind"])
-        if self._loggers is None or group is None:
+    def _chart(self, event: LogEvent) -> None:
+        if self._loggers is None or (event["kind"] != "train" and event["kind"] != "evaluate"):
             return
+        group = f"val_{event['weights']}" if event["kind"] == "evaluate" else "train"
         others = {"step", "first_step", "images", "elapsed_sec", "traced"}
         if "traced" in event:  # the profiler's overhead would distort the speed
             others |= {"images_per_sec", "data_wait_share"}
@@ -135,5 +135,5 @@ class Recorder:
         self._loggers.figures(group, figures, event["step"])
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _line(entry: LogEvent) -> str:
     return to_json(entry) + "\n"

@@ -1,17 +1,56 @@
 """The report of a finished run, `report.json`, and how its recipe differs from the published one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict, cast
 
-from lockstep.models.metrics import Scores, Throughput
+from lockstep.models.metrics import ClassCounts, Scores, Throughput
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
+from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
+from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
 from lockstep.weights.opening import best_step
+
+
+class Evaluation(Summary):
+    """The results of an evaluation."""
+
+    step: int
+    images_per_sec: float
+    elapsed_sec: NotRequired[float]
+    """Seconds since the process began."""
+
+
+class Report(TypedDict):
+    """The contents of report.json."""
+
+    recipe: str
+    """The name of the recipe that the run uses or is based on; "" if it has none."""
+    model: str
+    epochs: int
+    steps: int
+    final: dict[str, Evaluation]
+    """The last evaluation by weights: "trained" and, if the recipe has a moving average, "ema"."""
+    best: Evaluation
+    """The evaluation of the trained weights with the highest top-1."""
+    images_per_sec: float | None
+    """Images trained on per second, without the first steps; None if there were too few steps."""
+    data_wait_share: float | None
+    """Share of the time in which the engine waited for images."""
+    train_sec: float
+    """Seconds of training in all processes, without evaluation and saving."""
+    quarantined: int
+    """Number of images that cannot be read and were left out."""
+    classes: Sequence[str]
+    per_class: dict[str, ClassCounts]
+    """The last evaluation by weights and class."""
+    device: str
+    ranks: int
 
 
 def report_of(
     recipe: Recipe,
-    evaluations: list[dict[str, Any]],
+    evaluations: Sequence[EvaluateEvent],
     *,
     steps: int,
     throughput: Throughput,
@@ -21,16 +60,16 @@ def report_of(
     scores: Mapping[str, Scores],
     device: str,
     ranks: int,
-) -> dict[str, Any]:
+) -> Report:
     """Return the report of a run. `evaluations` are its log's evaluation entries; `scores` are of the last evaluation."""
-    last = evaluations[-1]["step"]
+    last, best = evaluations[-1]["step"], best_step(evaluations)
     return {
         "recipe": recipe.based_on,
         "model": recipe.fields()["model"],
         "epochs": recipe.epochs,
         "steps": steps,
-        "final": {each["weights"]: _without(each, "kind", "weights") for each in evaluations if each["step"] == last},
-        "best": _without(_entry_of(evaluations, best_step(evaluations)), "kind", "weights"),
+        "final": {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == last},
+        "best": next(_evaluation(e) for e in evaluations if e["step"] == best and e["weights"] == "trained"),
         "images_per_sec": throughput.images_per_sec,
         "data_wait_share": throughput.data_wait_share,
         "train_sec": train_sec,
@@ -42,6 +81,10 @@ def report_of(
     }
 
 
+def _evaluation(event: EvaluateEvent) -> Evaluation:
+    return cast(Evaluation, {name: value for name, value in event.items() if name not in ("kind", "weights")})
+
+
 def changed_fields(recipe: Recipe) -> dict[str, Any]:
     """Return the fields in which a recipe differs from the published one it is based on; empty if it is based on none."""
     if recipe.based_on not in RECIPES:
@@ -49,9 +92,32 @@ def changed_fields(recipe: Recipe) -> dict[str, Any]:
     return {name: own for name, (_, own) in difference(RECIPES[recipe.based_on](), recipe).items()}
 
 
-def _entry_of(evaluations: list[dict[str, Any]], step: int | None) -> dict[str, Any]:
-    return next(entry for entry in evaluations if entry["step"] == step and entry["weights"] == "trained")
+def read_report(path: Path) -> Report | None:
+    """Return the report of the run in a folder; None if the run is not finished or the file is not a report."""
+    try:
+        report = parsed((path / "report.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return report if _is_report(report) else None
 
 
-def _without(entry: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in names}
+def _is_report(value: Any) -> bool:
+    """Return whether a value is the report of a finished run. Only fields that are read again are checked."""
+    if not isinstance(value, dict):
+        return False
+    final, best, classes, counts = (value.get(name) for name in ("final", "best", "classes", "per_class"))
+    if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes) and "trained" in final):
+        return False
+    evaluations = [(each, {"step", *Summary.__required_keys__}) for each in final.values()]
+    evaluations.append((best, {"step", "top1_percent"}))
+    return (
+        all(isinstance(each, dict) and problem_of_fields(each, needed) is None for each, needed in evaluations)
+        and all(isinstance(each, dict) and _are_counts(each, len(classes or ())) for each in counts.values())
+        and is_figure(value.get("images_per_sec"))
+        and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
+    )
+
+
+def _are_counts(columns: Mapping[str, Any], classes: int) -> bool:
+    found = [columns.get(name) for name in ClassCounts.__required_keys__]
+    return all(isinstance(column, list) and len(column) == classes and all(map(is_count, column)) for column in found)

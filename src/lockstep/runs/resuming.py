@@ -18,7 +18,8 @@ from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.my_images import NAME
 from lockstep.recipes.order import steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
-from lockstep.runs.folder import holds_run, read_environment
+from lockstep.runs.environment import read_environment
+from lockstep.runs.folder import holds_run
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
 from lockstep.weights import checkpoint
 

@@ -3,24 +3,25 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lockstep import backends
 from lockstep.backends import World
-from lockstep.data.split import Sets
-from lockstep.data.split import open_sets as open_data
+from lockstep.data.split import Sets, open_sets
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.my_images import given_fields
 from lockstep.recipes.order import check_batch_norm, check_shares, steps_per_epoch
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
-from lockstep.runs.driver import Training
+from lockstep.runs.driver import Driver
+from lockstep.runs.events import Listener
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.given_weights import Start, open_start
 from lockstep.runs.loggers import check_installed
-from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.recipe_from_images import settle
+from lockstep.runs.recorder import Recorder
+from lockstep.runs.report import Report
 from lockstep.runs.resuming import Asked
-from lockstep.runs.settling import settle
 from lockstep.system.errors import DataError, Interrupted
 from lockstep.system.signals import StopRequests
 
@@ -35,7 +36,7 @@ def train(
     weights: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Train a recipe on the training images of `data`, evaluate it on the validation images, and return the report.
 
     - `recipe` is a name, a file or a `Recipe`. The default is `my-images`: its values are chosen from the images and the
@@ -90,7 +91,7 @@ def _carry_out(
     world: World,
     recorder: Recorder,
     stop: StopRequests,
-) -> dict[str, Any]:
+) -> Report:
     execution, leads = asked.execution, world.rank == 0
     units = world.ranks * execution.accumulation_steps
     if leads:
@@ -105,7 +106,7 @@ def _carry_out(
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
     share = (asked.recipe or given_fields(changes)).validation_share
-    sets = open_sets(asked.data, share, recorder, stop)
+    sets = _open_sets(asked.data, share, recorder, stop)
     recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
     start = start if asked.recipe else start_of(recipe)
     check_logits(recipe, sets)
@@ -113,14 +114,14 @@ def _carry_out(
     rates = learning_rates(recipe, steps_per_epoch(recipe, images))
     folder = RunFolder(out, recipe, lambda there: resuming.refusal(out, there, recipe, images))
     with folder if leads else nullcontext():
-        world.any(False)  # if rank 0 cannot open the folder, the other ranks fail here
+        world.wait()  # if rank 0 cannot open the folder, the other ranks fail here
         with backends.load(execution.backend).engine(recipe, rates, world, execution) as engine:
-            training = Training(recipe, execution, world, engine, sets, out, stop, recorder)
-            training.start_notes += _changes(folder.changed)
-            return training.carry_out(rates, start)
+            driver = Driver(recipe, execution, world, engine, sets, out, stop, recorder)
+            driver.start_notes += _changes(folder.changed)
+            return driver.carry_out(rates, start) or cast(Report, {})
 
 
-def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
+def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
     """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
 
     Raises `Interrupted` if a stop is requested while they are indexed.
@@ -136,7 +137,7 @@ def open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) 
 
         return advance
 
-    return open_data(data, share, progress)
+    return open_sets(data, share, progress)
 
 
 def check_logits(recipe: Recipe, sets: Sets) -> None:

@@ -1,17 +1,106 @@
-"""A run's log, `log.jsonl`: events as JSON, one per line, in the order in which they happened."""
+"""A run's log, `log.jsonl`: events as JSON, one per line, in the order in which they happened.
 
-from collections.abc import Mapping
+Events are dictionaries, in memory as in the file. Their `kind` says which fields they have. Entries of other kinds and
+other fields are kept as they are.
+"""
+
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
-from lockstep.system.checks import Check, is_count, is_figure, is_list_of, is_number, is_percent, is_rate, is_text, parsed
 from lockstep.system.errors import CheckpointError
+from lockstep.system.strict_json import (
+    Check,
+    is_count,
+    is_figure,
+    is_list_of,
+    is_number,
+    is_percent,
+    is_positive,
+    is_rate,
+    is_text,
+    parsed,
+)
 
-_FIELDS: dict[str, Check] = {
+
+class Summary(TypedDict):
+    """The results of some images."""
+
+    loss: float
+    """The mean loss; null in a file if it is not finite."""
+    top1_percent: float
+    top5_percent: float
+    images: int
+
+
+class StartEvent(TypedDict):
+    """A process begins or resumes the run."""
+
+    kind: Literal["start"]
+    step: int
+    """Number of steps done before."""
+    total: int
+    """Number of steps of the whole run."""
+    steps_per_epoch: int
+    damaged: list[str]
+    """Why newer checkpoints were skipped."""
+    notes: list[str]
+    changed: dict[str, Any]
+    """The recipe's fields that differ from the published recipe, with their values in this run."""
+    environment: dict[str, Any]
+    """The contents of environment.json."""
+    elapsed_sec: NotRequired[float]
+
+
+class TrainEvent(Summary):
+    """An interval of training steps is done."""
+
+    kind: Literal["train"]
+    step: int
+    """Number of steps done after the interval."""
+    first_step: int
+    """The interval's first step, counted from 0."""
+    losses: list[float]
+    """The mean loss of every step."""
+    loss_scale: float
+    images_per_sec: float
+    data_wait_share: float
+    """Share of the time in which the engine waited for images."""
+    traced: NotRequired[bool]
+    """Whether the steps ran under the profiler. Their speed does not count then."""
+    lr: NotRequired[float]
+    """The learning rate of the last step."""
+    elapsed_sec: NotRequired[float]
+    """Seconds since the process began."""
+
+
+class EvaluateEvent(Summary):
+    """The validation images were evaluated."""
+
+    kind: Literal["evaluate"]
+    step: int
+    weights: str
+    """"trained" or "ema"."""
+    images_per_sec: float
+    elapsed_sec: NotRequired[float]
+
+
+class DivergedEvent(TypedDict):
+    """A loss, a score or a weight is not a finite number, and the run ends. The entry also has the figures that show it."""
+
+    kind: Literal["diverged"]
+    step: int
+    message: str
+    elapsed_sec: NotRequired[float]
+
+
+LogEvent = StartEvent | TrainEvent | EvaluateEvent | DivergedEvent
+
+_CHECKS: dict[str, Check] = {
     "step": is_count,
     "first_step": is_count,
     "total": is_count,
-    "images": lambda value: is_count(value) and value > 0,
+    "images": is_positive,
     "images_per_sec": is_rate,
     "data_wait_share": is_number,
     "loss": is_figure,
@@ -24,13 +113,8 @@ _FIELDS: dict[str, Check] = {
     "weights": is_text,
     "message": is_text,
 }
-SCORES = ("images", "loss", "top1_percent", "top5_percent")
-_NEEDED = {"train": ("first_step", "images", "images_per_sec"), "evaluate": ("weights",)}
-_WHOLE = {
-    "train": (*SCORES, "images_per_sec", "first_step", "losses", "loss_scale", "data_wait_share"),
-    "evaluate": (*SCORES, "images_per_sec", "weights"),
-    "diverged": ("message",),
-}
+_NEEDED_TO_RESUME = {"train": {"first_step", "images", "images_per_sec"}, "evaluate": {"weights"}}
+_WHOLE = {"train": TrainEvent.__required_keys__, "evaluate": EvaluateEvent.__required_keys__, "diverged": {"message"}}
 
 
 def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
@@ -39,16 +123,16 @@ def problem_of_entry(entry: Any, *, whole: bool) -> str | None:
         return "it is not an object"
     if not is_text(entry.get("kind")):
         return "it has no kind"
-    needed = (_WHOLE if whole else _NEEDED).get(entry["kind"], ())
-    problem = problem_of_fields(entry, ("step", *needed))
+    needed = (_WHOLE if whole else _NEEDED_TO_RESUME).get(entry["kind"], set())
+    problem = problem_of_fields(entry, {"step", *needed})
     if problem is None and entry["kind"] == "train" and not entry["first_step"] < entry["step"]:
         return "its first_step is not below its step"
     return problem
 
 
-def problem_of_fields(entry: Mapping[str, Any], needed: tuple[str, ...]) -> str | None:
+def problem_of_fields(entry: Mapping[str, Any], needed: Collection[str]) -> str | None:
     """Return what is wrong with the fields of an entry, or None. The fields in `needed` must exist."""
-    for name, check in _FIELDS.items():
+    for name, check in _CHECKS.items():
         if name in entry and not check(entry[name]):
             return f"its {name} is {repr(entry[name])[:60]}"
         if name not in entry and name in needed:
@@ -56,7 +140,7 @@ def problem_of_fields(entry: Mapping[str, Any], needed: tuple[str, ...]) -> str 
     return None
 
 
-def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
+def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
     """Return the entries of a log; empty if there is no log. A last line that a killed process truncated is left out.
 
     With `whole`, entries must have every figure that training writes; otherwise, only what resuming the log needs. Raises
@@ -64,7 +148,7 @@ def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    entries = []
+    entries: list[LogEvent] = []
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
@@ -82,6 +166,6 @@ def read_log(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
     return entries
 
 
-def seconds_of(entry: dict[str, Any]) -> float:
+def seconds_of(entry: TrainEvent | EvaluateEvent) -> float:
     """Return the wall time of a logged training interval or evaluation, in seconds."""
-    return float(entry["images"] / entry["images_per_sec"])
+    return entry["images"] / entry["images_per_sec"]

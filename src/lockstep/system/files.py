@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lockstep.system.strict_json import to_json
 
@@ -66,6 +66,22 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+@contextmanager
+def written_text(path: Path) -> Iterator[TextIO]:
+    """Yield a text file that gets its name when it is complete. Names of files are written as their bytes are."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        yield file
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON that any parser reads (see `lockstep.system.strict_json`), completely or not at all."""
     write_text(path, to_json(value, indent=1) + "\n")
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Add the name of a file to the system's errors; errors of open files do not have it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -1,11 +1,19 @@
-"""Write JSON that any parser reads. JSON has no NaN and infinity, but Python's `json` writes words for them."""
+"""Write JSON that any parser reads, parse untrusted JSON safely, and check its values.
+
+JSON has no NaN and infinity, but Python's `json` writes words for them. A figure that is not finite is `null` here; the
+checks also accept Python's words.
+"""
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 NOT_FINITE = "not_finite"
 """This key names the original values of numbers that JSON cannot hold."""
+Check = Callable[[Any], bool]
+_MOST = 2**53
+"""Every JSON reader reads whole numbers up to this one exactly."""
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -37,3 +45,51 @@ def _word(value: Any) -> str | None:
     if isinstance(value, list | tuple):
         return next((word for each in value if (word := _word(each)) is not None), None)
     return None
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises `ValueError` if it is not JSON or nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a string."""
+    return isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of at least 0."""
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def is_positive(value: Any) -> bool:
+    """Return whether a value is a whole number above 0."""
+    return is_count(value) and value > 0
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number. Booleans are not numbers."""
+    return type(value) is float or (type(value) is int and abs(value) <= _MOST)
+
+
+def is_figure(value: Any) -> bool:
+    """Return whether a value is a number, or null, which stands for a number that is not finite."""
+    return value is None or is_number(value)
+
+
+def is_rate(value: Any) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return is_number(value) and 0 < value < math.inf
+
+
+def is_percent(value: Any) -> bool:
+    """Return whether a value is a number from 0 to 100."""
+    return is_number(value) and 0 <= value <= 100
+
+
+def is_list_of(check: Check) -> Check:
+    """Return a check for lists whose items all pass `check`."""
+    return lambda value: isinstance(value, list) and all(map(check, value))

@@ -9,7 +9,8 @@ from typing import Any
 
 from lockstep import backends
 from lockstep.recipes import Recipe
-from lockstep.runs.recorder import Listener, Recorder
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.system.workers import carry_out
 from lockstep.verification import workload as workloads

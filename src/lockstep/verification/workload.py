@@ -14,7 +14,7 @@ from lockstep.models import architectures
 from lockstep.models.architectures import blocks, convolutions, model_spec, narrowed
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe, load_recipe
-from lockstep.recipes.initial import initial_state
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.recipes.schedule import learning_rates
 

@@ -24,7 +24,7 @@ from safetensors.numpy import save as serialise
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
-from lockstep.weights.readers import from_bfloat16, refuse_existing
+from lockstep.weights.formats import from_bfloat16, refuse_existing
 
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"

@@ -8,8 +8,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights import checkpoint
+from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
 from lockstep.weights.opening import Weights, locate, open_original, open_weights
-from lockstep.weights.readers import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
 
 Written = tuple[tuple[Path, ...], tuple[str, ...]]
 """Files and remarks."""

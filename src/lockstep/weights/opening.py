@@ -1,6 +1,6 @@
 """Find and open trained weights: of a run, a checkpoint, a safetensors file, or a TensorFlow, Paddle or MXNet checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -10,12 +10,12 @@ import numpy as np
 from lockstep.models.architectures import recognise
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.system.checks import is_list_of, is_text
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.system.event_log import read_log
+from lockstep.system.event_log import LogEvent, read_log
+from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
-from lockstep.weights.readers import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
-from lockstep.weights.readers.common import Original
+from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.weights.formats.common import Original
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ def _of_run(run: Path, which: str) -> Path:
     return checkpoint.checkpoint_path(folder, int(which))
 
 
-def best_step(entries: list[dict[str, Any]]) -> int | None:
+def best_step(log: Iterable[LogEvent]) -> int | None:
     """Return the step with the highest top-1 in a log, the earliest if several are equal; None without an evaluation."""
     scores = [
-        (entry["top1_percent"], -entry["step"])
-        for entry in entries
-        if entry["kind"] == "evaluate" and entry["weights"] == "trained" and "top1_percent" in entry
+        (event["top1_percent"], -event["step"])
+        for event in log
+        if event["kind"] == "evaluate" and event["weights"] == "trained" and "top1_percent" in event
     ]
     return -int(max(scores)[1]) if scores else None
 

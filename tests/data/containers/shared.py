@@ -9,7 +9,7 @@ from types import ModuleType
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lockstep.data.containers import Damage, Places, Sample, Stored, begun
+from lockstep.data.containers import Damage, Places, Sample, Stored, unfinished
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 MAGIC = bytes.fromhex("0a23d7ce")
@@ -110,5 +110,5 @@ def killed(format: ModuleType, folder: Path, samples: Sequence[Sample], stride: 
     for cut in range(0, len(data) + 1, stride):
         path = folder / "cut"
         path.with_name("cut.partial").write_bytes(data[:cut])
-        assert begun(path) is not None
+        assert unfinished(path) is not None
         yield whole, write(format, path, samples)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from lockstep.data.containers import Damage, Places, Stored, tfrecord
-from lockstep.data.containers.tfrecord import framed, masked_crc
+from lockstep.data.containers.tfrecord import framed
+from lockstep.system.crc import masked_crc
 from tests.data.containers.shared import (
     EXAMPLES,
     PAYLOADS,

@@ -12,7 +12,8 @@ import simplejpeg
 from PIL import Image
 
 from lockstep.data.decoding import decode as module
-from lockstep.data.decoding.decode import check, decode, decode_into
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import check, decode
 
 Use = Callable[[bytes], object]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lockstep.data.decoding import _jpeg, jpeg
-from lockstep.data.decoding.decode import decode, decode_into
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window, decode_window
 from tests.data.decoding.fuzz_jpeg import damaged, drawn, judged
 from tests.data.pictures import any_window, encoded, picture, wrong_in_threads

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data.decoding.decode import decode, decode_into
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window
 from tests.data.pictures import encoded, picture
 

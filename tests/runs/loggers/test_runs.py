@@ -11,8 +11,8 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Execution, Recipe
-from lockstep.runs.folder import read_report
 from lockstep.runs.loggers import LOGGERS, Kind
+from lockstep.runs.report import read_report
 from lockstep.system.errors import Interrupted, UserError
 from lockstep.system.event_log import read_log
 from tests.backends.conftest import BACKENDS

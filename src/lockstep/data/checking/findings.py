@@ -5,10 +5,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.containers import atomically
 from lockstep.data.index import QUARANTINE, quarantine_of
 from lockstep.data.listing import CLASSES, printable
 from lockstep.data.sources import FOLDER, Source
+from lockstep.system.files import written_text
 
 ERROR, WARNING = "error", "warning"
 FLAT = "flat"
@@ -198,6 +198,6 @@ class Report:
 
 def _write_quarantine(root: Path, images: dict[str, str]) -> Path:
     listed = quarantine_of(Source(FOLDER, root)) | images
-    with atomically(root / QUARANTINE) as file:
+    with written_text(root / QUARANTINE) as file:
         json.dump({"images": listed}, file, indent=1, allow_nan=False)
     return root / QUARANTINE

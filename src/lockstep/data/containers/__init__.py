@@ -7,15 +7,14 @@ Damage is listed too. The images before and after it are right, and reading cont
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self, TextIO
+from typing import NamedTuple, Self
 
-from lockstep.system.files import replacing
+from lockstep.system.files import naming
 
 NO_LABEL = -1
 Bytes = bytes | memoryview
@@ -192,16 +191,7 @@ def write_all(file: FileIO, data: Bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-@contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Add the name of a file to the system's errors; errors of open files do not have it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def begun(path: Path) -> Path | None:
+def unfinished(path: Path) -> Path | None:
     """Return the unfinished file that an interrupted writer left, or None."""
     partial = _partial(path)
     return partial if partial.exists() else None
@@ -214,10 +204,3 @@ def unfinish(path: Path) -> None:
 
 def _partial(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
-
-
-@contextmanager
-def atomically(path: Path) -> Iterator[TextIO]:
-    """Yield a text file that gets its name when it is complete."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        yield file

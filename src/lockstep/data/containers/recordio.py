@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
+from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.system.files import written_text
 
 MAGIC = 0xCED7230A
 MOST_BYTES = 2**29 - 1
@@ -314,7 +315,7 @@ class Writer(Appended):
     """Writes a `.rec` file, with its `.idx` and `.lst`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(begun(path)))
+        super().__init__(path, _ends(unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
@@ -324,7 +325,7 @@ class Writer(Appended):
     def describe(self, rows: Iterable[tuple[int, int, str]]) -> list[Path]:
         """Write `.idx` and `.lst` as im2rec does, from number, label and name of every sample; return their paths."""
         paths = [self.path.with_suffix(".idx"), self.path.with_suffix(".lst")]
-        with atomically(paths[0]) as places, atomically(paths[1]) as names:
+        with written_text(paths[0]) as places, written_text(paths[1]) as names:
             for (number, label, name), begin in zip(rows, self._ends[:-1], strict=True):
                 places.write(f"{number}\t{begin}\n")
                 names.write(f"{number}\t{label:f}\t{name}\n")

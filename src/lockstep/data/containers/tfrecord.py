@@ -11,12 +11,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, atomically, begun
+from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.system.crc import masked_crc
+from lockstep.system.files import written_text
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -80,17 +81,6 @@ def _message(name: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lockstep.{name}"))
-
-
-def masked_crc(*data: Bytes) -> int:
-    """Return the CRC-32C of pieces as TFRecord stores it: rotated by 15 bits, plus a constant.
-
-    The mask is for data that contains checksums itself.
-    """
-    crc = 0
-    for piece in data:
-        crc = crc32c.crc32c(piece, crc, 0)  # 0: keep the interpreter's lock, since getting it back takes longer
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def framed(*payload: Bytes) -> list[Bytes]:
@@ -267,7 +257,7 @@ class Writer(Appended):
     """Writes a file of examples, and `idx/<name>` for DALI with offset and size of every record."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(begun(path)))
+        super().__init__(path, _ends(unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:
@@ -278,7 +268,7 @@ class Writer(Appended):
         """Write DALI's index, and return its path."""
         folder = self.path.parent / "idx"
         folder.mkdir(exist_ok=True)
-        with atomically(folder / self.path.name) as places:
+        with written_text(folder / self.path.name) as places:
             for _, begin, end in zip(rows, self._ends, self._ends[1:], strict=False):
                 places.write(f"{begin} {end - begin}\n")
         return [folder / self.path.name]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, begun
+from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, unfinished
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -231,7 +231,7 @@ class Writer(Appended):
     """Writes a tar: for every sample the class, then the names as JSON, then the image."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _ends(begun(path)))
+        super().__init__(path, _ends(unfinished(path)))
 
     @staticmethod
     def record(sample: Sample) -> list[Bytes]:

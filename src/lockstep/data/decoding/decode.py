@@ -1,4 +1,4 @@
-"""From encoded bytes to pixels: our own decoder for windows of JPEGs, libjpeg-turbo for other JPEGs, Pillow for the rest.
+"""From encoded bytes to the pixels of a whole image: libjpeg-turbo for JPEGs, Pillow for the rest.
 
 EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays as it is stored.
 """
@@ -8,24 +8,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import cv2
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
-
-# Each image is decoded by one thread; OpenCV's own pool would only slow down the loader's threads.
-cv2.setNumThreads(1)
 
 # Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
 # a baseline file should name all its coefficients.
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow supports dozens of formats and starts another program for some of them (EPS).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-_JPEG = b"\xff\xd8"
+JPEG_START = b"\xff\xd8"
+"""The first bytes of every JPEG."""
 
 
 def decode(data: bytes, reduction: int = 1) -> np.ndarray:
@@ -91,7 +86,7 @@ def header_size(data: bytes | memoryview) -> tuple[int, int]:
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     """Return height and width if the bytes are a JPEG for libjpeg-turbo; None if Pillow is to decode them."""
-    if data[:2] != _JPEG:
+    if data[:2] != JPEG_START:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -133,63 +128,3 @@ def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
         raise ValueError("not an image in a known format") from None
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
         raise ValueError(str(error) or type(error).__name__) from None
-
-
-def decode_into(
-    data: bytes,
-    size: tuple[int, int],
-    window: Window,
-    resized: tuple[int, int],
-    offset: tuple[int, int],
-    *,
-    flip: bool,
-    antialias: bool,
-    dct_scaling: bool = False,
-    out: np.ndarray,
-) -> None:
-    """Decode a window of an image, resize it, and write the square at `offset` to `out`.
-
-    `size` is height and width of the image; `out` is uint8 [size, size, 3]. The resize is bilinear; see `Recipe.antialias`
-    and `Recipe.dct_scaling`. Only the window is decoded if that gives the same pixels. Raises `ValueError` if the bytes are
-    not an image, or if the image has another size.
-    """
-    reduction = _reduction(window, resized) if dct_scaling else 1
-    part = _window(data, size, window) if reduction == 1 and data.startswith(_JPEG) else None
-    if part is None:
-        reduction = reduction if is_plain_jpeg(data) else 1
-        image = decode(data, reduction)
-        if image.shape[:2] != tuple(-(-side // reduction) for side in size):
-            raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
-        top, left, height, width = _reduced(window, reduction)
-        part = image[top : top + height, left : left + width]
-    if antialias:
-        pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
-    else:
-        # OpenCV writes directly to `out` if nothing is cropped or flipped.
-        direct = None if flip or resized != out.shape[:2] else out
-        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
-        if pixels is direct:
-            return
-    pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
-    if flip:
-        cv2.flip(pixels, 1, dst=out)  # many times faster than a reversed copy by NumPy
-    else:
-        out[:] = pixels
-
-
-def _window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
-    with decoding(window[2] * window[3]):
-        return jpeg.decode_window(data, size, window)
-
-
-def _reduced(window: Window, reduction: int) -> Window:
-    top, left, height, width = window
-    return top // reduction, left // reduction, height // reduction, width // reduction
-
-
-def _reduction(window: Window, resized: tuple[int, int]) -> int:
-    """Return the largest of libjpeg's reductions that leaves the window at least as large as the resized one."""
-    for reduction in (8, 4, 2):
-        if window[2] >= reduction * resized[0] and window[3] >= reduction * resized[1]:
-            return reduction
-    return 1

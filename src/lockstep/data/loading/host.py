@@ -9,7 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from lockstep.data import Batch
-from lockstep.data.decoding.decode import decode_into
+from lockstep.data.decoding.augment import decode_into
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.machine import share_of_cores

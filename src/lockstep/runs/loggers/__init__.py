@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lockstep.system.checks import is_count, parsed
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.files import write_json
+from lockstep.system.strict_json import is_count, parsed
 
 Outcome = Literal["finished", "stopped", "failed"]
 """How a process of a run ended. A run that was stopped can resume."""

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lockstep.data.containers.tfrecord import masked_crc
+from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import tensor_bundle
-from lockstep.weights.readers.tensor_bundle import Bundle, data_path, find, index_path, write
-from tests.weights.readers.cases import EDITS, assert_stored, edited
+from lockstep.weights.formats import tensor_bundle
+from lockstep.weights.formats.tensor_bundle import Bundle, data_path, find, index_path, write
+from tests.weights.formats.cases import EDITS, assert_stored, edited
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: not name.startswith("\0"))

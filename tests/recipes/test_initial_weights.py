@@ -5,7 +5,7 @@ import pytest
 
 from lockstep.models.architectures import ModelSpec, blocks, tensors
 from lockstep.recipes import Recipe
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 
 SPEC = ModelSpec(block="bottleneck", layers=(1, 2, 1, 1), stem_width=32, widths=(32, 32, 64, 64), groups=2, expansion=2)
 RECIPE = Recipe(model=SPEC, logits=300)

@@ -14,11 +14,11 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.readers import structure, tensor_bundle
-from lockstep.weights.readers.common import Original
-from lockstep.weights.readers.nvidia_tensorflow import names, read, write
-from lockstep.weights.readers.tensor_bundle import Bundle
-from tests.weights.readers.cases import RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+from lockstep.weights.formats import structure, tensor_bundle
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.nvidia_tensorflow import names, read, write
+from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.weights.formats.cases import RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
 
 SPECS = pytest.mark.parametrize("spec", [RESNET, RESNEXT], ids=["resnet", "resnext"])
 

@@ -20,10 +20,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import from_bfloat16, mxnet_params, nvidia_mxnet
-from lockstep.weights.readers.common import Original
+from lockstep.weights.formats import from_bfloat16, mxnet_params, nvidia_mxnet
+from lockstep.weights.formats.common import Original
 from tests.data.containers.test_peers import mxnet_python
-from tests.weights.readers.cases import RESNET, Variables, assert_stored, state_of
+from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"

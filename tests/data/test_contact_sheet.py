@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lockstep.data.contact_sheet import contact_sheet, first_plan, write_sheet
 from lockstep.data.facts import facts
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.host import HostLoader
-from lockstep.data.sheet import contact_sheet, first_plan, write_sheet
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans, training_plans
 from tests.data.cases import image_folder, jpeg

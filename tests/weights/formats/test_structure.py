@@ -5,7 +5,7 @@ import random
 import pytest
 
 from lockstep.models.architectures import MODELS, ModelSpec, convolutions, tensors
-from lockstep.weights.readers.structure import Shape, match
+from lockstep.weights.formats.structure import Shape, match
 
 LEAVES = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
 

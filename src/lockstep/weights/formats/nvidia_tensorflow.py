@@ -33,10 +33,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.readers import structure, tensor_bundle
-from lockstep.weights.readers.common import Original, about_momentum, fitting, left_over
-from lockstep.weights.readers.structure import BATCH_NORM, Shape
-from lockstep.weights.readers.tensor_bundle import Bundle
+from lockstep.weights.formats import structure, tensor_bundle
+from lockstep.weights.formats.common import Original, about_momentum, fitting, left_over
+from lockstep.weights.formats.structure import BATCH_NORM, Shape
+from lockstep.weights.formats.tensor_bundle import Bundle
 
 _HEAD = "output/dense/kernel"
 _STEP = "global_step"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers.mxnet_params import dump, load
-from tests.weights.readers.cases import EDITS, Variables, assert_stored, edited
+from lockstep.weights.formats.mxnet_params import dump, load
+from tests.weights.formats.cases import EDITS, Variables, assert_stored, edited
 
 EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]

@@ -14,13 +14,13 @@ import pytest
 from lockstep.backends.reference.model import Network
 from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
-from lockstep.recipes.initial import initial_tensors
+from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import nvidia_tensorflow, tensor_bundle
-from lockstep.weights.readers.common import Original
-from lockstep.weights.readers.tensor_bundle import Bundle
-from tests.weights.readers.cases import RESNET, RESNEXT
+from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.weights.formats.cases import RESNET, RESNEXT
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "peers" / "with_tensorflow.py"

@@ -10,9 +10,9 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system import files
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import mxnet_params
-from lockstep.weights.readers.nvidia_mxnet import find, read, write, write_epoch
-from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, state_of
+from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats.nvidia_mxnet import find, read, write, write_epoch
+from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, state_of
 
 SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
 """A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""

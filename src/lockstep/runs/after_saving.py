@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
-from lockstep.weights.readers import nvidia_mxnet
+from lockstep.weights.formats import nvidia_mxnet
 
 AfterSaving = Callable[[State], None]
 """A function that is called with each saved state. When a run resumes, it is called again with the newest one."""

@@ -10,7 +10,7 @@ from lockstep.backends import Engine
 from lockstep.backends.emulation import emulation
 from lockstep.models.state import State
 from lockstep.recipes import Execution
-from lockstep.recipes.initial import zero_momentum
+from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.weights.opening import Weights, open_weights

@@ -37,8 +37,8 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
-from lockstep.weights.readers import from_bfloat16, mxnet_params, mxnet_symbol
-from lockstep.weights.readers.common import (
+from lockstep.weights.formats import from_bfloat16, mxnet_params, mxnet_symbol
+from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
     Names,
@@ -53,8 +53,8 @@ from lockstep.weights.readers.common import (
     matched,
     write_new,
 )
-from lockstep.weights.readers.mxnet_graph import NORM, scopes, symbol_of
-from lockstep.weights.readers.mxnet_symbol import Symbol
+from lockstep.weights.formats.mxnet_graph import NORM, scopes, symbol_of
+from lockstep.weights.formats.mxnet_symbol import Symbol
 
 _PARAMETERS = ".params"
 _MOMENTUM = ".momentum.params"

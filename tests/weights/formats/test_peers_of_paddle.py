@@ -18,9 +18,9 @@ from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
-from lockstep.weights.readers import nvidia_paddle
-from lockstep.weights.readers.common import Original
-from tests.weights.readers.cases import RESNET
+from lockstep.weights.formats import nvidia_paddle
+from lockstep.weights.formats.common import Original
+from tests.weights.formats.cases import RESNET
 
 pytestmark = pytest.mark.slow
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)

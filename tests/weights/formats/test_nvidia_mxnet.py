@@ -14,10 +14,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import mxnet_params
-from lockstep.weights.readers.common import Original
-from lockstep.weights.readers.nvidia_mxnet import names, read, write
-from tests.weights.readers.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.nvidia_mxnet import names, read, write
+from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
 
 EPOCH = "no step is stored, 0 is used; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"

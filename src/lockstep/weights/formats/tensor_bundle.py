@@ -31,10 +31,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 
 from lockstep.data.containers import Places
-from lockstep.data.containers.tfrecord import masked_crc
+from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.readers import from_bfloat16, refuse_existing
+from lockstep.weights.formats import from_bfloat16, refuse_existing
 
 _MESSAGES = """
 name: "lockstep/tensor_bundle.proto" package: "lockstep" syntax: "proto3"

@@ -34,8 +34,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import from_bfloat16, paddle_pickle
-from lockstep.weights.readers.common import (
+from lockstep.weights.formats import from_bfloat16, paddle_pickle
+from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
     Names,

@@ -13,10 +13,10 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import paddle_pickle
-from lockstep.weights.readers.common import Original
-from lockstep.weights.readers.nvidia_paddle import find, read, write
-from tests.weights.readers.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
+from lockstep.weights.formats import paddle_pickle
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.nvidia_paddle import find, read, write
+from tests.weights.formats.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
 
 STEP = "no step is stored, 0 is used"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"

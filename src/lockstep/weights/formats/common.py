@@ -9,7 +9,7 @@ from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.readers import refuse_existing
+from lockstep.weights.formats import refuse_existing
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.readers import paddle_pickle
-from lockstep.weights.readers.paddle_pickle import Contents, dump, load
-from tests.weights.readers.cases import EDITS, assert_stored, edited
+from lockstep.weights.formats import paddle_pickle
+from lockstep.weights.formats.paddle_pickle import Contents, dump, load
+from tests.weights.formats.cases import EDITS, assert_stored, edited
 
 EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]

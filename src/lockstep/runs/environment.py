@@ -1,0 +1,74 @@
+"""What a run records of its environment when it begins, `environment.json`."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypedDict
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.system.errors import CheckpointError
+from lockstep.system.machine import cores, memory_bytes, processor
+from lockstep.system.strict_json import parsed
+from lockstep.system.version import version as lockstep_version
+
+
+class Images(TypedDict, total=False):
+    """The training or validation images of a run."""
+
+    images: int
+    quarantined: list[dict[str, str]]
+    """The `file` of every image that was left out, and the `reason`."""
+
+
+class Environment(TypedDict, total=False):
+    """The contents of environment.json that are read again. The file also has versions and the processor."""
+
+    recipe: str
+    command: list[str]
+    device: str
+    ranks: int
+    execution: dict[str, Any]
+    """The fields of `Execution`."""
+    data: str
+    classes: int
+    train: Images
+    val: Images
+
+
+def environment(backend: str) -> dict[str, Any]:
+    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory."""
+    framework = FRAMEWORKS[backend]
+    return {
+        "lockstep": lockstep_version(),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        backend: framework.version(),
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
+    }
+
+
+def read_environment(path: Path) -> Environment:
+    """Return the environment that the run in a folder recorded when it last began; empty if it never did.
+
+    Raises `CheckpointError`.
+    """
+    file = path / "environment.json"
+    try:
+        found = parsed(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise CheckpointError(f"{file} is not JSON; restore it or remove it") from None
+    if not _is_environment(found):
+        raise CheckpointError(f"{file} is not a run's environment; restore it or remove it")
+    return found
+
+
+def _is_environment(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    parts = (value.get(name, {}) for name in ("execution", "train", "val"))
+    return all(isinstance(part, dict) for part in parts) and isinstance(value.get("data"), str | None)
