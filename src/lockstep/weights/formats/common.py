@@ -22,7 +22,7 @@ Writers = dict[Path, Callable[[Path], object]]
 
 @dataclass(frozen=True)
 class Original:
-    """An NVIDIA checkpoint in canonical form."""
+    """Weights of another program in canonical form."""
 
     recipe: Recipe
     """The published recipe of its model, in fp32."""
@@ -30,6 +30,12 @@ class Original:
     """The state. Its momentum is empty if the checkpoint has none."""
     remarks: tuple[str, ...]
     """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
+    origin: str
+    """The program that wrote the weights, such as "NVIDIA TensorFlow"."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes; empty if the file has none."""
+    epochs: int | None = None
+    """Number of epochs done; None if the file does not say it."""
 
 
 @dataclass(frozen=True)
