@@ -36,6 +36,13 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     assert json.loads(output) == json.loads(json.dumps(expected)) | {"loss": pytest.approx(expected["loss"], rel=1e-6)}
 
 
+def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, textures: Path, tmp_path: Path) -> None:
+    names = sorted((path.name for path in (textures / "val").glob("[!.]*")), reverse=True)
+    (tmp_path / "names.json").write_text(json.dumps(names))
+    output = answer("evaluate", run_folder, "--data", textures, "--classes", tmp_path / "names.json", "--json")[1]
+    assert json.loads(output)["classes"] == names
+
+
 @pytest.mark.parametrize("which", ["8", "latest"])
 def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
     which: str, answer: Run, run_folder: Path, textures: Path

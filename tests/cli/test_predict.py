@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.weights import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +38,67 @@ def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) 
 
 def test_five_classes_are_shown_if_no_number_is_asked_for(answer: Run, run_folder: Path, images: list[Path]) -> None:
     assert answer("predict", images[0], "--run", run_folder)[1].count("%") == 5
+
+
+@pytest.fixture
+def of_imagenet(tiny_recipe: Recipe, tmp_path: Path) -> Callable[..., Path]:
+    """A function that saves weights that prefer output 281, with these names of classes."""
+
+    def save(classes: list[str], **changes: object) -> Path:
+        recipe = tiny_recipe.replace(**changes)
+        tensors = initial_tensors(recipe)
+        tensors["fc.bias"][281 % recipe.logits] = 100
+        about = {"recipe": recipe.fields(), "classes": classes}
+        checkpoint.write_weights(tmp_path / "weights.safetensors", tensors, about)
+        return tmp_path / "weights.safetensors"
+
+    return save
+
+
+def test_the_names_of_imagenet_are_shown_with_a_note_if_1000_outputs_have_none(
+    answer: Run, of_imagenet: Callable[..., Path], images: list[Path]
+) -> None:
+    source = of_imagenet([], logits=1000)
+    code, output, errors = answer("predict", images[0], "--run", source, "--top", 1)
+    assert (code, output.splitlines()[1].split()) == (0, ["100.00", "%", "tabby"])
+    assert errors == (
+        "note: the weights name no classes and have 1000 outputs; shows ImageNet's names. If these are other classes: "
+        "--classes FILE\n"
+    )
+
+
+def test_a_synset_id_is_shown_with_its_word_and_stays_as_it_is_in_json(
+    answer: Run, of_imagenet: Callable[..., Path], images: list[Path]
+) -> None:
+    source = of_imagenet(["goldfish", "n02123045", "n99999999"], logits=3, seed=0)
+    _, output, errors = answer("predict", images[0], "--run", source, "--top", 3)
+    assert {line.partition("%  ")[2] for line in output.splitlines()[1:]} == {
+        "goldfish",
+        "tabby (n02123045)",
+        "n99999999",
+    }
+    assert errors == ""
+    [row] = json.loads(answer("predict", images[0], "--run", source, "--top", 3, "--json")[1])
+    assert set(row["classes"]) == {"goldfish", "n02123045", "n99999999"}
+
+
+def test_names_come_from_a_file(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"class {i}\n" for i in range(10)))
+    [row] = json.loads(answer("predict", images[0], "--run", run_folder, "--classes", names, "--top", 10, "--json")[1])
+    [own] = json.loads(answer("predict", images[0], "--run", run_folder, "--top", 10, "--json")[1])
+    places = sorted(own["classes"])
+    assert row["classes"] == [f"class {places.index(name)}" for name in own["classes"]]
+
+
+def test_a_file_with_too_few_names_is_refused_with_both_numbers(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    code, output, errors = answer("predict", images[0], "--run", run_folder, "--classes", names)
+    assert (code, output) == (2, "")
+    assert errors == (f"lockstep: {names} has 2 names, but the weights have 10 outputs; expected 10 names, class 0 first\n")
 
 
 def test_an_image_that_is_missing_is_named(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:

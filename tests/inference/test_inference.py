@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -142,6 +143,63 @@ def test_outputs_beyond_the_classes_are_called_by_their_number(save_weights: Sav
     assert sum(found.probabilities) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "number", "name"),
+    [
+        ({"logits": 1000}, 281, "tabby"),
+        ({"logits": 1000}, 999, "toilet tissue"),
+        ({"logits": 1001, "padding": "same"}, 0, "tench"),
+        ({"logits": 1001, "padding": "same"}, 1000, "1000"),  # NVIDIA's model never trains its last output
+        ({"logits": 1001}, 281, "281"),
+        ({"logits": 999}, 281, "281"),
+    ],
+)
+def test_outputs_without_names_have_those_of_imagenet_where_they_may_be_its_classes(
+    changes: dict[str, Any], number: int, name: str, save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    source = save_weights(classes=(), favourite=number, **changes)
+    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1)
+    assert found.classes == (name,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "which"),
+    [
+        ({"logits": 1000}, "1000 outputs"),
+        ({"logits": 1001, "padding": "same"}, "1001 outputs as NVIDIA's TensorFlow model, the last unused"),
+    ],
+)
+def test_names_that_are_assumed_are_noted(
+    changes: dict[str, Any], which: str, save_weights: SaveWeights, tmp_path: Path
+) -> None:
+    heard: list[Any] = []
+    lockstep.predict(save_weights(classes=(), **changes), [image_file(tmp_path, 50, 50)], listener=heard.append)
+    message = f"the weights name no classes and have {which}; shows ImageNet's names. If these are other classes: "
+    assert heard == [{"kind": "note", "message": f"{message}--classes FILE"}]
+
+
+def test_1000_classes_of_a_user_keep_their_names(save_weights: SaveWeights, tmp_path: Path) -> None:
+    source, heard = save_weights(classes=tuple(map(str, range(1000))), favourite=281, logits=1000), []
+    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1, listener=heard.append)
+    assert (found.classes, heard) == (("281",), [])
+
+
+def test_given_names_replace_those_of_the_weights(save_weights: SaveWeights, tmp_path: Path) -> None:
+    image, names = image_file(tmp_path, 50, 50), [name.upper() for name in CLASSES]
+    source = save_weights(favourite=3)
+    [found] = lockstep.predict(source, [image], top=1, classes=names)
+    assert found.classes == ("DOTS",)
+    with pytest.raises(DataError, match="the list of classes has 9 names, but the weights have 10 outputs"):
+        lockstep.predict(source, [image], classes=names[1:])
+
+
+def test_given_names_are_not_replaced_by_those_of_imagenet(save_weights: SaveWeights, tmp_path: Path) -> None:
+    source, heard = save_weights(classes=(), favourite=281, logits=1000), []
+    names = [f"product {i}" for i in range(1000)]
+    [found] = lockstep.predict(source, [image_file(tmp_path, 50, 50)], top=1, classes=names, listener=heard.append)
+    assert (found.classes, heard) == (("product 281",), [])
+
+
 def test_the_moving_average_predicts_when_asked_for(save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path) -> None:
     source, path = save_weights(ema_decay=0.9), image_file(tmp_path, 50, 50)
     [trained], [average] = (lockstep.predict(source, [path], top=1, ema=ema) for ema in (False, True))
@@ -269,6 +327,15 @@ def test_more_classes_than_outputs_are_refused(save_weights: SaveWeights, textur
 def test_classes_the_weights_do_not_know_are_refused(save_weights: SaveWeights, textures: Path) -> None:
     with pytest.raises(DataError, match="classes that the training images do not have: blobs"):
         lockstep.evaluate(save_weights(classes=("cat", *CLASSES[1:])), textures)
+
+
+def test_labels_follow_given_names(save_weights: SaveWeights, textures: Path) -> None:
+    """Other programs' weights may list the classes in another order than that of the folders."""
+    source = save_weights(classes=(), favourite=0)
+    expected = {"images": [2] * 10, "top1": [2, *[0] * 9]}
+    result = lockstep.evaluate(source, textures, classes=CLASSES[::-1])
+    assert result["classes"] == CLASSES[::-1]
+    assert {name: result["per_class"][name] for name in expected} == expected
 
 
 def test_progress_of_an_evaluation_is_told(save_weights: SaveWeights, textures: Path) -> None:

@@ -18,6 +18,7 @@ def command(
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
+    classes: options.Classes = None,
     split: Annotated[
         float | None,
         typer.Option(
@@ -46,7 +47,8 @@ def command(
             if not as_json:
                 reporter(event)
 
-        result = evaluate(source, data, which=which, ema=ema, split=split, batch_images=batch, **how, listener=listener)
+        how |= {"classes": classes, "split": split, "batch_images": batch, "listener": listener}
+        result = evaluate(source, data, which=which, ema=ema, **how)
     if not is_leading():
         return
     if as_json:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,13 @@ Set = Annotated[
 ]
 Which = Annotated[str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")]
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
+Classes = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Names of the classes, class 0 first: one on each line, or a .json. By default the weights' names.",
+    ),
+]
 
 
 def settings(assignments: list[str] | None, backend: str, **options: Any) -> tuple[dict[str, Any], Any]:

@@ -21,15 +21,17 @@ def command(
     top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
     which: options.Which = "newest",
     ema: options.Ema = False,
+    classes: options.Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object for each image.")] = False,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
     """Show the most likely classes of images and their probabilities."""
     from lockstep import predict
+    from lockstep.weights.class_names import described
 
     how = options.for_inference(assignments, backend)
-    found = predict(source, images, top=top, which=which, ema=ema, **how, listener=options.show_note)
+    found = predict(source, images, top=top, which=which, ema=ema, classes=classes, **how, listener=options.show_note)
     if as_json:
         rows = [
             {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}
@@ -40,4 +42,4 @@ def command(
     for prediction in found:
         print(in_line(str(prediction.path)))
         for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
-            print(f"  {100 * probability:6.2f} %  {in_line(name)}")
+            print(f"  {100 * probability:6.2f} %  {in_line(described(name))}")

@@ -1,6 +1,7 @@
 """Evaluate trained weights on a data set."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
+from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.opening import Weights, open_weights
 
 
@@ -25,6 +27,7 @@ def evaluate(
     *,
     which: str = "newest",
     ema: bool = False,
+    classes: Classes | None = None,
     precision: str | None = None,
     split: float | None = None,
     batch_images: int = 32,
@@ -36,9 +39,13 @@ def evaluate(
     If `data` has no validation images and the weights come from a run that set a share of its images apart for validation,
     that share is evaluated. `split` is a different share; 0 evaluates all images.
 
-    Every image counts once. `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this
-    processor only emulates, and `listener` gets a note about it. With several processes (torchrun), every process calls
-    this and gets the result. Raises `DivergedError` if a loss is not a finite number.
+    Every image counts once. `classes` replaces the names of the weights' classes: names, class 0 first, or a file that lists
+    them. If the images have names of classes too, an image's label is the output with that name.
+
+    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
+    `listener` gets a note about it. With several processes (torchrun), every process calls this and gets the result.
+
+    Raises `DivergedError` if a loss is not a finite number, and `DataError` if images or `classes` do not fit the weights.
 
     >>> import lockstep
     >>> result = lockstep.evaluate("run", "data", which="best")
@@ -46,6 +53,8 @@ def evaluate(
     (20, True)
     """
     weights, execution = open_weights(source, which=which, ema=ema), execution or Execution()
+    if classes is not None:
+        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     data = Path(data)
     images, share = _evaluated(data, weights.recipe, split)
     world = backends.load(execution.backend).world(execution)

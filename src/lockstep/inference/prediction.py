@@ -1,7 +1,7 @@
 """Predict images: the most likely classes of each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from lockstep.recipes.order import centre_plan
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
+from lockstep.weights.class_names import Classes, assumed_classes, given_classes
 from lockstep.weights.opening import Weights, open_weights
 
 
@@ -25,7 +26,7 @@ class Prediction:
 
     path: Path
     classes: tuple[str, ...]
-    """Class names, or numbers as text where the names are unknown."""
+    """Class names, or numbers as text where the names are unknown. Names of a run are those of its folders of images."""
     probabilities: tuple[float, ...]
 
 
@@ -36,6 +37,7 @@ def predict(
     top: int = 5,
     which: str = "newest",
     ema: bool = False,
+    classes: Classes | None = None,
     precision: str | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
@@ -47,20 +49,39 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates,
-    and `listener` gets a note about it. Raises `DataError` that names the first file that is not an image,
+    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. By default they are those
+    of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed. `precision` replaces the
+    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `listener` gets a note about
+    names that are assumed and about precision.
+
+    Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
     `DivergedError` if a logit is not a finite number.
     """
     weights = open_weights(source, which=which, ema=ema)
+    if classes is not None:
+        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     execution = execution or Execution()
     paths = [Path(image) for image in images]
     world = backends.load(execution.backend).world(execution)
     try:
-        weights = in_usable_precision(weights, precision, world, execution, Recorder(listener if world.rank == 0 else None))
+        recorder = Recorder(listener if world.rank == 0 else None)
+        weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
         with engine_with(weights, world, execution) as engine:
             return [found for path in paths for found in _predicted(weights, engine, path, top)]
     finally:
         world.close()
+
+
+def _with_names(weights: Weights, recorder: Recorder) -> Weights:
+    """Return the weights with names of classes; where these are assumed, a note says so."""
+    assumed = () if weights.classes else assumed_classes(weights.recipe)
+    if not assumed:
+        return weights
+    which = "1000 outputs" if weights.recipe.logits == 1000 else "1001 outputs as NVIDIA's TensorFlow model, the last unused"
+    recorder.note(
+        f"the weights name no classes and have {which}; shows ImageNet's names. If these are other classes: --classes FILE"
+    )
+    return replace(weights, classes=assumed)
 
 
 def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
