@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.weights.opening import open_weights
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -37,6 +39,13 @@ def test_a_safetensors_file_is_written_if_nothing_else_is_said(answer: Run, run_
     target = tmp_path / "weights.safetensors"
     code, output, _ = answer("convert", run_folder, target)
     assert (code, output) == (0, f"wrote {target}\nnote: left out, since the file holds only weights: step 7\n")
+
+
+def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    names, target = tmp_path / "names.txt", tmp_path / "weights.safetensors"
+    names.write_text("".join(f"class {i}\n" for i in range(10)))
+    assert answer("convert", run_folder, target, "--classes", names)[0] == 0
+    assert open_weights(target).classes == tuple(f"class {i}" for i in range(10))
 
 
 def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:

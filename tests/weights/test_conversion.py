@@ -15,7 +15,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors, zero_momentum
 from lockstep.recipes.published import resnet50_mxnet_90ep, resnet50_paddle_90ep, resnet50_tensorflow_90ep
-from lockstep.system.errors import CheckpointError
+from lockstep.system.errors import CheckpointError, DataError
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import mxnet_params, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, paddle_pickle
 from lockstep.weights.formats.tensor_bundle import Bundle
@@ -116,6 +116,22 @@ def test_which_weights_are_meant_is_said_as_for_evaluation(which: str, ema: bool
     lockstep.convert(run, file, which=which, ema=ema)
     assert open_weights(file).tensors["fc.bias"].tolist() == [bias] * 10
     assert open_weights(file).classes == ("cat", "owl")
+
+
+def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(run: Path, tmp_path: Path) -> None:
+    target, names = tmp_path / "named.safetensors", tuple("abcdefghij")
+    lockstep.convert(run, target, classes=names)
+    with safe_open(target, "numpy") as file:
+        assert json.loads(file.metadata()["lockstep"])["classes"] == list(names)
+    assert open_weights(target).classes == names
+
+
+def test_names_that_do_not_fit_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="3 names, but the weights have 10 outputs; expected 2 or 10 names"):
+        lockstep.convert(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
+    with pytest.raises(CheckpointError, match="nvidia-paddle holds no names of classes"):
+        lockstep.convert(run, tmp_path / "named", to="nvidia-paddle", classes=["a", "b"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.fixture

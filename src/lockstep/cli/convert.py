@@ -20,11 +20,12 @@ def command(
     ] = "safetensors",
     which: options.Which = "newest",
     ema: options.Ema = False,
+    classes: options.Classes = None,
 ) -> None:
     """Write weights in another format; nothing is overwritten."""
     from lockstep import convert
 
-    result = convert(source, target, to=to, which=which, ema=ema)
+    result = convert(source, target, to=to, which=which, ema=ema, classes=classes)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:

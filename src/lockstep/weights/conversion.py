@@ -1,6 +1,7 @@
 """Convert weights between all formats that can be read and written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights import checkpoint
+from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
 from lockstep.weights.opening import Weights, locate, open_original, open_weights
 
@@ -16,7 +18,13 @@ Written = tuple[tuple[Path, ...], tuple[str, ...]]
 
 
 def convert(
-    source: str | Path, target: str | Path, *, to: str = "safetensors", which: str = "newest", ema: bool = False
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: str = "safetensors",
+    which: str = "newest",
+    ema: bool = False,
+    classes: Classes | None = None,
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written, with remarks.
 
@@ -28,7 +36,11 @@ def convert(
       MXNet, `target` can also be `<prefix>-0090.params`. Velocities are written if the source has them, for TensorFlow
       also the step.
 
-    Nothing is overwritten. A remark names whatever cannot be carried over. Raises `CheckpointError`.
+    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. Only safetensors files hold
+    names.
+
+    Nothing is overwritten. A remark names whatever cannot be carried over. Raises `CheckpointError`, and `DataError` if
+    `classes` does not fit the weights.
 
     >>> import lockstep
     >>> result = lockstep.convert("run", "weights.safetensors")
@@ -38,7 +50,11 @@ def convert(
     source, target = Path(source), Path(target)
     if to not in _WRITERS:
         raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, _WRITERS)}")
+    if classes is not None and to != "safetensors":
+        raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to safetensors")
     weights, state = _opened(locate(source, which), ema)
+    if classes is not None:
+        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     files, remarks = _WRITERS[to](target, weights, state)
     return {
         "source": str(weights.source),
