@@ -1,6 +1,7 @@
 """Weights are the same after conversion to any format; whatever is lost is reported."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from lockstep.weights.formats import mxnet_params, nvidia_mxnet, nvidia_paddle, 
 from lockstep.weights.formats.tensor_bundle import Bundle
 from lockstep.weights.opening import open_weights
 
+converted = partial(lockstep.convert, certificate=False)
+"""Certificates need processes and seconds; `test_certificate` tests them."""
 SPEC = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8, 16, 32, 64), groups=2, expansion=2)
 LIKE_ORIGINAL = resnet50_tensorflow_90ep().replace(model=SPEC, precision="fp32")
 
@@ -65,22 +68,24 @@ def test_a_checkpoint_of_tensorflow_is_opened_with_the_published_recipe(named: s
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_tensorflow(original: Path) -> None:
-    with pytest.raises(CheckpointError, match="moving averages cannot be read from it"):
+    with pytest.raises(CheckpointError, match="has no moving average"):
         open_weights(original, ema=True)
-    with pytest.raises(CheckpointError, match="moving averages cannot be read from it"):
-        lockstep.convert(original, original / "a.safetensors", ema=True)
+    with pytest.raises(CheckpointError, match="has no moving average"):
+        converted(original, original / "a.safetensors", ema=True)
 
 
 def test_a_checkpoint_of_tensorflow_becomes_a_file_that_is_used_in_the_same_way(original: Path, tmp_path: Path) -> None:
     target = tmp_path / "new" / "neutral.safetensors"
-    result = lockstep.convert(original, target)
+    result = converted(original, target)
     assert result == {
         "source": str(original / "model.ckpt-9"),
+        "origin": "NVIDIA TensorFlow",
         "written": [str(target)],
         "model": LIKE_ORIGINAL.fields()["model"],
         "logits": 1001,
         "step": 9,
         "remarks": ["left out, since the file holds only weights: velocities, step 9"],
+        "certificate": None,
     }
     assert [path.name for path in target.parent.iterdir()] == ["neutral.safetensors"]
     assert same(load_file(target), initial_tensors(LIKE_ORIGINAL))
@@ -92,7 +97,7 @@ def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
     run: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     prefix = tmp_path / "to" / "model.ckpt-7"
-    result = lockstep.convert(run, prefix, to="nvidia-tensorflow")
+    result = converted(run, prefix, to="nvidia-tensorflow")
     names = ["model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001", "checkpoint"]
     assert result["written"] == [str(prefix.parent / name) for name in names]
     assert sorted(names) == sorted(path.name for path in prefix.parent.iterdir())
@@ -109,18 +114,18 @@ def test_a_run_becomes_a_checkpoint_of_tensorflow_with_velocities_and_step(
 @pytest.mark.parametrize(("which", "ema", "bias"), [("3", False, 3), ("newest", True, 8)])
 def test_which_weights_are_meant_is_said_as_for_evaluation(which: str, ema: bool, bias: int, run: Path) -> None:
     prefix = run.parent / "model"
-    result = lockstep.convert(run, prefix, to="nvidia-tensorflow", which=which, ema=ema)
+    result = converted(run, prefix, to="nvidia-tensorflow", which=which, ema=ema)
     assert Bundle(prefix).read("resnet/output/dense/bias").tolist() == [bias] * 10
     assert any("no velocities were written" in remark for remark in result["remarks"]) == ema
     file = run.parent / "file.safetensors"
-    lockstep.convert(run, file, which=which, ema=ema)
+    converted(run, file, which=which, ema=ema)
     assert open_weights(file).tensors["fc.bias"].tolist() == [bias] * 10
     assert open_weights(file).classes == ("cat", "owl")
 
 
 def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(run: Path, tmp_path: Path) -> None:
     target, names = tmp_path / "named.safetensors", tuple("abcdefghij")
-    lockstep.convert(run, target, classes=names)
+    converted(run, target, classes=names)
     with safe_open(target, "numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["classes"] == list(names)
     assert open_weights(target).classes == names
@@ -128,9 +133,9 @@ def test_given_names_of_classes_are_stored_in_place_of_the_weights_own(run: Path
 
 def test_names_that_do_not_fit_are_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="3 names, but the weights have 10 outputs; expected 2 or 10 names"):
-        lockstep.convert(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
+        converted(run, tmp_path / "named.safetensors", classes=["a", "b", "c"])
     with pytest.raises(CheckpointError, match="nvidia-paddle holds no names of classes"):
-        lockstep.convert(run, tmp_path / "named", to="nvidia-paddle", classes=["a", "b"])
+        converted(run, tmp_path / "named", to="nvidia-paddle", classes=["a", "b"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -156,10 +161,10 @@ def test_a_checkpoint_of_paddle_is_opened_with_the_published_recipe(named: str, 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_paddle(of_paddle: Path, tmp_path: Path) -> None:
     for path in (of_paddle, of_paddle / "ResNet50" / "4" / "resnet_50_paddle.pdparams"):
-        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle; moving averages cannot be read from it"):
+        with pytest.raises(CheckpointError, match=r"has no moving average"):
             open_weights(path, ema=True)
-        with pytest.raises(CheckpointError, match=r"is a checkpoint of Paddle; moving averages cannot be read from it"):
-            lockstep.convert(path, tmp_path / "a.safetensors", ema=True)
+        with pytest.raises(CheckpointError, match=r"has no moving average"):
+            converted(path, tmp_path / "a.safetensors", ema=True)
 
 
 def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +172,9 @@ def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monke
     recipe = Recipe(model="small", logits=3)
     state = state_of(recipe)
     nvidia_tensorflow.write(tmp_path / "a", recipe, state)
-    to_paddle = lockstep.convert(tmp_path / "a", tmp_path / "b", to="nvidia-paddle")
+    to_paddle = converted(tmp_path / "a", tmp_path / "b", to="nvidia-paddle")
     assert to_paddle["written"] == [str(tmp_path / name) for name in ("b.pdparams", "b.pdopt")]
-    lockstep.convert(tmp_path / "b", tmp_path / "c", to="nvidia-tensorflow")
+    converted(tmp_path / "b", tmp_path / "c", to="nvidia-tensorflow")
     found = nvidia_tensorflow.read(tmp_path / "c").state
     assert same(found.tensors, state.tensors)
     assert same(found.momentum, state.momentum)
@@ -178,13 +183,13 @@ def test_from_one_framework_to_another_a_state_is_the_same(tmp_path: Path, monke
 
 
 def test_a_run_becomes_a_checkpoint_of_paddle_with_velocities(run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    result = lockstep.convert(run, tmp_path / "ResNet50" / "7" / "model", to="nvidia-paddle")
+    result = converted(run, tmp_path / "ResNet50" / "7" / "model", to="nvidia-paddle")
     optimizer = paddle_pickle.load(tmp_path / "ResNet50" / "7" / "model.pdopt").arrays
     assert np.array_equal(optimizer["conv2d_2.w_0_velocity_0"], state_of(tiny_recipe).momentum["layer1.0.conv2.weight"])
     assert optimizer["loss_scaling_0"] == 8
     for words in ("this is another", "have 10: --num-of-class", "--ema converts them"):
         assert [words in remark for remark in result["remarks"]].count(True) == 1
-    averages = lockstep.convert(run, tmp_path / "average", to="nvidia-paddle", ema=True)
+    averages = converted(run, tmp_path / "average", to="nvidia-paddle", ema=True)
     assert averages["written"] == [str(tmp_path / "average.pdparams")]
     assert paddle_pickle.load(tmp_path / "average.pdparams").arrays["linear_0.b_0"].tolist() == [8] * 10
     assert any("no velocities were written" in remark for remark in averages["remarks"])
@@ -209,14 +214,14 @@ def test_a_checkpoint_of_mxnet_is_opened_with_the_published_recipe(named: str, o
 
 
 def test_there_are_no_moving_averages_in_a_checkpoint_of_mxnet(of_mxnet: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is a checkpoint of MXNet; moving averages cannot be read from it"):
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of MXNet; has no moving average"):
         open_weights(of_mxnet, ema=True)
 
 
 def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
     run: Path, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = lockstep.convert(run, tmp_path / "to" / "model-0090.params", to="nvidia-mxnet")
+    result = converted(run, tmp_path / "to" / "model-0090.params", to="nvidia-mxnet")
     written = ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
     assert result["written"] == [str(tmp_path / "to" / name) for name in written]
     assert mxnet_params.load(tmp_path / "to" / "model-0090.params")["arg:fc1_bias"].tolist() == [7] * 10
@@ -230,29 +235,29 @@ def test_a_run_becomes_a_checkpoint_of_mxnet_with_velocities_and_back(
         assert [words in remark for remark in result["remarks"]].count(True) == 1
     assert isinstance(tiny_recipe.model, ModelSpec)
     monkeypatch.setitem(MODELS, "tiny", tiny_recipe.model)
-    lockstep.convert(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
+    converted(tmp_path / "to", tmp_path / "back", to="nvidia-tensorflow")
     assert same(nvidia_tensorflow.read(tmp_path / "back").state.momentum, state_of(tiny_recipe).momentum)
-    averages = lockstep.convert(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
+    averages = converted(run, tmp_path / "average", to="nvidia-mxnet", ema=True)
     assert averages["written"] == [str(tmp_path / name) for name in ("average-symbol.json", "average-0000.params")]
     assert mxnet_params.load(tmp_path / "average-0000.params")["arg:fc1_bias"].tolist() == [8] * 10
 
 
 def test_there_and_back_a_state_is_the_same(original: Path, tmp_path: Path) -> None:
-    lockstep.convert(original, tmp_path / "a.safetensors")
-    lockstep.convert(tmp_path / "a.safetensors", tmp_path / "b", to="nvidia-tensorflow")
-    lockstep.convert(tmp_path / "b.index", tmp_path / "c.safetensors")
+    converted(original, tmp_path / "a.safetensors")
+    converted(tmp_path / "a.safetensors", tmp_path / "b", to="nvidia-tensorflow")
+    converted(tmp_path / "b.index", tmp_path / "c.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
 
 
 def test_a_file_of_another_program_is_converted(tmp_path: Path) -> None:
     recipe = Recipe(model="resnet18", logits=3)
     save_file(initial_tensors(recipe), tmp_path / "a.safetensors")
-    result = lockstep.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    result = converted(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (result["model"], result["step"], result["remarks"]) == ("resnet18", 0, [])
     with safe_open(tmp_path / "b.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["lockstep"])["recipe"]["model"] == "resnet18"
     with pytest.raises(CheckpointError, match="bottleneck blocks only"):
-        lockstep.convert(tmp_path / "a.safetensors", tmp_path / "c", to="nvidia-tensorflow")
+        converted(tmp_path / "a.safetensors", tmp_path / "c", to="nvidia-tensorflow")
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
@@ -279,7 +284,7 @@ def test_what_cannot_be_written_is_an_error_and_changes_nothing(
     (tmp_path / "there.safetensors").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=message):
-        lockstep.convert(original, tmp_path / target, **arguments)
+        converted(original, tmp_path / target, **arguments)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "there.safetensors").read_text() == "mine"
 

@@ -119,14 +119,14 @@ def test_tensors_of_no_known_model_are_refused(tmp_path: Path) -> None:
 
 
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
-    ("missing", {}, "there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint .*missing"),
+    ("missing", {}, "there is no run, no file and no checkpoint .*missing"),
     (
         "weights.pth",
         {},
-        r"weights\.pth: expected a run's folder, a \.safetensors file, or a TensorFlow, Paddle or MXNet checkpoint",
+        r"weights\.pth holds no weights that can be read. Expected a run's folder, a checkpoint, or weights of TensorFlow",
     ),
     ("empty.safetensors", {}, r"empty\.safetensors is not a safetensors file"),
-    ("folder", {}, "folder is damaged or not a checkpoint"),
+    ("folder", {}, "folder holds no weights that can be read"),
     ("fresh", {}, "fresh has no checkpoint yet"),
     ("fresh", {"which": "best"}, "fresh has no checkpoint yet"),
     ("unscored", {"which": "best"}, "unscored was never evaluated, so it has no best checkpoint"),

@@ -27,6 +27,8 @@ class Framework:
     """The same where oneDNN has AVX-512 to emulate with, for precisions in which that differs."""
     always_emulates: tuple[str, ...] = ()
     """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
+    origins: tuple[str, ...] = ()
+    """Origins of the weights files that are the framework's own; see `lockstep.weights.opening.Opened.origin`."""
     nvidia_example: str = "PyTorch"
     """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
 
@@ -56,6 +58,7 @@ FRAMEWORKS: dict[str, Framework] = {
         rank_variables=_HOROVOD,
         slower={"fp16": "10 times"},
         always_emulates=("fp16",),
+        origins=("NVIDIA MXNet",),
         nvidia_example="MXNet",
     ),
     "paddle": Framework(
@@ -70,6 +73,7 @@ FRAMEWORKS: dict[str, Framework] = {
         },
         slower={"bf16": "6 to 12 times", "fp16": "2 to 3 times"},
         always_emulates=("fp16",),
+        origins=("NVIDIA Paddle", "PaddleClas"),
         nvidia_example="PaddlePaddle",
     ),
     "reference": Framework(("numpy",), "pip install numpy"),
@@ -81,6 +85,7 @@ FRAMEWORKS: dict[str, Framework] = {
         reads_tf_config=True,
         slower={"bf16": "several times"},
         always_emulates=("fp16",),
+        origins=("NVIDIA TensorFlow", "Keras"),
         nvidia_example="TensorFlow",
     ),
     "torch": Framework(
@@ -88,6 +93,7 @@ FRAMEWORKS: dict[str, Framework] = {
         "pip install torch==2.13.0",
         slower={"bf16": "7 to 16 times", "fp16": "9 times"},
         slower_with_avx_512={"bf16": "5 times"},
+        origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
     ),
 }
 """The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.

@@ -18,7 +18,7 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.weights.class_names import Classes, given_classes
-from lockstep.weights.opening import Weights, open_weights
+from lockstep.weights.opening import Opened, open_weights
 
 
 def evaluate(
@@ -94,7 +94,7 @@ def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source,
     return whole_source(data) if share or split is not None else find_source(data), share
 
 
-def _indexed(images: Source, share: float, weights: Weights, recorder: Recorder) -> tuple[Index, list[str]]:
+def _indexed(images: Source, share: float, weights: Opened, recorder: Recorder) -> tuple[Index, list[str]]:
     """Return the index of the images to evaluate, and remarks on them and on the weights."""
     index, remarks = (
         open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing")),

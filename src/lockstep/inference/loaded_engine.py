@@ -13,7 +13,7 @@ from lockstep.recipes import Execution
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.runs.recorder import Recorder
 from lockstep.system.defaults import DEFAULT_BACKEND
-from lockstep.weights.opening import Weights, open_weights
+from lockstep.weights.opening import Opened, open_weights
 
 ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or an earlier step."
 """What to do if results are not finite numbers."""
@@ -36,8 +36,8 @@ def load(source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "ne
 
 
 def in_usable_precision(
-    weights: Weights, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
-) -> Weights:
+    weights: Opened, asked: str | None, world: backends.World, execution: Execution, recorder: Recorder
+) -> Opened:
     """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated."""
     precision = asked or weights.recipe.fields()["precision"]
     emulated = emulation(precision, on_gpu=world.on_gpu, backend=execution.backend)
@@ -50,7 +50,7 @@ def in_usable_precision(
     return weights.in_precision("fp32")
 
 
-def engine_with(weights: Weights, world: backends.World, execution: Execution) -> Engine:
+def engine_with(weights: Opened, world: backends.World, execution: Execution) -> Engine:
     """Return an engine that holds the weights."""
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)

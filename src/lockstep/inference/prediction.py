@@ -17,7 +17,7 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.weights.class_names import Classes, assumed_classes, given_classes
-from lockstep.weights.opening import Weights, open_weights
+from lockstep.weights.opening import Opened, open_weights
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def predict(
         world.close()
 
 
-def _with_names(weights: Weights, recorder: Recorder) -> Weights:
+def _with_names(weights: Opened, recorder: Recorder) -> Opened:
     """Return the weights with names of classes; where these are assumed, a note says so."""
     assumed = () if weights.classes else assumed_classes(weights.recipe)
     if not assumed:
@@ -84,7 +84,7 @@ def _with_names(weights: Weights, recorder: Recorder) -> Weights:
     return replace(weights, classes=assumed)
 
 
-def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
+def _predicted(weights: Opened, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
     logits = engine.predict(_prepared(weights, path)[None])[0].astype(np.float64)
     if not np.isfinite(logits).all():
         raise DivergedError(f"{path}: the logits of {weights.source} are not finite numbers. {ADVICE}")
@@ -95,7 +95,7 @@ def _predicted(weights: Weights, engine: Engine, path: Path, top: int) -> Iterat
     yield Prediction(path, tuple(names.get(int(i), str(i)) for i in best), tuple(likelihoods[best].tolist()))
 
 
-def _prepared(weights: Weights, path: Path) -> np.ndarray:
+def _prepared(weights: Opened, path: Path) -> np.ndarray:
     try:
         data = path.read_bytes()
         size = check(data)  # decoding alone would fill the missing part of a truncated file with grey

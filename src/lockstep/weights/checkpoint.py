@@ -125,18 +125,22 @@ def _is_intact(path: Path) -> bool:
     return True
 
 
-def load_weights(path: Path, *, ema: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return a checkpoint's weights, or their moving average, and their metadata.
+def load_weights(path: Path, *, ema: bool, everything: bool = False) -> tuple[State, dict[str, Any]]:
+    """Return a checkpoint's weights, or their moving average, as a state, and their metadata.
 
-    Raises `CheckpointError` if they are missing or damaged.
+    With `everything`, the state also has velocities, moving average and loss scale. Raises `CheckpointError` if a part is
+    missing or damaged.
     """
     name = "ema.safetensors" if ema else "model.safetensors"
-    if name not in _verified(path, name)["sha256"]:
+    description = _verified(path, *(() if everything else (name,)))
+    if name not in description["sha256"]:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
     tensors, about = read_weights(path / name)
     if about is None:
         raise CheckpointError(f"{path / name} has no metadata with its recipe")
-    return tensors, about
+    others = (f"{part}.safetensors" for part in _PARTS[1:])
+    momentum, average = (load_file(path / file) if everything and file in description["sha256"] else {} for file in others)
+    return State(description["step"], tensors, momentum, average, description["scaler"] if everything else {}), about
 
 
 def steps(folder: Path) -> list[int]:
@@ -188,6 +192,16 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | No
         # safetensors' reader for NumPy supports bfloat16 only if some other package has added that type to NumPy.
         tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
         return tensors, json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+
+
+def metadata(path: Path) -> dict[str, Any] | None:
+    """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises `CheckpointError`."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            noted = (file.metadata() or {}).get("lockstep")
+        return None if noted is None else json.loads(noted)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
 

@@ -1,17 +1,19 @@
 """Convert weights between all formats that can be read and written."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.files import write_json
 from lockstep.weights import checkpoint
+from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import Classes, given_classes
-from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow
-from lockstep.weights.opening import Weights, locate, open_original, open_weights
+from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, refuse_existing
+from lockstep.weights.opening import Opened, open_weights
 
 Written = tuple[tuple[Path, ...], tuple[str, ...]]
 """Files and remarks."""
@@ -25,83 +27,123 @@ def convert(
     which: str = "newest",
     ema: bool = False,
     classes: Classes | None = None,
+    model: str | None = None,
+    certificate: bool = True,
 ) -> dict[str, Any]:
-    """Write weights in another format; return what was written, with remarks.
+    """Write weights in another format; return what was written, with remarks and the certificate.
 
-    `source` is whatever `evaluate` accepts: a run, a checkpoint, a safetensors file, or a checkpoint of TensorFlow, Paddle
-    or MXNet. `to` is one of:
+    `source` is whatever `evaluate` accepts: a run, a checkpoint, or another program's weights (docs/weights.md). `to` is one
+    of these; `target` is a new file, folder or prefix:
 
-    - "safetensors": a single file `target` with torchvision's names.
-    - "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet": a checkpoint with the prefix `target` for NVIDIA's code. For
-      MXNet, `target` can also be `<prefix>-0090.params`. Velocities are written if the source has them, for TensorFlow
-      also the step.
+    - "safetensors": a single file with torchvision's names, the recipe and the names of the classes.
+    - "torchvision": a `state_dict` in a file that `torch.load` reads, for `torchvision.models`.
+    - "timm": a folder with `config.json` and `model.safetensors`, for timm and the hub.
+    - "keras": a file of weights for `keras.applications`.
+    - "nvidia-pytorch", "nvidia-tensorflow", "nvidia-paddle", "nvidia-mxnet": a checkpoint for NVIDIA's code. For MXNet,
+      `target` can also be `<prefix>-0090.params`. Velocities, epoch and step are written as far as source and format have
+      them.
 
-    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. Only safetensors files hold
-    names.
+    `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. `model` names the model of
+    a source that fits several, such as resnet50 and resnet50-v1.
+
+    With `certificate`, the target is read back, and source and target compute the same images, each in its own framework if
+    it is installed. `TARGET.certificate.json` has the result. If the logits differ by more than the bound, nothing is
+    written.
 
     Nothing is overwritten. A remark names whatever cannot be carried over. Raises `CheckpointError`, and `DataError` if
     `classes` does not fit the weights.
 
     >>> import lockstep
     >>> result = lockstep.convert("run", "weights.safetensors")
-    >>> result["written"], result["logits"], result["step"]
-    (['weights.safetensors'], 10, 7)
+    >>> result["written"], result["logits"], result["certificate"]["largest_difference"]
+    (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
     """
-    source, target = Path(source), Path(target)
-    if to not in _WRITERS:
-        raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, _WRITERS)}")
-    if classes is not None and to != "safetensors":
-        raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to safetensors")
-    weights, state = _opened(locate(source, which), ema)
+    target = Path(target)
+    if to not in TARGETS:
+        raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, TARGETS)}")
+    if classes is not None and not TARGETS[to].has_classes:
+        named = " or ".join(name for name, each in TARGETS.items() if each.has_classes)
+        raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to {named}")
+    refuse_existing(_certificate_of(target))
+    weights = open_weights(source, which=which, ema=ema, momentum=True, model=model)
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
-    files, remarks = _WRITERS[to](target, weights, state)
+    files, remarks = TARGETS[to].write(target, weights, certificate)
+    if certificate and not isinstance(weights.recipe.model, str):
+        certificate, remarks = False, (*remarks, "no certificate: only models with a name can be read back")
+    found = _certified(weights, target, files, [*weights.remarks, *remarks]) if certificate else None
     return {
         "source": str(weights.source),
-        "written": [str(path) for path in files],
+        "origin": weights.origin,
+        "written": [str(path) for path in (*files, *([_certificate_of(target)] if found else ()))],
         "model": weights.recipe.fields()["model"],
         "logits": weights.recipe.logits,
-        "step": state.step,
+        "step": weights.state.step,
         "remarks": [*weights.remarks, *remarks],
+        "certificate": found,
     }
 
 
-def _opened(path: Path, ema: bool) -> tuple[Weights, State]:
-    """Return weights and their state. If the source has only weights, the state has no momentum and step 0."""
-    original = open_original(path, momentum=True, ema=ema)
-    if original is not None:
-        return original
-    weights = open_weights(path, ema=ema)
-    if not path.is_dir():
-        return weights, State(0, weights.tensors, {})
-    state, _ = checkpoint.load(path)
-    return weights, State(state.step, weights.tensors, {}) if ema else state
+def _certificate_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.certificate.json")
 
 
-def _to_safetensors(target: Path, weights: Weights, state: State) -> Written:
+def _certified(weights: Opened, target: Path, files: Sequence[Path], changes: Sequence[str]) -> Certificate:
+    """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
+    try:
+        written = open_weights(target, model=str(weights.recipe.model))
+        found = certify(weights, written, files, changes)
+        if not found["holds"]:
+            raise CheckpointError(
+                f"{target} would not compute as {weights.source} does: logits differ by "
+                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}. Nothing is written; --no-certificate writes it anyway"
+            )
+        write_json(_certificate_of(target), found)
+    except BaseException:
+        for path in files:
+            path.unlink(missing_ok=True)
+        raise
+    return found
+
+
+def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
-    about = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
+    about: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
+    if not certified:
+        about["certificate"] = "none"
     checkpoint.write_weights(target, weights.tensors, about)
+    state = weights.state
     lost = [name for name, there in (("velocities", state.momentum), ("moving averages", state.ema)) if there]
     lost += [f"step {state.step}"] if state.step else []
     return (target,), (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
 
 
-def _to_original(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Weights, State], Written]:
-    """Return a function that writes a checkpoint for NVIDIA's code."""
+def _to_original(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Opened, bool], Written]:
+    """Return a function that writes a checkpoint for another program's code."""
 
-    def written(target: Path, weights: Weights, state: State) -> Written:
-        files, remarks = write(target, weights.recipe, state)
-        averages = ("the moving averages were left out; --ema converts them instead of the weights",) if state.ema else ()
-        return files, (*remarks, *averages)
+    def written(target: Path, weights: Opened, certified: bool) -> Written:
+        files, remarks = write(target, weights.recipe, weights.state)
+        averages = ("the moving averages were left out; --ema converts them instead of the weights",)
+        return files, (*remarks, *(averages if weights.state.ema else ()))
 
     return written
 
 
-_WRITERS: dict[str, Callable[[Path, Weights, State], Written]] = {
-    "safetensors": _to_safetensors,
-    "nvidia-tensorflow": _to_original(nvidia_tensorflow.write),
-    "nvidia-paddle": _to_original(nvidia_paddle.write),
-    "nvidia-mxnet": _to_original(nvidia_mxnet.write),
+@dataclass(frozen=True)
+class Target:
+    """A format to convert to."""
+
+    write: Callable[[Path, Opened, bool], Written]
+    """Writes weights under a name, and returns the files and remarks. The last argument says whether they get a certificate,
+    for formats with metadata."""
+    has_classes: bool = False
+    """Whether it holds names of classes."""
+
+
+TARGETS: dict[str, Target] = {
+    "safetensors": Target(_to_safetensors, has_classes=True),
+    "nvidia-tensorflow": Target(_to_original(nvidia_tensorflow.write)),
+    "nvidia-paddle": Target(_to_original(nvidia_paddle.write)),
+    "nvidia-mxnet": Target(_to_original(nvidia_mxnet.write)),
 }

@@ -1,4 +1,4 @@
-"""Find and open trained weights: of a run, a checkpoint, a safetensors file, or a TensorFlow, Paddle or MXNet checkpoint."""
+"""Find and open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -7,52 +7,90 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from lockstep.models.architectures import recognise
+from lockstep.models.architectures import MODELS, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.weights.formats import foreign_safetensors, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
 from lockstep.weights.formats.common import Original
+from lockstep.weights.recognising import Kind, kind_of
+
+LOCKSTEP = "Lockstep"
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Tensors in canonical form, and what is needed to use them."""
+class Opened:
+    """Weights in canonical form, and what is needed to use them."""
 
     recipe: Recipe
-    tensors: dict[str, np.ndarray]
+    state: State
+    """The weights. Momentum and step are those of the source if they were asked for and it has them."""
     classes: tuple[str, ...]
     """Names of the classes; empty if unknown."""
     source: Path
+    origin: str
+    """The program that wrote the weights."""
     remarks: tuple[str, ...] = ()
     """Remarks on weights that another program wrote."""
+    epochs: int | None = None
+    """Number of epochs done, if another program's file says it."""
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Parameters and batch norm statistics."""
+        return self.state.tensors
 
     def in_precision(self, precision: str | None) -> Self:
         """Return the weights with a recipe of this precision; None keeps the recipe's precision."""
         return self if precision is None else replace(self, recipe=self.recipe.replace(precision=precision))
 
 
-def open_weights(path: str | Path, *, which: str = "newest", ema: bool = False) -> Weights:
+class _Read(Protocol):
+    def __call__(self, path: Path, /, *, momentum: bool) -> Original: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of other programs."""
+
+    kind: Kind
+    """What `kind_of` says of its files."""
+    find: Callable[[Path], Path | None]
+    """Returns the file or prefix that a path names, None if it names none. It looks at names only."""
+    read: _Read
+    suffix: str = ""
+    """The suffix that its files must have; "" if they need none."""
+
+
+FORMATS = (
+    Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read, ".index"),
+    Format("Paddle", nvidia_paddle.find, nvidia_paddle.read, ".pdparams"),
+    Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read, ".params"),
+    Format("safetensors", foreign_safetensors.find, foreign_safetensors.read),
+)
+
+
+def open_weights(
+    path: str | Path, *, which: str = "newest", ema: bool = False, momentum: bool = False, model: str | None = None
+) -> Opened:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
-    With `ema`, they are the moving average instead of the trained weights. A safetensors file of another program with
-    torchvision's names is recognised by its tensors and gets the default preprocessing, in fp32. A checkpoint of NVIDIA's
-    TensorFlow, Paddle or MXNet model (its folder, prefix or a file) gets the published recipe, in fp32. Raises
-    `CheckpointError`.
+    - With `ema`, the weights are the moving average instead of the trained weights.
+    - With `momentum`, the state also has the velocities, the moving average and the loss scale, as far as the source has
+      them.
+    - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+
+    The format of another program's file is recognised by its content (docs/weights.md). Its recipe is the published one of
+    the model, in fp32. Raises `CheckpointError`.
     """
     path = locate(Path(path), which)
-    original = open_original(path, momentum=False, ema=ema)
-    if original is not None:
-        return original[0]
-    if not path.is_dir():
-        if ema:
-            raise CheckpointError(f"{path} is a single file; the moving average is a separate file, ema.safetensors")
-        return _of_file(path)
-    tensors, about = checkpoint.load_weights(path, ema=ema)
-    return _noted(about, tensors, path)
+    found = _of_lockstep(path, ema=ema, momentum=momentum)
+    if found is None:
+        found = _of_original(path, ema=ema, momentum=momentum)
+    return found if model is None else _as_model(found, model)
 
 
 def locate(path: Path, which: str) -> Path:
@@ -87,49 +125,22 @@ def best_step(log: Iterable[LogEvent]) -> int | None:
     return -int(max(scores)[1]) if scores else None
 
 
-def open_original(path: Path, *, momentum: bool, ema: bool) -> tuple[Weights, State] | None:
-    """Return the contents of an NVIDIA checkpoint; None if the path names none. Raises `CheckpointError`."""
-    for framework, (find, read) in _ORIGINALS.items():
-        prefix = find(path)
-        if prefix is None:
-            continue
-        if ema:
-            raise CheckpointError(f"{prefix} is a checkpoint of {framework}; moving averages cannot be read from it")
-        found = read(prefix, momentum=momentum)
-        return Weights(found.recipe, found.state.tensors, (), prefix, found.remarks), found.state
+def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
+    """Return the weights of a checkpoint folder or a safetensors file of Lockstep; None for anything else."""
+    if path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-")):
+        state, about = checkpoint.load_weights(path, ema=ema, everything=momentum and not ema)
+        return _noted(about, state, path)
+    if path.is_file() and _kind(path) == "safetensors":
+        noted = checkpoint.metadata(path)
+        if noted is not None:
+            if ema:
+                raise CheckpointError(f"{path} is a single file; the moving average is a separate file, ema.safetensors")
+            tensors, _ = checkpoint.read_weights(path)
+            return _noted(noted, State(0, tensors, {}), path)
     return None
 
 
-class _Read(Protocol):
-    def __call__(self, path: Path, /, *, momentum: bool) -> Original: ...
-
-
-_ORIGINALS: dict[str, tuple[Callable[[Path], Path | None], _Read]] = {
-    "TensorFlow": (tensor_bundle.find, nvidia_tensorflow.read),
-    "Paddle": (nvidia_paddle.find, nvidia_paddle.read),
-    "MXNet": (nvidia_mxnet.find, nvidia_mxnet.read),
-}
-
-
-def _of_file(path: Path) -> Weights:
-    if not path.is_file():
-        raise CheckpointError(f"there is no run, no file and no TensorFlow, Paddle or MXNet checkpoint {path}")
-    if path.suffix != ".safetensors":
-        raise CheckpointError(
-            f"{path}: expected a run's folder, a .safetensors file, or a TensorFlow, Paddle or MXNet checkpoint"
-        )
-    tensors, about = checkpoint.read_weights(path)
-    if about is not None:
-        return _noted(about, tensors, path)
-    tensors = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
-    try:
-        model, logits = recognise({name: value.shape for name, value in tensors.items()})
-    except RecipeError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return Weights(Recipe(model=model, logits=logits, precision="fp32"), tensors, (), path)
-
-
-def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) -> Weights:
+def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
     try:
         recipe, classes = Recipe.of(about["recipe"]), about["classes"]
         if not is_list_of(is_text)(classes):
@@ -138,4 +149,58 @@ def _noted(about: dict[str, Any], tensors: dict[str, np.ndarray], path: Path) ->
         raise CheckpointError(f"{path}: its metadata does not hold a recipe and a list of classes") from None
     except RecipeError as error:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
-    return Weights(recipe, tensors, tuple(classes), path)
+    return Opened(recipe, state, tuple(classes), path, LOCKSTEP)
+
+
+def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
+    format, place = _recognised(path)
+    found = format.read(place, momentum=momentum or ema)
+    state = found.state
+    if ema:
+        if not state.ema:
+            raise CheckpointError(f"{place} has no moving average; leave out --ema")
+        state = State(state.step, state.ema, {})
+    return Opened(found.recipe, state, found.classes, place, found.origin, found.remarks, found.epochs)
+
+
+def _recognised(path: Path) -> tuple[Format, Path]:
+    """Return the format of another program's weights and the file or prefix to read.
+
+    Raises `CheckpointError` if a path names nothing that can be read, or several things.
+    """
+    kind = _kind(path) if path.is_file() else None
+    if kind is not None:
+        format = next(each for each in FORMATS if each.kind == kind)
+        if not path.name.endswith(format.suffix):
+            raise CheckpointError(f"{path} is a file of {kind}, whose names end in {format.suffix}: rename it")
+        return format, format.find(path) or path
+    found = [(format, place) for format in FORMATS if (place := format.find(path)) is not None]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = ", ".join(f"{place} ({format.kind})" for format, place in found)
+        raise CheckpointError(f"{path} holds weights in several formats: {several}; name one of these")
+    if not path.exists():
+        raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
+    kinds = ", ".join(dict.fromkeys(format.kind for format in FORMATS))
+    raise CheckpointError(
+        f"{path} holds no weights that can be read. Expected a run's folder, a checkpoint, or weights of {kinds}"
+    )
+
+
+def _kind(path: Path) -> Kind | None:
+    try:
+        return kind_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _as_model(found: Opened, model: str) -> Opened:
+    """Return weights as another model with the same tensors. Raises `CheckpointError` if the tensors are not its."""
+    if model not in MODELS:
+        raise CheckpointError(f"there is no model {model!r}. {nearest(model, MODELS)}")
+    expected = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], found.recipe.logits)}
+    if expected != {name: value.shape for name, value in found.tensors.items()}:
+        own = found.recipe.fields()["model"]
+        raise CheckpointError(f"{found.source} holds {own}, whose tensors are not those of {model}")
+    return replace(found, recipe=found.recipe.replace(model=model))

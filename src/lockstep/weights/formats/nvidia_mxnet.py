@@ -138,7 +138,8 @@ def read(path: Path, *, momentum: bool = True) -> Original:
         *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
     )
     recipe = resnet50_mxnet_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
-    return Original(recipe.replace(bn_epsilon=_epsilon(recipe, symbol)), State(0, found, speeds), remarks)
+    recipe = recipe.replace(bn_epsilon=_epsilon(recipe, symbol))
+    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet")
 
 
 def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -132,7 +132,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
         for names in (sources, carried)
     )
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
-    return Original(recipe, State(0, found, velocities), remarks)
+    return Original(recipe, State(0, found, velocities), remarks, "NVIDIA Paddle")
 
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:

@@ -103,7 +103,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
         *(about_momentum(missing, len(slots), _SLOT) if momentum else ()),
         *left_over(sorted(shapes.keys() - used)),
     )
-    return Original(recipe, State(_step(bundle), found, velocities), remarks)
+    return Original(recipe, State(_step(bundle), found, velocities), remarks, "NVIDIA TensorFlow")
 
 
 def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:

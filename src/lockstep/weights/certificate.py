@@ -1,0 +1,148 @@
+"""The certificate of a conversion: source and target compute the same images, each in its own framework.
+
+The framework of a format runs in a process of its own if it is installed; otherwise the reference engine computes.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import cv2
+import numpy as np
+from safetensors.numpy import save_file
+
+from lockstep import backends
+from lockstep.data.textures import PATTERNS, draw_texture
+from lockstep.system.errors import CheckpointError
+from lockstep.system.version import version
+from lockstep.system.workers import carry_out
+from lockstep.weights.opening import Opened
+
+BOUND = 1e-4
+"""Logits may differ by this share of the largest logit. Engines in fp32 differ by less (docs/numerics.md)."""
+IMAGES = 8
+REFERENCE = "reference"
+
+
+class Certificate(TypedDict):
+    """The contents of a certificate."""
+
+    lockstep: str
+    source: str
+    source_sha256: dict[str, str]
+    """SHA-256 by file name."""
+    target: str
+    target_sha256: dict[str, str]
+    model: str
+    images: int
+    engines: dict[str, str]
+    """The engine and its framework's version that computed the "source" and the "target"."""
+    largest_difference: float
+    """The largest difference of two logits, as a share of the largest logit of the source."""
+    mean_difference: float
+    """The mean difference, as a share of the same."""
+    top1_agreement: float
+    """Share of the images whose most likely class is the same."""
+    bound: float
+    holds: bool
+    tensors_equal: int
+    """Number of tensors that are equal to the last bit."""
+    tensors: int
+    changes: list[str]
+    """What was dropped, folded, invented or could not be carried over, with the reason."""
+
+
+def certify(source: Opened, target: Opened, files: Sequence[Path], changes: Sequence[str]) -> Certificate:
+    """Compare the logits of weights and of what was written from them, read back. `files` are those that were written.
+
+    The target is computed as the source's model and with the source's preprocessing: not every format can hold these.
+    Raises `CheckpointError` if an engine fails.
+    """
+    fields = ("model", "padding", "mean", "std", "eval_crop", "logits")
+    recipe = target.recipe.replace(**{name: source.recipe.fields()[name] for name in fields})
+    by_name = {"source": (source.recipe, source.tensors), "target": (recipe, target.tensors)}
+    engines = {"source": own_engine(source.origin), "target": own_engine(target.origin)}
+    logits = {}
+    with tempfile.TemporaryDirectory(prefix="lockstep-certificate-") as name:
+        folder = Path(name)
+        np.save(folder / "images.npy", images(source.recipe.eval_crop))
+        for part, (used, tensors) in by_name.items():
+            save_file(
+                {key: np.ascontiguousarray(value, np.float32) for key, value in tensors.items()},
+                folder / f"{part}.safetensors",
+            )
+            plain = used.replace(precision="fp32", ema_decay=0.0)
+            (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
+        for engine in dict.fromkeys(engines.values()):
+            _run(folder, engine, [part for part, own in engines.items() if own == engine])
+        logits = {part: np.load(folder / f"{part}.npy").astype(np.float64) for part in by_name}
+    largest = float(np.abs(logits["source"]).max())
+    differences = np.abs(logits["target"] - logits["source"]) / (largest or 1.0)
+    found = float(differences.max())
+    return {
+        "lockstep": version(),
+        "source": source.source.name,
+        "source_sha256": sha256_of(source.source),
+        "target": target.source.name,
+        "target_sha256": {path.name: _sha256(path) for path in files if path.is_file()},
+        "model": str(source.recipe.fields()["model"]),
+        "images": IMAGES,
+        "engines": {part: f"{engine} {backends.FRAMEWORKS[engine].version()}" for part, engine in engines.items()},
+        "largest_difference": found,
+        "mean_difference": float(differences.mean()),
+        "top1_agreement": float((logits["source"].argmax(1) == logits["target"].argmax(1)).mean()),
+        "bound": BOUND,
+        "holds": bool(found <= BOUND),
+        "tensors_equal": sum(_equal(value, target.tensors.get(key)) for key, value in source.tensors.items()),
+        "tensors": len(source.tensors),
+        "changes": list(changes),
+    }
+
+
+def _equal(value: np.ndarray, other: np.ndarray | None) -> bool:
+    return other is not None and np.array_equal(value, other)
+
+
+def images(size: int) -> np.ndarray:
+    """Return the images that every certificate uses: uint8 [8, size, size, 3], textures and colours."""
+    drawn = [draw_texture(kind, number) for number, kind in enumerate(list(PATTERNS)[:IMAGES])]
+    return np.stack([cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR) for image in drawn])
+
+
+def own_engine(origin: str) -> str:
+    """Return the engine of the framework that weights of an origin belong to, if it is installed; else the reference."""
+    for name, framework in backends.FRAMEWORKS.items():
+        if origin in framework.origins and backends.interpreter(name) is not None:
+            return name
+    return REFERENCE
+
+
+def _run(folder: Path, engine: str, parts: list[str]) -> None:
+    python = backends.interpreter(engine) or Path(sys.executable)
+    command: list[str | Path] = [python, "-P", "-m", "lockstep.weights.logits_process", folder, engine, *parts]
+    ended = carry_out(command, folder, lambda done, total: None)
+    if ended.code:
+        raise CheckpointError(
+            f"{engine} cannot compute the logits for the certificate: {ended.said or 'it printed nothing'}. "
+            "Without a certificate: --no-certificate"
+        )
+
+
+def sha256_of(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of a file, or of the files of a folder or prefix, by name."""
+    if path.is_dir():
+        files = sorted(entry for entry in path.iterdir() if entry.is_file())
+    elif path.is_file():
+        files = [path]
+    else:
+        files = sorted(path.parent.glob(f"{path.name}.*"))
+    return {file.name: _sha256(file) for file in files if not file.name.endswith(".certificate.json")}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
