@@ -30,6 +30,10 @@ def command(
         Path | None,
         typer.Option(help="Start a new run from the weights of a run, checkpoint or file (docs/checkpoints.md)."),
     ] = None,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(help="Go on from a checkpoint of another program, such as NVIDIA's code (docs/weights.md)."),
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")] = None,
     loader: options.Loader = None,
     xla: Annotated[bool, typer.Option("--xla", help="Compile the step: TensorFlow's XLA, or torch.compile.")] = False,
@@ -86,6 +90,7 @@ def command(
             out,
             changes=None if asked.recipe else changes,
             weights=weights,
+            resume_from=resume_from,
             execution=asked.execution,
             listener=reporter,
         )

@@ -116,8 +116,9 @@ class Driver:
         given_weights.forget(self.out)
         if start is not None:
             values, notes = given_weights.write(self.out, self.recipe, start)
-            self.start_notes += notes
-            self.write_checkpoint(initial_state(self.recipe, values))
+            state, more = given_weights.first_state(self.recipe, values, start, self.per_epoch)
+            self.start_notes += [*notes, *more]
+            self.write_checkpoint(state)
 
     def start_state(self) -> tuple[State, list[str]]:
         """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""

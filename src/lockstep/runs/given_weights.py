@@ -1,4 +1,6 @@
-"""Runs that start from given weights instead of the recipe's initial ones. The weights are pruned if the recipe is sparse.
+"""Runs that start from given weights instead of the recipe's initial ones, or go on where another program stopped.
+
+The weights are pruned if the recipe is sparse.
 
 Before its first step such a run has, in addition to the files of `lockstep.runs.folder`:
 
@@ -20,13 +22,13 @@ import numpy as np
 from safetensors.numpy import save as serialise
 
 from lockstep.models.architectures import model_spec, tensors
-from lockstep.models.state import check_fit
+from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, difference
-from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import open_weights
+from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.sparsity import masks
 
 
@@ -42,13 +44,16 @@ class Start:
     """All tensors of the recipe's model, float32."""
     notes: tuple[str, ...]
     """Notes for the user, such as differences from the recipe."""
+    resumed: Opened | None = None
+    """What another program stored beside the weights, if the run goes on from there."""
 
 
-def open_start(weights: Path | None, recipe: Recipe, run: Path) -> Start | None:
+def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool = False) -> Start | None:
     """Return the given weights in the shapes of the recipe's model; None if none are given.
 
-    If they have another number of logits, the classifier is the recipe's initial one. Raises `CheckpointError` if the
-    weights cannot be read or do not fit, `RecipeError` if none are given and `run` cannot start without them.
+    If they have another number of logits, the classifier is the recipe's initial one. With `resumes`, the run goes on where
+    the weights' program stopped, which such a classifier forbids. Raises `CheckpointError` if the weights cannot be read or
+    do not fit, `RecipeError` if none are given and `run` cannot start without them.
     """
     if weights is None:
         if recipe.sparsity != "none" and not checkpoint.steps(run / "checkpoints"):
@@ -57,12 +62,17 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path) -> Start | None:
                 "then pass that run as --weights"
             )
         return None
-    found = open_weights(weights)
+    found = open_weights(weights, momentum=resumes)
     given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
     changed = difference(found.recipe, recipe)
-    notes = [*found.remarks, f"starts from the weights of {found.source.name}"]
+    notes = [*found.remarks, f"{'goes on from' if resumes else 'starts from the weights of'} {found.source.name}"]
     notes += [f"the weights have {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
     fitted = _with_classifier(given, recipe)
+    if fitted is not given and resumes:
+        raise CheckpointError(
+            f"{found.source} has {given['fc.bias'].size} logits, but the recipe has {recipe.logits}, so training cannot go "
+            "on from there: set logits, or start from its weights with --weights"
+        )
     if fitted is not given:
         notes.append(
             f"the weights have {given['fc.bias'].size} logits, not {recipe.logits}: "
@@ -70,7 +80,7 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path) -> Start | None:
         )
     expected = {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
     check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
-    return Start(found.source.name, digest_of(given), fitted, tuple(notes))
+    return Start(found.source.name, digest_of(given), fitted, tuple(notes), found if resumes else None)
 
 
 _UNSEEN = ("model", "padding")
@@ -109,6 +119,39 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
     except OSError as error:
         raise CheckpointError(f"cannot write to {run}: {error.strerror}; use another --out") from None
     return pruned, notes
+
+
+def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per_epoch: int) -> tuple[State, list[str]]:
+    """Return the state before the first step of a run from given weights, and notes for the user.
+
+    `values` are the weights as `write` returns them, `per_epoch` is the number of steps of an epoch. If the run goes on from
+    another program's checkpoint, velocities, moving average, loss scale and step are its. Raises `CheckpointError` if it
+    does not say how many steps are done, or if the run ends before.
+    """
+    begun = initial_state(recipe, values)
+    if start.resumed is None:
+        return begun, []
+    source, found = start.resumed, start.resumed.state
+    step = found.step or (source.epochs or 0) * per_epoch
+    if not step:
+        raise CheckpointError(
+            f"{source.source} does not say how many steps or epochs are done, so training cannot go on from there; start "
+            "from its weights with --weights"
+        )
+    total = recipe.epochs * per_epoch
+    if step > total:
+        raise CheckpointError(
+            f"{source.source} has done {step} steps, but this run ends at step {total}: {recipe.epochs} epochs of "
+            f"{per_epoch} steps"
+        )
+    notes = [f"step {step} of {total} is done, which is {step / per_epoch:g} epochs"]
+    notes += [] if found.momentum else ["there are no velocities: they start at 0"]
+    notes += ["there is no moving average: it starts at the weights"] if recipe.ema_decay and not found.ema else []
+    notes += ["there is no loss scale: it starts at the recipe's"] if begun.scaler and not found.scaler else []
+    momentum = {name: np.ascontiguousarray(value, np.float32) for name, value in found.momentum.items()} or begun.momentum
+    average = found.ema if recipe.ema_decay and found.ema else begun.ema
+    scaler = found.scaler if begun.scaler and found.scaler else begun.scaler
+    return State(step, begun.tensors, momentum, average, scaler), notes
 
 
 def forget(run: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from lockstep import backends
 from lockstep.backends import World
@@ -22,7 +22,7 @@ from lockstep.runs.recipe_from_images import settle
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report
 from lockstep.runs.resuming import Asked
-from lockstep.system.errors import DataError, Interrupted
+from lockstep.system.errors import DataError, Interrupted, UserError
 from lockstep.system.signals import StopRequests
 
 
@@ -34,6 +34,7 @@ def train(
     changes: Mapping[str, Any] | None = None,
     split: float | None = None,
     weights: str | Path | None = None,
+    resume_from: str | Path | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> Report:
@@ -49,6 +50,9 @@ def train(
     - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
       step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
       `sparsity` needs `weights`.
+    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run goes on where that program stopped,
+      with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
+      lacks.
 
     Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped. A finished run returns its report at once. With several processes (torchrun), every process calls this.
@@ -73,7 +77,9 @@ def train(
     changes = dict(changes or {}) | ({} if split is None else {"validation_share": split})
     out = Path(out)
     asked = resuming.complete(out, recipe, data, execution, changes=changes)
-    given = None if weights is None else Path(weights)
+    if weights is not None and resume_from is not None:
+        raise UserError("weights and resume_from are both given: a run starts from weights, or goes on from a checkpoint")
+    given = _Given(Path(weights or resume_from or ""), resume_from is not None) if weights or resume_from else None
     with StopRequests() as stop:
         world = backends.load(asked.execution.backend).world(asked.execution)
         try:
@@ -83,11 +89,19 @@ def train(
             world.close()
 
 
+class _Given(NamedTuple):
+    """What a new run starts from."""
+
+    path: Path
+    resumes: bool
+    """Whether it goes on where the checkpoint's program stopped."""
+
+
 def _carry_out(
     asked: Asked,
     out: Path,
     changes: Mapping[str, Any],
-    weights: Path | None,
+    given: _Given | None,
     world: World,
     recorder: Recorder,
     stop: StopRequests,
@@ -102,7 +116,7 @@ def _carry_out(
     def start_of(recipe: Recipe) -> Start | None:
         check_shares(recipe, units)
         check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
-        return open_start(weights, recipe, out) if leads else None
+        return open_start(given and given.path, recipe, out, resumes=bool(given and given.resumes)) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
     share = (asked.recipe or given_fields(changes)).validation_share

@@ -69,9 +69,11 @@ def convert(
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     files, remarks = TARGETS[to].write(target, weights, certificate)
-    if certificate and not isinstance(weights.recipe.model, str):
-        certificate, remarks = False, (*remarks, "no certificate: only models with a name can be read back")
-    found = _certified(weights, target, files, [*weights.remarks, *remarks]) if certificate else None
+    found: Certificate | None = None
+    if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
+        found = _certified(weights, target, files, [*weights.remarks, *remarks])
+    elif certificate:
+        remarks = (*remarks, f"there is no certificate: {to} cannot be read back for a model that has no name")
     return {
         "source": str(weights.source),
         "origin": weights.origin,
@@ -91,12 +93,14 @@ def _certificate_of(target: Path) -> Path:
 def _certified(weights: Opened, target: Path, files: Sequence[Path], changes: Sequence[str]) -> Certificate:
     """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
     try:
-        written = open_weights(target, model=str(weights.recipe.model))
+        model = weights.recipe.model
+        written = open_weights(target, model=model if isinstance(model, str) else None)
         found = certify(weights, written, files, changes)
         if not found["holds"]:
             raise CheckpointError(
                 f"{target} would not compute as {weights.source} does: logits differ by "
-                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}. Nothing is written; --no-certificate writes it anyway"
+                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}. "
+                "Nothing is written; --no-certificate writes it anyway"
             )
         write_json(_certificate_of(target), found)
     except BaseException:

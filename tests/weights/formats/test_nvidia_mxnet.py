@@ -19,7 +19,7 @@ from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_mxnet import names, read, write
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
 
-EPOCH = "no step is stored, 0 is used; its name says epoch 90, counted from 1"
+EPOCH = "no step is stored; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 NO_GRAPH = (
@@ -111,7 +111,7 @@ def test_a_state_is_written_and_read_bit_for_bit(model: str, tmp_path: Path) -> 
     write(tmp_path / "new" / "any", recipe, state)
     found = read(tmp_path / "new" / "any-0000.params")
     assert found.recipe == recipe
-    assert found.remarks == ("no step is stored, 0 is used; its name says epoch 0, counted from 1",)
+    assert found.remarks == ("no step is stored; its name says epoch 0, counted from 1",)
     assert_canonical(found.state.tensors, state.tensors)
     assert_canonical(found.state.momentum, state.momentum)
     assert read(tmp_path / "new" / "any-0000.params", momentum=False).state.momentum == {}
@@ -275,7 +275,7 @@ def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: 
     found = read(path)
     assert found.recipe == recipe_of()
     assert found.remarks == (
-        "no step is stored, 0 is used",
+        "no step is stored",
         "a file without an epoch in its name has no graph: it is assumed that bottlenecks stride in their 3x3, and that "
         "batch norms add 1e-05",
         "there are no velocities (best.momentum.params)",

@@ -18,7 +18,7 @@ from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_paddle import find, read, write
 from tests.weights.formats.cases import BASIC, RESNET, Variables, assert_canonical, renamed, state_of, zeros
 
-STEP = "no step is stored, 0 is used"
+STEP = "no step is stored"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
 

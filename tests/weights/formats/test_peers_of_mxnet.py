@@ -27,7 +27,7 @@ from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"
-EPOCH = "no step is stored, 0 is used; its name says epoch {}, counted from 1"
+EPOCH = "no step is stored; its name says epoch {}, counted from 1"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"

@@ -139,7 +139,9 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     )
     recipe = resnet50_mxnet_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
     recipe = recipe.replace(bn_epsilon=_epsilon(recipe, symbol))
-    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet")
+    match = _OF_EPOCH.fullmatch(path.name)
+    epochs = int(match[2]) if match else None
+    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet", epochs=epochs)
 
 
 def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -318,7 +320,7 @@ def _remarks(
     symbol: Symbol | None,
 ) -> Iterable[str]:
     match, graph = _OF_EPOCH.fullmatch(path.name), _graph_of(path)
-    yield "no step is stored, 0 is used" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+    yield "no step is stored" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
     if symbol is None:
         beside = f"there is no {graph.name}" if graph else "a file without an epoch in its name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon

@@ -132,7 +132,9 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
         for names in (sources, carried)
     )
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
-    return Original(recipe, State(0, found, velocities), remarks, "NVIDIA Paddle")
+    folder = prefix.absolute().parent.name
+    epochs = int(folder) + 1 if folder.isdecimal() else None
+    return Original(recipe, State(0, found, velocities), remarks, "NVIDIA Paddle", epochs=epochs)
 
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
@@ -230,7 +232,7 @@ def _remarks(
 ) -> Iterable[str]:
     epoch = prefix.absolute().parent.name
     named = f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
-    yield f"no step is stored, 0 is used{named}"
+    yield f"no step is stored{named}"
     if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
         yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]
