@@ -113,6 +113,13 @@ def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, image
     assert found["probabilities"] == pytest.approx((powers / powers.sum()).tolist(), abs=1e-5)
 
 
+def test_a_saved_model_with_a_resize_that_tensorflow_lacks_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    weights = saved(tiny_recipe.replace(interpolation="bicubic"), tmp_path)
+    with pytest.raises(CheckpointError, match="recipe has antialias: true, or export to onnx"):
+        lockstep.export(weights, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize(
     ("to", "path"),
     [("savedmodel", "assets.extra/classes.txt"), ("paddle-inference", "classes.txt"), ("onnx", "classes.txt")],

@@ -75,10 +75,11 @@ def prepared(path: Path, recipe: Recipe) -> np.ndarray:
     width, height = picture.size
     scale = recipe.eval_resize
     size = (scale * width // height, scale) if height <= width else (scale, scale * height // width)
+    bicubic = recipe.interpolation == "bicubic"
     if recipe.antialias:
-        pixels = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))
+        pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR))
     else:
-        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_LINEAR)
+        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_CUBIC if bicubic else cv2.INTER_LINEAR)
     top, left = round((size[1] - recipe.eval_crop) / 2), round((size[0] - recipe.eval_crop) / 2)
     pixels = pixels[top : top + recipe.eval_crop, left : left + recipe.eval_crop]
     normalised = (pixels.astype(np.float64) - recipe.mean) / recipe.std
@@ -94,11 +95,11 @@ def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) 
 
 
 @pytest.mark.parametrize("shape", [(96, 96), (70, 133), (131, 70), (36, 36), (37, 36), (20, 31)], ids=str)
-@pytest.mark.parametrize("antialias", [False, True], ids=["four pixels", "antialiased"])
+@pytest.mark.parametrize("resize", [(False, "bilinear"), (True, "bilinear"), (True, "bicubic")], ids=str)
 def test_a_prediction_is_the_softmax_of_the_module_on_the_preprocessed_image(
-    shape: tuple[int, int], antialias: bool, save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
+    shape: tuple[int, int], resize: tuple[bool, str], save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
-    changes = {"antialias": antialias, "mean": (100.0, 110.0, 120.0), "std": (50.0, 60.0, 70.0)}
+    changes = {"antialias": resize[0], "interpolation": resize[1], "mean": (100.0, 110.0, 120.0), "std": (50.0, 60.0, 70.0)}
     source, path = save_weights(**changes), image_file(tmp_path, *shape)
     expected = likelihoods(source, path, tiny_recipe.replace(**changes))
     [found] = lockstep.predict(source, [path], top=10)

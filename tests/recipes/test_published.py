@@ -42,6 +42,7 @@ COMMON: dict[str, Any] = {
     "crop_aspect": (3 / 4, 4 / 3),
     "crop_attempts": 100,
     "flip_probability": 0.5,
+    "interpolation": "bilinear",
     "antialias": False,
     "dct_scaling": False,
     "eval_resize": 256,

@@ -474,3 +474,15 @@ def test_a_wrong_size_is_complained_of_once() -> None:
         load_recipe("demo").replace(image_size=5)
     assert str(error.value).startswith("image_size: ")
     assert "eval" not in str(error.value)
+
+
+def test_a_run_of_a_recipe_without_an_interpolation_is_bilinear(tmp_path: Path) -> None:
+    fields = Recipe(epochs=2).fields()
+    del fields["interpolation"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields))
+    assert load_recipe(tmp_path) == Recipe(epochs=2, interpolation="bilinear")
+
+
+def test_an_interpolation_that_lockstep_does_not_have_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"interpolation: Input should be 'bilinear' or 'bicubic', not 'lanczos'"):
+        Recipe.of({"interpolation": "lanczos"})

@@ -107,6 +107,16 @@ def _prepared(weights: Opened, path: Path) -> np.ndarray:
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     out = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
-    how = {"antialias": recipe.antialias, "dct_scaling": recipe.dct_scaling}
-    decode_into(data, size, window, resized, offset, flip=False, **how, out=out)
+    decode_into(
+        data,
+        size,
+        window,
+        resized,
+        offset,
+        flip=False,
+        antialias=recipe.antialias,
+        interpolation=recipe.interpolation,
+        dct_scaling=recipe.dct_scaling,
+        out=out,
+    )
     return out

@@ -150,9 +150,12 @@ class Recipe(Settings):
     """Mean of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std."""
     std: Colour = (58.395, 57.12, 57.375)
     """Standard deviation of red, green and blue on the scale 0 to 255. Images are normalised as (x - mean) / std."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation of the resize, in training and in evaluation. With `antialias` it is Pillow's filter of this name, else
+    OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75 in the cubic (Pillow: a = -0.5)."""
     antialias: bool = False
-    """Whether the bilinear resize filters when it shrinks an image, as Pillow does. If false, it samples four pixels, as
-    OpenCV does."""
+    """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4 or 16 pixels, as OpenCV
+    does (see `interpolation`)."""
     dct_scaling: bool = False
     """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
     libjpeg can. This is faster for large photos and filters while it shrinks. It changes the pixels that training and

@@ -28,6 +28,7 @@ _FIELDS = {
     "per_device_train_batch_size total_batch_size train_batch_size",
     "image_size": "crop_size data_image_size image_shape img_size imgsz input_shape input_size resolution size "
     "train_crop_size",
+    "interpolation": "interp interpolation_mode resample resampling resize_interpolation train_interpolation",
     "keep_checkpoints": "checkpoint_hist keep_last max_to_keep save_total_limit",
     "label_smoothing": "label_smooth smoothing",
     "layout": "channels_last data_format data_layout memory_format",

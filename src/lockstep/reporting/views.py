@@ -130,6 +130,7 @@ def image_key(run: Run, sample: int) -> str:
     assert run.results is not None
     recipe = run.recipe
     how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.antialias:d}{recipe.dct_scaling:d}"
+    how += "" if recipe.interpolation == "bilinear" else f".{recipe.interpolation}"
     return f"{run.results.digest[:12]}.{how}.{sample}"
 
 

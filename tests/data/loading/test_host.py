@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -58,16 +59,20 @@ def whole(*samples: int) -> BatchPlan:
     )
 
 
-def loader(index: Index, *, threads: int = 2, ahead: int = 2, antialias: bool = False) -> HostLoader:
-    return HostLoader(index, size=SIZE, antialias=antialias, threads=threads, ahead=ahead)
+def loader(index: Index, *, threads: int = 2, ahead: int = 2, **how: Any) -> HostLoader:
+    return HostLoader(index, size=SIZE, threads=threads, ahead=ahead, **{"antialias": False} | how)
 
 
-def loaded(index: Index, plans: Iterable[BatchPlan], **settings: int) -> list[Batch]:
+def loaded(index: Index, plans: Iterable[BatchPlan], **settings: Any) -> list[Batch]:
     with loader(index, **settings) as one:
         return list(one.batches(plans))
 
 
-def by_hand(index: Index, plan: BatchPlan, antialias: bool) -> np.ndarray:
+def by_hand(index: Index, plan: BatchPlan, antialias: bool, interpolation: str = "bilinear") -> np.ndarray:
+    filtering, sampling = {
+        "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
+        "bicubic": (Image.Resampling.BICUBIC, cv2.INTER_CUBIC),
+    }[interpolation]
     squares = []
     for i, sample in enumerate(plan.samples.tolist()):
         if sample < 0:
@@ -78,9 +83,9 @@ def by_hand(index: Index, plan: BatchPlan, antialias: bool) -> np.ndarray:
         down, along = plan.offsets[i].tolist()
         window = Image.open(index.path(sample)).convert("RGB").crop((left, top, left + width, top + height))
         if antialias:
-            pixels = np.asarray(window.resize((columns, rows), Image.Resampling.BILINEAR))
+            pixels = np.asarray(window.resize((columns, rows), filtering))
         else:
-            pixels = cv2.resize(np.asarray(window), (columns, rows), interpolation=cv2.INTER_LINEAR)
+            pixels = cv2.resize(np.asarray(window), (columns, rows), interpolation=sampling)
         square = pixels[down : down + SIZE, along : along + SIZE]
         squares.append(square[:, ::-1] if plan.flips[i] else square)
     return np.stack(squares)
@@ -90,11 +95,15 @@ def threads_of_loaders() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("lockstep-loader")]
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_batch_is_what_its_plan_says_done_by_hand(index: Index, plans: list[BatchPlan], antialias: bool) -> None:
+def test_a_batch_is_what_its_plan_says_done_by_hand(
+    index: Index, plans: list[BatchPlan], antialias: bool, interpolation: str
+) -> None:
     assert any(plan.flips.any() for plan in plans)
-    for batch, plan in zip(loaded(index, plans, antialias=antialias), plans, strict=True):
-        np.testing.assert_array_equal(batch.images, by_hand(index, plan, antialias))
+    made = loaded(index, plans, antialias=antialias, interpolation=interpolation)
+    for batch, plan in zip(made, plans, strict=True):
+        np.testing.assert_array_equal(batch.images, by_hand(index, plan, antialias, interpolation))
 
 
 @pytest.mark.parametrize(("threads", "ahead"), list(product([1, 2, 5], [1, 2, 7])))

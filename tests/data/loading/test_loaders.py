@@ -72,9 +72,31 @@ def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) 
     assert apart(inner(smooth), inner(batches(dali(index), plans))).max() > 5 * ROUNDING
 
 
-def inner(whole: list[Batch]) -> list[Batch]:
-    """Return the images without the outermost two pixels, which the borders of an image three times as large influence."""
-    return [Batch(batch.images[:, 2:-2, 2:-2], batch.labels) for batch in whole]
+def test_dali_filters_bicubically_where_the_recipe_says_so(index: Index, mixed: Recipe, tmp_path: Path) -> None:
+    # Half the contrast: a cubic overshoots, and Pillow clips after each direction, where DALI clips once.
+    (tmp_path / "images").mkdir()
+    for i in range(8):
+        pixels = np.asarray(Image.open(index.path(i)).convert("RGB"))
+        Image.fromarray(pixels // 2 + 64).save(tmp_path / "images" / f"{i}.png")
+    grey = open_index(tmp_path)
+    recipe = mixed.replace(interpolation="bicubic", antialias=True)
+    plans = training(recipe, grey)
+    smooth, found, expected = (
+        inner(batches(loader_of(grey, recipe.replace(**how), Execution(loader=name), size=SIZE), plans), 6)
+        for name, how in (("dali", {"interpolation": "bilinear"}), ("dali", {}), ("host", {}))
+    )
+    assert apart(found, expected).max() <= ROUNDING
+    assert apart(smooth, expected).max() > 5 * ROUNDING
+
+
+def test_dali_refuses_the_bicubic_resize_that_is_another_kernel_there(index: Index, mixed: Recipe) -> None:
+    with pytest.raises(RecipeError, match="set antialias: true, or use the host loader"):
+        loader_of(index, mixed.replace(interpolation="bicubic"), Execution(loader="dali"), size=SIZE)
+
+
+def inner(whole: list[Batch], width: int = 2) -> list[Batch]:
+    """Return the images without the outermost pixels: two, which the borders of an image three times as large influence."""
+    return [Batch(batch.images[:, width:-width, width:-width], batch.labels) for batch in whole]
 
 
 def test_windows_that_are_not_resized_are_the_same_to_the_last_bit(index: Index) -> None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 
 
 def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
@@ -14,9 +15,15 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`,
     float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped as in evaluation.
-    TensorFlow's bilinear resize may round a pixel differently than the loaders. The names of the classes are in
-    `assets.extra/classes.txt`, one on each line.
+    TensorFlow's resize may round a pixel differently than the loaders. The names of the classes are in
+    `assets.extra/classes.txt`, one on each line. Raises `CheckpointError` if TensorFlow has no such resize.
     """
+    if recipe.interpolation == "bicubic" and not recipe.antialias:
+        raise CheckpointError(
+            "a SavedModel resizes images, and TensorFlow's bicubic resize without antialiasing weighs pixels differently "
+            "(a = -0.5) than evaluation does (a = -0.75); export weights whose recipe has antialias: true, or export to "
+            "onnx, which leaves the resize to you"
+        )
     module = _Serving(recipe, tensors)
     images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
     tf.saved_model.save(module, str(folder), {"serving_default": graph(module.serve, input_signature=[images])})
@@ -46,6 +53,6 @@ class _Serving(tf.Module):  # type: ignore[misc]
         recipe = self._recipe
         resized = recipe.eval_resize * size // tf.reduce_min(size)
         top, left = tf.unstack(tf.cast(tf.round(tf.cast(resized - recipe.eval_crop, tf.float32) / 2), tf.int32))
-        whole = tf.image.resize(images, resized, antialias=recipe.antialias)
+        whole = tf.image.resize(images, resized, method=recipe.interpolation, antialias=recipe.antialias)
         square = whole[:, top : top + recipe.eval_crop, left : left + recipe.eval_crop]
         return tf.saturate_cast(tf.round(square), tf.uint8)

@@ -12,6 +12,12 @@ from lockstep.data.decoding.decode import JPEG_START, decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.size_limits import decoding
 
+_FILTERS = {
+    "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
+    "bicubic": (Image.Resampling.BICUBIC, cv2.INTER_CUBIC),
+}
+"""The filters of Pillow and OpenCV by the values of `Recipe.interpolation`."""
+
 # Each image is decoded by one thread; OpenCV's own pool would only slow down the loader's threads.
 cv2.setNumThreads(1)
 
@@ -25,13 +31,14 @@ def decode_into(
     *,
     flip: bool,
     antialias: bool,
+    interpolation: str = "bilinear",
     dct_scaling: bool = False,
     out: np.ndarray,
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
-    `size` is height and width of the image; `out` is uint8 [size, size, 3]. The resize is bilinear; see `Recipe.antialias`
-    and `Recipe.dct_scaling`. Only the window is decoded if that gives the same pixels. Raises `ValueError` if the bytes are
+    `size` is height and width of the image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and `dct_scaling`
+    are fields of `Recipe`. Only the window is decoded if that gives the same pixels. Raises `ValueError` if the bytes are
     not an image, or if the image has another size.
     """
     reduction = _reduction(window, resized) if dct_scaling else 1
@@ -43,12 +50,13 @@ def decode_into(
             raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
         top, left, height, width = _reduced(window, reduction)
         part = image[top : top + height, left : left + width]
+    filtering, sampling = _FILTERS[interpolation]
     if antialias:
-        pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), Image.Resampling.BILINEAR))
+        pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
     else:
         # OpenCV writes directly to `out` if nothing is cropped or flipped.
         direct = None if flip or resized != out.shape[:2] else out
-        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=cv2.INTER_LINEAR)
+        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=sampling)
         if pixels is direct:
             return
     pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]

@@ -18,7 +18,7 @@ from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
-from lockstep.system.errors import BackendError, DataError
+from lockstep.system.errors import BackendError, DataError, RecipeError
 from lockstep.system.machine import share_of_cores
 
 DISTRIBUTIONS = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
@@ -29,10 +29,24 @@ class DaliLoader:
     """Turns plans into batches; a context manager."""
 
     def __init__(
-        self, index: Index, *, size: int, antialias: bool, on_gpu: bool = False, threads: int = 0, ahead: int = 2
+        self,
+        index: Index,
+        *,
+        size: int,
+        antialias: bool,
+        interpolation: str = "bilinear",
+        on_gpu: bool = False,
+        threads: int = 0,
+        ahead: int = 2,
     ) -> None:
-        """Raise `BackendError` if DALI is not installed."""
-        self._index, self._size, self._antialias, self._ahead = index, size, antialias, ahead
+        """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize."""
+        if interpolation == "bicubic" and not antialias:
+            raise RecipeError(
+                "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5) than the host loader's "
+                "(a = -0.75), and pixels would differ by up to 23 levels; set antialias: true, or use the host loader"
+            )
+        self._index, self._size, self._ahead = index, size, ahead
+        self._antialias, self._interpolation = antialias, interpolation
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
         import_dali()
@@ -74,6 +88,7 @@ class DaliLoader:
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
         fn, types, pipeline_def = import_dali()
+        kernel = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[self._interpolation]
 
         @pipeline_def(  # type: ignore[untyped-decorator]
             batch_size=most_images,
@@ -93,7 +108,7 @@ class DaliLoader:
                 adjust_orientation=False,  # windows and sizes refer to the image as it is stored
                 jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
-            images = fn.resize(window, size=resized, interp_type=types.INTERP_LINEAR, antialias=self._antialias)
+            images = fn.resize(window, size=resized, interp_type=kernel, antialias=self._antialias)
             images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
             return fn.flip(images, horizontal=flip)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,14 @@ class HostLoader:
         *,
         size: int,
         antialias: bool,
+        interpolation: str = "bilinear",
         dct_scaling: bool = False,
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
         assert ahead >= 1
         self._index, self._size, self._ahead = index, size, ahead
-        self._antialias, self._dct_scaling = antialias, dct_scaling
+        self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation, "dct_scaling": dct_scaling}
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
@@ -90,8 +92,7 @@ class HostLoader:
                     tuple(resized[at]),
                     tuple(offsets[at]),
                     flip=flips[at],
-                    antialias=self._antialias,
-                    dct_scaling=self._dct_scaling,
+                    **self._how,
                     out=images[i],
                 )
             except ValueError as error:

@@ -21,7 +21,7 @@ def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) 
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
     how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
-    how |= {"size": size, "antialias": recipe.antialias}
+    how |= {"size": size, "antialias": recipe.antialias, "interpolation": recipe.interpolation}
     if execution.loader == "host":
         return HostLoader(index, dct_scaling=recipe.dct_scaling, **how)
     if recipe.dct_scaling:
