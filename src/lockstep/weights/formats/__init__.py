@@ -5,6 +5,8 @@
 | `tensor_bundle`: TensorFlow | `nvidia_tensorflow` |
 | `paddle_pickle`: Paddle | `nvidia_paddle` |
 | `mxnet_params`: MXNet; `mxnet_symbol` reads the graph | `nvidia_mxnet` |
+
+`timm_folder` is the folder of timm and of the Hugging Face Hub.
 """
 
 from pathlib import Path

@@ -1,0 +1,151 @@
+"""Folders of timm and of its models on the Hugging Face Hub.
+
+    config.json           the model, its preprocessing and the names of its classes (`lockstep.weights.preprocessing`)
+    model.safetensors     the weights by torchvision's names, and `num_batches_tracked` of every batch norm
+    pytorch_model.bin     the same, as PyTorch saves it; read only if there is no model.safetensors, as timm does
+
+Sources: timm 1.0.31, models/_hub.py and models/_helpers.py.
+"""
+
+import importlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as serialise
+
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import State, check_fit
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.system.files import flush, write_bytes, write_json
+from lockstep.system.strict_json import parsed
+from lockstep.weights import checkpoint
+from lockstep.weights.formats import refuse_existing
+from lockstep.weights.formats.common import Original, fitting
+from lockstep.weights.preprocessing import from_timm, to_timm
+
+CONFIG = "config.json"
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_COUNTER = "num_batches_tracked"
+
+
+def find(path: Path) -> Path | None:
+    """Return the weights file of timm's folder that a path names; None if it names none.
+
+    A path is the folder, its `config.json`, or one of its two weights files. A `config.json` that names no `architecture`
+    is another program's. Raises `CheckpointError` if `config.json` cannot be read, or has no weights beside it.
+    """
+    folder = path if path.is_dir() else path.parent
+    named = path.name in (CONFIG, _SAFE, _PICKLED) and path.is_file()
+    if not (path.is_dir() or named) or not (folder / CONFIG).is_file() or not _is_timms(_config(folder)):
+        return None
+    if path.name in (_SAFE, _PICKLED) and not path.is_dir():
+        return path
+    for name in (_SAFE, _PICKLED):
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"{folder / CONFIG} is of timm, but its weights are missing; expected {_SAFE} or {_PICKLED}")
+
+
+def _config(folder: Path) -> Any:
+    try:
+        return parsed((folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / CONFIG} cannot be read as JSON: {error}") from None
+
+
+def _is_timms(config: Any) -> bool:
+    return isinstance(config, dict) and ("architecture" in config or "pretrained_cfg" in config)
+
+
+def read(path: Path, *, momentum: bool = True) -> Original:
+    """Read the weights file that `find` returns, and the `config.json` beside it. There are no velocities.
+
+    The recipe has the model and the preprocessing of `config.json`, in fp32; the state is of step 0. Raises
+    `CheckpointError` if a file is damaged, or if the model or its preprocessing is not supported.
+    """
+    config = _config(path.parent)
+    if not _is_timms(config):
+        raise CheckpointError(f"{path.parent / CONFIG} is not of timm; expected a table with architecture")
+    try:
+        changes, classes, remarks = from_timm(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
+    recipe = Recipe(precision="fp32").replace(**changes)
+    stored = {name: value for name, value in _stored(path).items() if name.rpartition(".")[2] != _COUNTER}
+    outputs = stored["fc.bias"].shape if "fc.bias" in stored else ()
+    if outputs and outputs != (recipe.logits,):
+        raise CheckpointError(f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}")
+    check_fit({each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)}, stored, str(path))
+    missing = ("there are no velocities",) if momentum else ()
+    state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
+    return Original(recipe, state, (*remarks, *_converted(stored), *missing), classes)
+
+
+def _stored(path: Path) -> Mapping[str, np.ndarray]:
+    if path.suffix == ".safetensors":
+        return checkpoint.read_weights(path)[0]
+    found: Mapping[str, np.ndarray] = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
+    return found
+
+
+def _canonical(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind != "f":
+        raise CheckpointError(f"{path}: {name} is {values.dtype}; expected float32")
+    return np.array(values, np.float32, order="C")
+
+
+def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
+    odd = [name for name, value in stored.items() if value.dtype != np.float32]
+    if odd:
+        yield f"{len(odd)} tensors, such as {odd[0]}, are {stored[odd[0]].dtype} and were converted to float32"
+
+
+def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Write a new folder for timm and the Hub; return its files and remarks on what they do not hold.
+
+    The folder appears only when it is complete. `num_batches_tracked` is the state's step. Raises `CheckpointError` if the
+    folder exists, if timm has no such model, or if it cannot be written.
+    """
+    refuse_existing(target)
+    config, weights = to_timm(recipe, classes), _weights(recipe, state)
+    unfinished = target.with_name(f"unfinished-{target.name}")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        # With the metadata of PyTorch, without which some readers refuse the file.
+        write_bytes(unfinished / _SAFE, serialise(weights, metadata={"format": "pt"}))
+        write_json(unfinished / CONFIG, config)
+        unfinished.rename(target)
+        flush(target.parent)
+    except BaseException as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{target} cannot be written: {error}") from None
+        raise
+    return (target / CONFIG, target / _SAFE), tuple(_not_carried(recipe, state))
+
+
+def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for tensor in fitting(model_spec(recipe.model), recipe.logits, state):
+        found[tensor.name] = np.ascontiguousarray(state.tensors[tensor.name], np.float32)
+        if tensor.role == "bn_var":
+            found[f"{tensor.name.rpartition('.')[0]}.{_COUNTER}"] = np.array(state.step, np.int64)
+    return found
+
+
+def _not_carried(recipe: Recipe, state: State) -> Iterator[str]:
+    if not recipe.antialias:
+        yield "timm's resize filters when it shrinks an image; these weights are evaluated with antialias: false"
+    if recipe.dct_scaling:
+        yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"
+    if recipe.padding == "same":
+        yield "timm's models pad symmetrically; these weights were trained with TensorFlow's SAME padding"
+    if recipe.bn_epsilon != 1e-5:
+        yield f"timm's batch norm adds 1e-05 to the variance; these weights were trained with {recipe.bn_epsilon}"
+    if state.momentum:
+        yield "velocities were left out, since the folder holds only weights"
