@@ -205,8 +205,8 @@ def _remarks(given: Mapping[str, Any], trained: int, tested: int, share: float) 
         yield f"config.json does not say, so timm's default is assumed: {values}"
     if trained != tested:
         yield (
-            f"evaluation is at {tested} px with crop_pct {share:g}, the sizes for tests, as in timm's validation; training was "
-            f"at {trained} px"
+            f"evaluation is at {tested} px with crop_pct {share:g}, the sizes for tests, as in timm's validation; training "
+            f"was at {trained} px"
         )
     dropped = [name for name in _TRAINING_ARGS if name in given.get("model_args", {})]
     if dropped:
