@@ -12,7 +12,7 @@ from PIL import Image
 
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
-from lockstep.reporting.views import MOST_CELLS, View, views, with_images
+from lockstep.reporting.views import MOST_CELLS, View, image_key, views, with_images
 from lockstep.runs.reading import Run
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import finished
@@ -119,6 +119,12 @@ def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
     found, images = with_images(runs, views(runs))
     samples = {mistake.sample for view in found for mistake in view.mistakes}
     assert len(images) == len(samples) < sum(len(view.mistakes) for view in found)
+
+
+def test_runs_that_resized_images_differently_do_not_share_them(run: Path) -> None:
+    found = opened(run)
+    bicubic = replace(found, recipe=found.recipe.replace(interpolation="bicubic"))
+    assert image_key(found, 3) == image_key(replace(found), 3) != image_key(bicubic, 3)
 
 
 @pytest.fixture
