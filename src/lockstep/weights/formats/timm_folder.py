@@ -82,7 +82,7 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     check_fit({each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)}, stored, str(path))
     missing = ("there are no velocities",) if momentum else ()
     state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
-    return Original(recipe, state, (*remarks, *_converted(stored), *missing), classes)
+    return Original(recipe, state, (*remarks, *_converted(stored), *missing), "timm", classes)
 
 
 def _stored(path: Path) -> Mapping[str, np.ndarray]:
