@@ -313,9 +313,9 @@ NUMPY: dict[str, Callable[..., Any]] = {
 """Calls that make arrays of numbers, read-only views of the file's bytes. Scalars become arrays without axes."""
 
 
-def in_builtins(calls: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return calls of Python's builtins, given by their short names, under both names of their module.
+def in_builtins(replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what replaces Python's builtins, given by their short names, under both names of their module.
 
     Protocol 2 uses Python 2's name.
     """
-    return {f"{module}.{name}": call for module in ("builtins", "__builtin__") for name, call in calls.items()}
+    return {f"{module}.{name}": found for module in ("builtins", "__builtin__") for name, found in replacements.items()}

@@ -1,0 +1,247 @@
+"""PyTorch's files (`torch.save`: `.pth`, `.pt`, `.bin`), read and written without PyTorch. None of their code is run.
+
+There are two containers:
+
+- A zip archive, since PyTorch 1.6. Its members are `<root>/data.pkl`, a pickle, and `<root>/data/<key>`, the bytes of a
+  storage. `<root>/byteorder` is "little" or "big". Members are stored, never compressed.
+- Before: five pickles one after the other (a magic number, the protocol's version, facts about the system, the object, the
+  keys of the storages), then for each storage the number of its numbers, int64, and the numbers, little-endian.
+
+`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and what a file takes in memory is limited
+to a multiple of its size.
+
+Sources: PyTorch's serialization.py and caffe2/serialize/inline_container.h; APPNOTE.TXT of zip, 4.3.
+"""
+
+import io
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats.pickles import Refused, Rules, interpret
+from lockstep.weights.formats.torch_pickle import Kind, rules
+
+MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of the older container: the pickle of its magic number. Protocol 2 is torch.save's default."""
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_VERSION = 1001
+_MOST_MEMBERS = 100_000
+"""A ResNet-152 with velocities and averages has about 3,000."""
+_ALIGNMENT = 64
+"""PyTorch begins every storage at a multiple of this many bytes, so that it can be mapped into memory."""
+_ROOT = "archive"
+_STORAGES = {
+    **{"float32": "Float", "float64": "Double", "float16": "Half", "uint8": "Byte", "int8": "Char", "int16": "Short"},
+    **{"int32": "Int", "int64": "Long", "bool": "Bool"},
+}
+
+
+def is_torch_file(path: Path) -> bool:
+    """Return whether a path names a file in one of the two containers."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+        if not begin.startswith(b"PK\x03\x04"):
+            return begin == MAGIC
+        with zipfile.ZipFile(path) as archive:
+            return any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
+
+
+def load(path: Path) -> Any:
+    """Return what a file holds: dicts, lists, numbers, texts, and arrays.
+
+    Arrays have the types of the tensors; bfloat16 became float32. Some are read-only, and some share memory. Raises
+    `CheckpointError` if the file is damaged or asks for anything except weights and plain values.
+    """
+    try:
+        size = path.stat().st_size
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return _of_archive(archive, size)
+        return _of_stream(io.BytesIO(path.read_bytes()), size)
+    except Refused as error:
+        raise CheckpointError(
+            f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of it was run. "
+            "Expected a dict of tensors; get the file from a source you trust, and save it again with "
+            "torch.save(model.state_dict(), path)."
+        ) from None
+    except (ValueError, LookupError, TypeError, struct.error, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{path} is damaged or not a PyTorch file: {error}. Copy it again, or use an earlier checkpoint."
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _of_archive(archive: zipfile.ZipFile, size: int) -> Any:
+    """Return the object of a zip archive of `size` bytes."""
+    members = _members(archive, size)
+    roots = [name.removesuffix("data.pkl") for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(roots) != 1:
+        raise ValueError("it is a zip archive without a single data.pkl")
+    root = roots[0]
+    if f"{root}constants.pkl" in members:
+        raise Refused("the code of a TorchScript program (torch.jit.save)")
+    order = archive.read(members[f"{root}byteorder"]) if f"{root}byteorder" in members else b"little"
+    if order not in (b"little", b"big"):
+        raise ValueError(f"its byte order is {order[:20]!r}")
+    stored: dict[str, np.ndarray] = {}
+
+    def find(key: str, kind: Kind, count: int) -> np.ndarray:
+        if key not in stored:
+            member = members.get(f"{root}data/{key}")
+            if member is None:
+                raise ValueError(f"the storage {key:.20} is missing")
+            if member.file_size != count * kind.itemsize:
+                raise ValueError(f"storage {key:.20} has {member.file_size} bytes in place of {count * kind.itemsize}")
+            stored[key] = np.frombuffer(archive.read(member), np.uint8)
+        return stored[key]
+
+    return interpret(archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big"))
+
+
+def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    """Return the members of an archive of `size` bytes by name. Raises `ValueError` if they are not PyTorch's."""
+    entries = archive.infolist()
+    if len(entries) > _MOST_MEMBERS:
+        raise ValueError(f"it has {len(entries)} members; expected at most {_MOST_MEMBERS}")
+    for entry in entries:
+        name = entry.filename
+        if name.startswith("/") or "\\" in name or ".." in name.split("/"):
+            raise ValueError(f"the name of its member {name[:80]!r} leaves the archive")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise ValueError(f"its member {name[:80]!r} is compressed, which torch.save never does")
+        if entry.flag_bits & 1:
+            raise ValueError(f"its member {name[:80]!r} is encrypted")
+    # Entries that overlap would read the same bytes again and again.
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError(f"its members have more bytes than its own {size}")
+    members = {entry.filename: entry for entry in entries}
+    if len(members) != len(entries):
+        raise ValueError("two of its members have the same name")
+    return members
+
+
+def _of_stream(stream: io.BytesIO, size: int) -> Any:
+    """Return the object of the older container.
+
+    Storages follow the object that uses them. Therefore its pickle is interpreted twice: first only for the types of the
+    storages, then with their numbers.
+    """
+    plain = Rules({})
+    if interpret(stream, plain) != _MAGIC_NUMBER:
+        raise ValueError("it does not begin with PyTorch's magic number")
+    version = interpret(stream, plain)
+    if version != _VERSION:
+        raise ValueError(f"its protocol's version is {version!r:.20}; expected {_VERSION}")
+    interpret(stream, plain)
+    begin, kinds = stream.tell(), dict[str, tuple[Kind, int]]()
+
+    def note(key: str, kind: Kind, count: int) -> np.ndarray:
+        if kinds.setdefault(key, (kind, count)) != (kind, count):
+            raise ValueError(f"the storage {key:.20} has two types or sizes")
+        return np.empty(0, np.uint8)
+
+    interpret(stream, _without_tensors(rules(size, note)))
+    keys = interpret(stream, plain)
+    if not isinstance(keys, list) or len(set(map(str, keys))) != len(keys):
+        raise ValueError("the keys of its storages are no list, or one occurs twice")
+    stored: dict[str, np.ndarray] = {}
+    for key in map(str, keys):
+        kind, count = kinds[key]
+        if struct.unpack("<q", stream.read(8)) != (count,):
+            raise ValueError(f"the storage {key:.20} does not have {count} numbers")
+        numbers = stream.read(count * kind.itemsize)
+        if len(numbers) != count * kind.itemsize:
+            raise ValueError(f"it ends within the storage {key:.20}")
+        stored[key] = np.frombuffer(numbers, np.uint8)
+    stream.seek(begin)
+    return interpret(stream, rules(size, lambda key, kind, count: stored[key]))
+
+
+def _without_tensors(found: Rules) -> Rules:
+    """Return rules that only note storages, with the same values for everything else."""
+
+    def note(identifier: Any) -> None:
+        if isinstance(identifier, tuple) and len(identifier) == 6:
+            identifier = (*identifier[:5], None)  # a view of a storage that is not there yet
+        assert found.persistent is not None
+        found.persistent(identifier)
+
+    ignored: dict[str, Callable[..., Any]] = {name: _nothing for name in found.calls if name.startswith("torch._utils.")}
+    ignored |= {"torch._tensor._rebuild_from_type_v2": _nothing}
+    return Rules({**found.calls, **ignored}, found.values, found.instructions, found.key, found.build, note)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def save(path: Path, value: Any) -> None:
+    """Write a file that `torch.load(path, weights_only=True)` reads.
+
+    `value` consists of dicts, lists, tuples, texts, numbers, None and arrays of float16, float32, float64, bool and integers
+    up to int64. Arrays become contiguous tensors with a storage each. Raises `TypeError` for anything else.
+    """
+    storages: list[np.ndarray] = []
+    program = b"\x80\x02" + _program(value, storages) + b"."
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "data.pkl", program)
+        _add(archive, "byteorder", b"little")
+        for key, numbers in enumerate(storages):
+            _add(archive, f"data/{key}", numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+        _add(archive, "version", b"3\n")
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """Add a member whose bytes begin at a multiple of `_ALIGNMENT`."""
+    member = zipfile.ZipInfo(f"{_ROOT}/{name}")
+    assert archive.fp is not None
+    header = archive.fp.tell() + zipfile.sizeFileHeader + len(member.filename) + 4  # type: ignore[attr-defined]
+    padding = -header % _ALIGNMENT
+    member.extra = struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+    archive.writestr(member, data)
+
+
+def _program(value: Any, storages: list[np.ndarray]) -> bytes:
+    """Return the instructions of a pickle that make a value; its arrays are added to `storages`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return pickle.dumps(value, 2)[2:-1]  # without the instructions PROTO and STOP
+    if isinstance(value, np.ndarray):
+        storages.append(value)
+        return _tensor(value, len(storages) - 1)
+    if isinstance(value, Mapping):
+        items = b"".join(_program(part, storages) for item in value.items() for part in item)
+        return (_ORDERED if isinstance(value, OrderedDict) else b"}") + b"(" + items + b"u"
+    if isinstance(value, list | tuple):
+        items = b"".join(_program(part, storages) for part in value)
+        return b"](" + items + b"e" if isinstance(value, list) else b"(" + items + b"t"
+    raise TypeError(f"a {type(value).__name__} cannot be written to a PyTorch file")
+
+
+_ORDERED = b"ccollections\nOrderedDict\n)R"
+
+
+def _tensor(array: np.ndarray, key: int) -> bytes:
+    """Return the instructions that make a tensor of the storage with this key."""
+    if array.dtype.name not in _STORAGES:
+        raise TypeError(f"an array of {array.dtype} cannot be written to a PyTorch file")
+    strides, step = [], 1
+    for size in reversed(array.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    storage = (
+        b"(" + _program("storage", []) + f"ctorch\n{_STORAGES[array.dtype.name]}Storage\n".encode(),
+        b"".join(_program(part, []) for part in (str(key), "cpu", array.size)) + b"tQ",
+    )
+    view = b"".join(_program(part, []) for part in (0, array.shape, tuple(reversed(strides)), False))
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + b"".join(storage) + view + _ORDERED + b"tR"

@@ -1,0 +1,299 @@
+"""What the pickles of PyTorch's files may ask for: tensors, and what programs store next to them. None of their code is run.
+
+A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of numbers outside the pickle), an offset, sizes
+and strides in numbers. Several tensors may share a storage. A storage is named by a persistent identifier:
+
+    ("storage", torch.FloatStorage, key, device, count)         and in the older container, also: (view's key, offset, count)
+
+Everything that `torch.load(weights_only=True)` reads is read: as plain values where these exist, as `Opaque` where they do
+not (sparse and quantized tensors, 8-bit floats). So are options of a command line (`argparse.Namespace`) and paths.
+
+Sources: PyTorch's serialization.py, _utils.py, _weights_only_unpickler.py.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+
+from lockstep.weights.formats import from_bfloat16
+from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, Unbuilt, build_array, expected, in_builtins, shape_of
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of numbers."""
+
+    code: str
+    """NumPy's name. bfloat16 has the bits of "u2"."""
+    is_bfloat16: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return np.dtype(self.code).itemsize
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An object that has no meaning for weights; it is not made, only named."""
+
+    name: str
+
+
+class OrderedValues(dict[Any, Any]):
+    """A dict that also had attributes, such as the state_dict of a module."""
+
+    modules: tuple[str, ...] = ()
+    """Names of the modules whose state_dict it was, "" for the outermost; empty if they were not stored."""
+
+
+Storage = tuple[Kind, np.ndarray]
+"""A row of numbers: its type, and its bytes, uint8 of 1 axis."""
+Find = Callable[[str, Kind, int], np.ndarray]
+"""Returns the bytes of a storage from its key, type and number of numbers."""
+
+_KINDS = {
+    "float32": Kind("f4"),
+    "float64": Kind("f8"),
+    "float16": Kind("f2"),
+    "bfloat16": Kind("u2", is_bfloat16=True),
+    "complex64": Kind("c8"),
+    "complex128": Kind("c16"),
+    "bool": Kind("?"),
+    **{f"{sign}int{8 * size}": Kind(f"{sign or 'i'}{size}") for sign in ("", "u") for size in (1, 2, 4, 8)},
+}
+"""Types of numbers by PyTorch's names."""
+_STORAGES = {
+    **{"FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16"},
+    **{"ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32"},
+    **{"LongStorage": "int64", "BoolStorage": "bool"},
+    **{"ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8"},
+}
+_NAMES = (
+    *_KINDS,
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+    *("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric"),
+    *("per_channel_affine_float_qparams", "Tensor"),
+    *(f"{name}Storage" for name in ("QUInt8", "QInt8", "QInt32", "QUInt4x2", "QUInt2x4")),
+)
+"""Names in `torch` that may occur as values; most have no equivalent in NumPy."""
+_OPAQUE = (
+    *("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor"),
+    *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
+)
+_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
+_FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
+"""What a defaultdict may make. A plain dict replaces it."""
+_SPARE = 2**20
+_MOST_COPIES = 8
+"""All tensors together may have this many times the bytes of the file, and `_SPARE` more: they may share storages."""
+
+
+class _Tensors:
+    """Makes tensors from storages, all of one file of `size` bytes."""
+
+    def __init__(self, size: int, find: Find, is_big_endian: bool) -> None:
+        self.spare = _MOST_COPIES * size + _SPARE
+        self.find = find
+        self.order = ">" if is_big_endian else "<"
+
+    def storage(self, identifier: Any) -> Storage:
+        """Return the storage that a persistent identifier names."""
+        if not isinstance(identifier, tuple) or not identifier or identifier[0] != "storage":
+            raise Refused("an object that is no storage of numbers, such as the class of a model")
+        kind, key, _, count, *view = identifier[1:]
+        stored = _KINDS.get(_STORAGES.get(expected(str, kind).rpartition(".")[2], ""))
+        if stored is None:
+            raise Refused(f"a storage of type {kind}")
+        numbers = self.find(str(expected(str, key)), stored, _natural(count))
+        if view and view[0] is not None:
+            _, offset, length = expected(tuple, view[0])
+            begin, end = (stored.itemsize * _natural(number) for number in (offset, _natural(offset) + _natural(length)))
+            if end > len(numbers):
+                raise ValueError("a view reaches outside of its storage")
+            numbers = numbers[begin:end]
+        return stored, numbers
+
+    def tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *_: Any) -> np.ndarray:
+        """Return a tensor with the storage's type of numbers."""
+        kind, stored = expected(tuple, storage)
+        return self._view(kind, stored, _natural(offset), sizes, strides)
+
+    def tensor_of_type(self, storage: Any, offset: Any, sizes: Any, strides: Any, *others: Any) -> np.ndarray | Opaque:
+        """Return a tensor with another type of numbers than its storage."""
+        name = expected(str, others[2])
+        kind = _KINDS.get(name.removeprefix("torch."))
+        if kind is None:
+            return Opaque(name)
+        if self.order == ">":
+            raise ValueError("the byte order of a tensor is unknown, since its storage has no type")
+        return self._view(kind, expected(tuple, storage)[1], _natural(offset), sizes, strides)
+
+    def _view(self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any) -> np.ndarray:
+        """Return a view of a storage; a new array if its numbers have to be converted."""
+        shape, steps = shape_of(sizes), shape_of(strides)
+        if len(shape) != len(steps):
+            raise ValueError(f"a tensor has {len(shape)} sizes and {len(steps)} strides")
+        last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        if 0 not in shape and (last + 1) * kind.itemsize > len(stored):
+            raise ValueError(f"a tensor of {list(shape)} reaches outside of its storage of {len(stored)} bytes")
+        self.spare -= math.prod(shape) * kind.itemsize * (2 if kind.is_bfloat16 else 1)
+        if self.spare < 0:
+            raise ValueError(f"its tensors have more than {_MOST_COPIES} times the bytes of the file")
+        if 0 in shape:
+            return np.zeros(shape, np.float32 if kind.is_bfloat16 else kind.code)
+        code, byte_steps = self.order + ("u1" if kind.code == "?" else kind.code), [kind.itemsize * step for step in steps]
+        found: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
+        if kind.is_bfloat16:
+            return from_bfloat16(found)
+        if kind.code == "?":
+            return np.not_equal(found, 0)
+        return found.astype(found.dtype.newbyteorder("<"), copy=False)
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**48:
+        raise ValueError("an offset or a number of numbers is impossible")
+    return value
+
+
+def _first(value: Any, *_: Any) -> Any:
+    """Replace calls that add what weights do not need, such as whether gradients are wanted."""
+    return value
+
+
+def _of_class(calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any) -> Any:
+    """Replace the call that makes a tensor of a subclass, with attributes: return the tensor."""
+    name = str(function)
+    if not name.startswith("torch._utils._rebuild_") or name not in calls:
+        raise Refused(f"a tensor by {name:.200}")
+    return calls[name](*expected(tuple, arguments))
+
+
+def _make_ordered(items: Any = ()) -> OrderedValues:
+    return OrderedValues((_key(key), value) for key, value in (expected(tuple | list, item) for item in items))
+
+
+def _make_default(factory: Any = None, *_: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _make_counter(counts: Any = None) -> dict[Any, Any]:
+    return dict(expected(dict, counts or {}))
+
+
+def _make_set(items: Any = ()) -> set[Any]:
+    return {_key(item) for item in expected(list, items)}
+
+
+def _make_size(sizes: Any = ()) -> tuple[Any, ...]:
+    return expected(tuple, sizes)
+
+
+def _make_device(kind: Any, index: Any = None) -> str:
+    return expected(str, kind) if index is None else f"{expected(str, kind):.20}:{_natural(index)}"
+
+
+def _make_complex(real: Any, imaginary: Any) -> complex:
+    return complex(expected(float, real), expected(float, imaginary))
+
+
+def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
+    if isinstance(text, bytes):
+        return bytes(text)
+    if encoding not in ("latin-1", "latin1"):
+        raise ValueError("its text is not encoded as latin1")
+    return expected(str, text).encode("latin1")
+
+
+def _make_path(kind: type[PurePosixPath | PureWindowsPath], *parts: Any) -> str:
+    return str(kind(*(expected(str, part) for part in parts)))
+
+
+def _make_opaque(name: str, *_: Any) -> Opaque:
+    return Opaque(name)
+
+
+def _make_namespace() -> Unbuilt:
+    return Unbuilt("namespace")
+
+
+def _make_text(name: Any) -> str:
+    return expected(str, name)
+
+
+def _key(value: Any) -> Any:
+    """Return the key of a dict: a text, a number or None, or a tuple of these."""
+    scalars = str | bytes | int | float | None
+    if isinstance(value, scalars) or (type(value) is tuple and all(isinstance(part, scalars) for part in value)):
+        return value
+    raise ValueError(f"it has a {type(value).__name__} as the key of a dict")
+
+
+def _build(target: Any, state: Any) -> Any:
+    """Return a namespace as the dict of its attributes, and a dict with the names of its modules, if it has them."""
+    if isinstance(target, Unbuilt) and target.kind == "namespace":
+        return expected(dict, state)
+    if isinstance(target, OrderedValues):
+        modules = expected(dict, state).get("_metadata")
+        if isinstance(modules, dict):
+            target.modules = tuple(name for name in modules if isinstance(name, str))
+        return target
+    return build_array(target, state)
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    **NUMPY,
+    "collections.OrderedDict": _make_ordered,
+    "collections.defaultdict": _make_default,
+    "collections.Counter": _make_counter,
+    "torch.Size": _make_size,
+    "torch.device": _make_device,
+    "torch.serialization._get_layout": _make_text,
+    "argparse.Namespace": _make_namespace,
+    **in_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex, "bytearray": _make_bytes}),
+    **in_builtins({"bytes": _make_bytes}),
+    **{
+        f"{module}.{name}": partial(_make_path, kind)
+        for name, kind in _PATHS.items()
+        for module in ("pathlib", "pathlib._local")
+    },
+    **{f"torch._utils.{name}": partial(_make_opaque, name) for name in _OPAQUE},
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_device_tensor_from_numpy": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_xla_tensor": _first,
+    "torch.nn.parameter.Parameter": _first,
+}
+_VALUES: dict[str, Any] = {
+    **{f"torch.{name}": f"torch.{name}" for name in _NAMES},
+    **{f"{module}.{name}": f"torch.{name}" for name in _STORAGES for module in ("torch", "torch.cuda", "torch.storage")},
+    "torch.storage._UntypedStorage": "torch.UntypedStorage",
+    **in_builtins({name: Opaque(name) for name in _FACTORIES}),
+}
+_INSTRUCTIONS = frozenset({"NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHORT_BINSTRING", "BINSTRING"})
+
+
+def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
+    """Return the rules for the pickle of a file of `size` bytes, whose storages `find` returns.
+
+    Tensors become arrays of the machine's byte order: read-only views of their storages, except for bfloat16, which becomes
+    float32, and bool. `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage,
+    and if all tensors together have several times the bytes of the file.
+    """
+    tensors = _Tensors(size, find, is_big_endian)
+    calls = _PLAIN | {
+        "torch._utils._rebuild_tensor": tensors.tensor,
+        "torch._utils._rebuild_tensor_v2": tensors.tensor,
+        "torch._utils._rebuild_tensor_v3": tensors.tensor_of_type,
+    }
+    calls["torch._tensor._rebuild_from_type_v2"] = partial(_of_class, calls)
+    return Rules(calls, _VALUES, _INSTRUCTIONS, _key, _build, tensors.storage)
