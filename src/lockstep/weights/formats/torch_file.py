@@ -7,8 +7,8 @@ There are two containers:
 - Before: five pickles one after the other (a magic number, the protocol's version, facts about the system, the object, the
   keys of the storages), then for each storage the number of its numbers, int64, and the numbers, little-endian.
 
-`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and what a file takes in memory is limited
-to a multiple of its size.
+`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and a file takes at most a multiple of its
+size in memory.
 
 Sources: PyTorch's serialization.py and caffe2/serialize/inline_container.h; APPNOTE.TXT of zip, 4.3.
 """
@@ -28,9 +28,12 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.pickles import Refused, Rules, interpret
 from lockstep.weights.formats.torch_pickle import Kind, rules
 
-MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_ZIP = b"PK\x03\x04"
+_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of the older container: the pickle of its magic number. Protocol 2 is torch.save's default."""
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_OF_ZIP = (struct.error, EOFError, RuntimeError, zipfile.BadZipFile)
+"""What zipfile raises for damaged archives in addition to the usual errors; NotImplementedError is a RuntimeError."""
 _VERSION = 1001
 _MOST_MEMBERS = 100_000
 """A ResNet-152 with velocities and averages has about 3,000."""
@@ -46,14 +49,18 @@ _STORAGES = {
 def is_torch_file(path: Path) -> bool:
     """Return whether a path names a file in one of the two containers."""
     try:
-        with path.open("rb") as file:
-            begin = file.read(len(MAGIC))
-        if not begin.startswith(b"PK\x03\x04"):
-            return begin == MAGIC
+        begin = _begin(path)
+        if not begin.startswith(_ZIP):
+            return begin == _MAGIC
         with zipfile.ZipFile(path) as archive:
             return any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+    except (OSError, ValueError, *_OF_ZIP):
         return False
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC))
 
 
 def load(path: Path) -> Any:
@@ -64,7 +71,7 @@ def load(path: Path) -> Any:
     """
     try:
         size = path.stat().st_size
-        if zipfile.is_zipfile(path):
+        if _begin(path).startswith(_ZIP):
             with zipfile.ZipFile(path) as archive:
                 return _of_archive(archive, size)
         return _of_stream(io.BytesIO(path.read_bytes()), size)
@@ -74,7 +81,7 @@ def load(path: Path) -> Any:
             "Expected a dict of tensors; get the file from a source you trust, and save it again with "
             "torch.save(model.state_dict(), path)."
         ) from None
-    except (ValueError, LookupError, TypeError, struct.error, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, *_OF_ZIP) as error:
         raise CheckpointError(
             f"{path} is damaged or not a PyTorch file: {error}. Copy it again, or use an earlier checkpoint."
         ) from None
@@ -206,7 +213,7 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     """Add a member whose bytes begin at a multiple of `_ALIGNMENT`."""
     member = zipfile.ZipInfo(f"{_ROOT}/{name}")
     assert archive.fp is not None
-    header = archive.fp.tell() + zipfile.sizeFileHeader + len(member.filename) + 4  # type: ignore[attr-defined]
+    header = archive.fp.tell() + 30 + len(member.filename) + 4  # sizes of the fixed headers
     padding = -header % _ALIGNMENT
     member.extra = struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     archive.writestr(member, data)

@@ -1,7 +1,7 @@
-"""What the pickles of PyTorch's files may ask for: tensors, and what programs store next to them. None of their code is run.
+"""What the pickles of PyTorch's files may ask for: tensors, and what else programs store. None of their code is run.
 
-A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of numbers outside the pickle), an offset, sizes
-and strides in numbers. Several tensors may share a storage. A storage is named by a persistent identifier:
+A tensor is a call of `torch._utils._rebuild_tensor_v2` with a storage (a row of numbers outside the pickle), an offset,
+sizes and strides in numbers. Several tensors may share a storage. A storage is named by a persistent identifier:
 
     ("storage", torch.FloatStorage, key, device, count)         and in the older container, also: (view's key, offset, count)
 
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ _OPAQUE = (
     *("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor"),
     *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
 )
-_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
+_PATHS: dict[str, type[PurePath]] = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
 _SPARE = 2**20
@@ -178,7 +178,7 @@ def _of_class(calls: dict[str, Callable[..., Any]], function: Any, _: Any, argum
 
 
 def _make_ordered(items: Any = ()) -> OrderedValues:
-    return OrderedValues((_key(key), value) for key, value in (expected(tuple | list, item) for item in items))
+    return OrderedValues((_key(key), value) for key, value in (tuple(item) for item in items))
 
 
 def _make_default(factory: Any = None, *_: Any) -> dict[Any, Any]:
@@ -213,7 +213,7 @@ def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
     return expected(str, text).encode("latin1")
 
 
-def _make_path(kind: type[PurePosixPath | PureWindowsPath], *parts: Any) -> str:
+def _make_path(kind: type[PurePath], *parts: Any) -> str:
     return str(kind(*(expected(str, part) for part in parts)))
 
 
@@ -260,11 +260,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "argparse.Namespace": _make_namespace,
     **in_builtins({"set": _make_set, "frozenset": _make_set, "complex": _make_complex, "bytearray": _make_bytes}),
     **in_builtins({"bytes": _make_bytes}),
-    **{
-        f"{module}.{name}": partial(_make_path, kind)
-        for name, kind in _PATHS.items()
-        for module in ("pathlib", "pathlib._local")
-    },
+    **{f"pathlib{part}.{name}": partial(_make_path, kind) for name, kind in _PATHS.items() for part in ("", "._local")},
     **{f"torch._utils.{name}": partial(_make_opaque, name) for name in _OPAQUE},
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
