@@ -1,12 +1,13 @@
 """Read and write weights files of other programs. No framework is needed.
 
-| format of named arrays | NVIDIA's models in it |
+| format of named arrays | models in it |
 |---|---|
 | `tensor_bundle`: TensorFlow | `nvidia_tensorflow` |
 | `paddle_pickle`: Paddle | `nvidia_paddle` |
+| `torch_file`: PyTorch; `torch_pickle` makes the tensors | `torch_models`, written by `torch_writing` |
 | `mxnet_params`: MXNet; `mxnet_symbol` reads the graph | `nvidia_mxnet` |
 
-`timm_folder` is the folder of timm and of the Hugging Face Hub.
+`timm_folder` is the folder of timm and of the Hugging Face Hub. `pickles` interprets the pickles of Paddle and PyTorch.
 """
 
 from pathlib import Path

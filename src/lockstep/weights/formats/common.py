@@ -1,4 +1,4 @@
-"""Shared code of the readers of NVIDIA's checkpoints."""
+"""Shared code of the readers of other programs' checkpoints."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,20 +22,24 @@ Writers = dict[Path, Callable[[Path], object]]
 
 @dataclass(frozen=True)
 class Original:
-    """Weights of another program in canonical form."""
+    """A checkpoint of another program in canonical form."""
 
     recipe: Recipe
-    """The published recipe of its model, in fp32."""
+    """NVIDIA's published recipe of its model if NVIDIA's code wrote it, else the default one; in fp32."""
     state: State
-    """The state. Its momentum is empty if the checkpoint has none."""
+    """The state. Its momentum is empty if the checkpoint has none, and so is its moving average."""
     remarks: tuple[str, ...]
     """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
     origin: str
-    """The program that wrote the weights, such as "NVIDIA TensorFlow"."""
+    """The program that wrote it: "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", "NVIDIA PyTorch", "torchvision",
+    "timm", or "PyTorch" for another program that uses PyTorch."""
     classes: tuple[str, ...] = ()
-    """Names of the classes; empty if the file has none."""
+    """Names of the classes; empty if the checkpoint has none."""
     epochs: int | None = None
-    """Number of epochs done; None if the file does not say it."""
+    """Number of epochs done; None if the checkpoint does not have it."""
+    has_classifier: bool = True
+    """Whether it has a classifier. Without one, the state has neither `fc.weight` nor `fc.bias`, and `recipe.logits` has no
+    meaning."""
 
 
 @dataclass(frozen=True)

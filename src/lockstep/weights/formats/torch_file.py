@@ -7,8 +7,8 @@ There are two containers:
 - Before: five pickles one after the other (a magic number, the protocol's version, facts about the system, the object, the
   keys of the storages), then for each storage the number of its numbers, int64, and the numbers, little-endian.
 
-`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and a file takes at most a multiple of its
-size in memory.
+`torch_pickle` says what the pickles may ask for. Nothing is extracted to the disk, and a file takes at most a multiple of
+its size in memory.
 
 Sources: PyTorch's serialization.py and caffe2/serialize/inline_container.h; APPNOTE.TXT of zip, 4.3.
 """

@@ -1,0 +1,146 @@
+"""Write PyTorch's files, without PyTorch: a state_dict with torchvision's names, and checkpoints for NVIDIA's code.
+
+The files hold only tensors and plain values, so `torch.load(path, weights_only=True)` reads them. `torch_models` describes
+names and optimizer.
+
+NVIDIA's code needs two kinds of files. `main.py --resume` takes a checkpoint. `classify.py --pretrained-from-file` and
+`main.py --pretrained-from-file` take a state_dict alone, as its checkpoint2model.py makes it. Both are written.
+
+Source: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets: main.py, training.py, checkpoint2model.py.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.architectures import Tensor, model_spec
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import torch_file
+from lockstep.weights.formats.common import Writers, fitting, write_new
+from lockstep.weights.formats.torch_models import nvidia_groups, nvidia_name
+
+Written = tuple[tuple[Path, ...], tuple[str, ...]]
+"""Files and remarks."""
+
+_ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
+_OF_NVIDIA = ("resnet50", "resnext101-32x4d")
+_LOGITS = 1000
+_EPSILON = 1e-5
+
+
+def write_torchvision(target: Path, recipe: Recipe, state: State) -> Written:
+    """Write a state_dict with torchvision's names, in its order; return the file and remarks on it.
+
+    A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is 0. Raises
+    `CheckpointError` if the target exists, has another ending than PyTorch's, or the state does not fit.
+    """
+    _check_name(target)
+    expected = fitting(model_spec(recipe.model), recipe.logits, state)
+    write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))})
+    lost = [name for name, there in (("velocities", state.momentum), ("the loss scale", state.scaler)) if there]
+    lost += [f"step {state.step}"] if state.step else []
+    about_lost = (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
+    return (target,), (*_about_model(recipe, "torchvision's class"), *about_lost)
+
+
+def write_nvidia_pytorch(target: Path, recipe: Recipe, state: State, *, epochs: int = 0) -> Written:
+    """Write a checkpoint for `main.py --resume` of NVIDIA's code, and its weights; return both files and remarks on them.
+
+    The weights, for `--pretrained-from-file`, are a file next to the target: `x.weights.pth.tar` for `x.pth.tar`. `epochs`
+    is the number of epochs done, where the code resumes. Raises `CheckpointError` if a file exists, the target has another
+    ending than PyTorch's, or the state does not fit.
+    """
+    ending = _check_name(target)
+    weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
+    expected = fitting(model_spec(recipe.model), recipe.logits, state)
+    tensors = _state_dict(expected, state.tensors, nvidia_name)
+    checkpoint: dict[str, Any] = {
+        "epoch": epochs,
+        "arch": recipe.model if isinstance(recipe.model, str) else "",
+        "best_prec1": 0.0,
+        "state_dict": tensors,
+        "optimizer": _optimizer(recipe, [tensor for tensor in expected if tensor.is_trained], state.momentum),
+    }
+    if state.ema:
+        checkpoint["state_dict_ema"] = _state_dict(expected, state.ema, nvidia_name)
+    files: Writers = {
+        weights: partial(torch_file.save, value=tensors),
+        target: partial(torch_file.save, value=checkpoint),
+    }
+    write_new(target, files)
+    return (target, weights), tuple(_about_nvidia(target, weights, recipe, state, epochs))
+
+
+def _check_name(target: Path) -> str:
+    """Return the ending of a file's name. Raises `CheckpointError` if it is none of PyTorch's."""
+    ending = next((ending for ending in _ENDINGS if target.name.endswith(ending)), None)
+    if ending is None:
+        raise CheckpointError(f"{target}: expected a name that ends in {', '.join(_ENDINGS)}")
+    return ending
+
+
+def _state_dict(
+    expected: list[Tensor], values: Mapping[str, np.ndarray], renamed: Callable[[str], str]
+) -> OrderedDict[str, Any]:
+    """Return tensors in PyTorch's order: those of a module as they were created, with the counter of each batch norm."""
+    found: OrderedDict[str, Any] = OrderedDict()
+    for tensor in expected:
+        found[renamed(tensor.name)] = values[tensor.name]
+        if tensor.role == "bn_var":
+            found[renamed(tensor.name).replace("running_var", "num_batches_tracked")] = np.array(0, np.int64)
+    return found
+
+
+def _optimizer(recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the state of torch.optim.SGD with NVIDIA's two groups. The code sets the learning rate at every step."""
+    groups, begin = [], 0
+    order = nvidia_groups(tensor.name for tensor in trained)
+    for names, decay in zip(order, (0.0, recipe.weight_decay), strict=True):
+        parameters = list(range(begin, begin + len(names)))
+        begin += len(names)
+        groups.append(
+            {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0, "weight_decay": decay, "nesterov": False}
+            | {"maximize": False, "foreach": None, "differentiable": False, "params": parameters}
+        )
+    names = [name for group in order for name in group if name in momentum]
+    return {"state": {i: {"momentum_buffer": momentum[name]} for i, name in enumerate(names)}, "param_groups": groups}
+
+
+def _about_model(recipe: Recipe, module: str) -> Iterable[str]:
+    """Yield what a state_dict cannot say about a model, for the module that will take it."""
+    spec = model_spec(recipe.model)
+    if spec.block == "bottleneck" and spec.stride_in == "1x1":
+        yield f"this is a v1 model, with the stride in the 1x1; {module} has it in the 3x3 and computes something else"
+    if recipe.padding == "same":
+        yield f"these weights were trained with TensorFlow's SAME padding; {module} pads symmetrically"
+    if recipe.bn_epsilon != _EPSILON:
+        yield f"batch norm adds {recipe.bn_epsilon:g} to the variance; {module} adds {_EPSILON:g} by default"
+    if spec.groups > 1 and spec.widths[0] * spec.expansion == 256 and module.startswith("torchvision"):
+        per_group = spec.widths[0] // spec.groups
+        yield (
+            f"torchvision's class needs ResNet(Bottleneck, {list(spec.layers)}, groups={spec.groups}, "
+            f"width_per_group={per_group}, num_classes={recipe.logits})"
+        )
+
+
+def _about_nvidia(target: Path, weights: Path, recipe: Recipe, state: State, epochs: int) -> Iterable[str]:
+    yield f"{target.name} is for --resume on one GPU; on several, the names in state_dict have to begin with module."
+    yield f"{weights.name} is for --pretrained-from-file"
+    yield f"epoch {epochs} is stored, at which --resume begins" + (f"; step {state.step} is not" if state.step else "")
+    if recipe.model not in _OF_NVIDIA:
+        yield f"the original's code has only the models {' and '.join(_OF_NVIDIA)}; this is another"
+    yield from _about_model(recipe, "the original's model")
+    if recipe.logits != _LOGITS:
+        yield f"the original's model has {_LOGITS} outputs; these weights have {recipe.logits}: --num_classes"
+    if not state.momentum:
+        yield "no velocities were written: after --resume they begin at 0"
+    if state.scaler:
+        yield "the loss scale was left out: the original does not store it"
+    if state.ema:
+        yield "the moving averages are in state_dict_ema"
