@@ -88,7 +88,10 @@ _OPAQUE = (
     *("_rebuild_sparse_tensor", "_rebuild_sparse_csr_tensor", "_rebuild_qtensor", "_rebuild_nested_tensor"),
     *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
 )
-_PATHS: dict[str, type[PurePath]] = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
+_PATHS: dict[str, type[PurePath]] = {
+    **dict.fromkeys(("PosixPath", "PurePosixPath"), PurePosixPath),
+    **dict.fromkeys(("WindowsPath", "PureWindowsPath"), PureWindowsPath),
+}
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
 _SPARE = 2**20

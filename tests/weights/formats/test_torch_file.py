@@ -1,0 +1,415 @@
+"""PyTorch's files hold what PyTorch wrote, bit for bit. Nothing in them is ever run, and damage is an error."""
+
+import argparse
+import io
+import os
+import pickle
+import subprocess
+import zipfile
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats.torch_file import is_torch_file, load, save
+from lockstep.weights.formats.torch_pickle import Opaque
+from tests.weights.formats.cases import EDITS, edited
+
+ZIP, OLD = {"_use_new_zipfile_serialization": True}, {"_use_new_zipfile_serialization": False}
+CONTAINERS = pytest.mark.parametrize("container", [ZIP, OLD], ids=["zip", "old"])
+BASE = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4) / 7
+STATE = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), torch.nn.BatchNorm2d(3)).state_dict()
+TENSORS: dict[str, torch.Tensor] = {
+    **{str(kind): BASE.to(kind) for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)},
+    **{str(kind): BASE.to(kind) for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)},
+    "bool": BASE > 1,
+    "complex": torch.tensor([1 + 2j]),
+    "transposed": BASE.permute(2, 0, 1),
+    "part": BASE[1, :, 1::2],
+    "expanded": torch.tensor([2.5]).expand(3, 4),
+    "bfloat16, transposed": BASE.bfloat16().permute(1, 0, 2)[1:],
+    "channels last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "no axes": torch.tensor(2.5),
+    "empty": torch.zeros(3, 0, 2),
+    "parameter": torch.nn.Parameter(torch.rand(3)),
+}
+VALUES: dict[str, tuple[Any, Any]] = {
+    "texts and numbers": (
+        [1, -(2**70), 2.5, None, True, "ä", b"bytes", 1j],
+        [1, -(2**70), 2.5, None, True, "ä", b"bytes", 1j],
+    ),
+    "nested": ({"a": [{1: (2, ())}], (1, "b"): {}}, {"a": [{1: (2, ())}], (1, "b"): {}}),
+    "sets": ({1, "a"}, {1, "a"}),
+    "dicts": ([OrderedDict(a=1), defaultdict(dict, {"b": 2}), Counter("aa")], [{"a": 1}, {"b": 2}, {"a": 2}]),
+    "shapes": (torch.Size([2, 3]), (2, 3)),
+    "devices": ([torch.device("cpu"), torch.device("cuda", 1)], ["cpu", "cuda:1"]),
+    "types": ([torch.float32, torch.bfloat16], ["torch.float32", "torch.bfloat16"]),
+    "layouts": (torch.strided, "torch.strided"),
+    "options": ({"args": argparse.Namespace(lr=0.1, out=PurePosixPath("/a/b"))}, {"args": {"lr": 0.1, "out": "/a/b"}}),
+    "NumPy's numbers": (np.float64(76.5), np.array(76.5)),
+    "NumPy's arrays": (np.arange(3), np.arange(3)),
+    "a sparse tensor": (torch.eye(2).to_sparse(), Opaque("_rebuild_sparse_tensor")),
+}
+
+
+def written(value: Any, folder: Path, container: dict[str, bool] = ZIP, **options: Any) -> Path:
+    torch.save(value, folder / "any.pth", **container, **options)
+    return folder / "any.pth"
+
+
+def in_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+
+
+@CONTAINERS
+def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
+    container: dict[str, bool], tmp_path: Path
+) -> None:
+    found = load(written(TENSORS, tmp_path, container))
+    assert list(found) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        value = in_numpy(tensor)
+        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (
+            value.dtype,
+            value.shape,
+            value.tobytes(),
+        ), name
+
+
+@CONTAINERS
+@pytest.mark.parametrize(("value", "expected"), VALUES.values(), ids=VALUES)
+def test_what_programs_store_next_to_tensors_becomes_plain_values(
+    value: Any, expected: Any, container: dict[str, bool], tmp_path: Path
+) -> None:
+    found = load(written(value, tmp_path, container))
+    if isinstance(expected, np.ndarray):
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_is_read(protocol: int, tmp_path: Path) -> None:
+    value = {"a": BASE, "s": {1}, "b": b"b", "o": OrderedDict(a=argparse.Namespace(b=1))}
+    found = load(written(value, tmp_path, pickle_protocol=protocol))
+    assert found["a"].tolist() == BASE.tolist()
+    assert (found["s"], found["b"], found["o"]) == ({1}, b"b", {"a": {"b": 1}})
+
+
+def test_unsigned_integers_that_older_containers_lack_are_read(tmp_path: Path) -> None:
+    tensors = {"a": torch.tensor([1, 65535], dtype=torch.uint16), "b": torch.ones(2).to(torch.float8_e4m3fn)}
+    found = load(written(tensors, tmp_path))
+    assert (found["a"].dtype, found["a"].tolist()) == (np.uint16, [1, 65535])
+    assert found["b"] == Opaque("torch.float8_e4m3fn")
+
+
+@CONTAINERS
+def test_a_state_dict_has_the_names_of_its_modules(container: dict[str, bool], tmp_path: Path) -> None:
+    found = load(written(STATE, tmp_path, container))
+    assert (list(found), found.modules) == (list(STATE), ("", "0", "1"))
+
+
+class Ask:
+    """An object whose pickle asks for a call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.reduced = function, arguments
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.reduced
+
+
+ASKED: dict[str, tuple[Any, str]] = {
+    "a command": (Ask(os.system, "touch done"), r"(posix|nt)\.system"),
+    "a process": (Ask(subprocess.Popen, ["touch", "done"]), r"(subprocess|commands)\.Popen"),
+    "code": (Ask(eval, "open('done', 'w')"), r"__builtin__\.eval"),
+    "an attribute": (Ask(getattr, (), "__class__"), r"__builtin__\.getattr"),
+    "a file": (Ask(open, "done", "w"), r"_?io\.open"),
+    "a download": (Ask(torch.hub.load, "a/b", "c"), r"torch\.hub\.load"),
+    "a module": (torch.nn.Linear(1, 1), r"torch\.nn\.modules\.linear\.Linear|an object that is no storage"),
+    "a subclass by any function": (
+        Ask(torch._tensor._rebuild_from_type_v2, os.system, torch.Tensor, ("touch done",), {}),
+        r"(posix|nt)\.system",
+    ),
+    "objects in an array": (np.array([None], object), "an array of type 'O8?'"),
+}
+
+
+@CONTAINERS
+@pytest.mark.parametrize(("value", "named"), ASKED.values(), ids=ASKED)
+@pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
+def test_whatever_else_a_file_asks_for_is_refused_by_name_and_not_done(
+    value: Any, named: str, container: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written({"a": BASE, "b": [value]}, tmp_path, container)
+    with pytest.raises(CheckpointError, match=rf"any\.pth asks for ({named}).*malicious. Nothing of it was run"):
+        load(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["any.pth"]
+
+
+def tensor_of(offset: Any, sizes: Any, strides: Any) -> Ask:
+    """Return a tensor with these numbers over a storage of 24 numbers."""
+    storage = BASE.clone()._typed_storage()
+    return Ask(torch._utils._rebuild_tensor_v2, storage, offset, sizes, strides, False, OrderedDict())
+
+
+OUTSIDE: dict[str, tuple[Ask, str]] = {
+    "too long": (tensor_of(0, (25,), (1,)), "outside of its storage"),
+    "too far": (tensor_of(20, (5,), (1,)), "outside of its storage"),
+    "too wide": (tensor_of(0, (2, 3), (22, 1)), "outside of its storage"),
+    "no axes": (tensor_of(24, (), ()), "outside of its storage"),
+    "backwards": (tensor_of(20, (5,), (-1,)), "an impossible size"),
+    "before its storage": (tensor_of(-1, (5,), (1,)), "an offset .* is impossible"),
+    "a negative size": (tensor_of(0, (-5,), (1,)), "an impossible size"),
+    "more strides than sizes": (tensor_of(0, (5,), (1, 1)), "1 sizes and 2 strides"),
+    "huge without bytes": (tensor_of(0, (2**39,), (0,)), "more than 8 times the bytes of the file"),
+    "many axes": (tensor_of(0, (1,) * 40, (1,) * 40), "40 axes"),
+    "no sizes": (tensor_of(0, None, None), "a NoneType in place of a tuple"),
+}
+
+
+@CONTAINERS
+@pytest.mark.parametrize(("value", "reason"), OUTSIDE.values(), ids=OUTSIDE)
+def test_a_tensor_cannot_reach_outside_of_its_storage(
+    value: Ask, reason: str, container: dict[str, bool], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"any\.pth is damaged .*({reason})"):
+        load(written([value], tmp_path, container))
+
+
+@CONTAINERS
+def test_tensors_that_share_a_storage_may_not_take_much_more_than_the_file(
+    container: dict[str, bool], tmp_path: Path
+) -> None:
+    shared = torch.zeros(100_000)
+    assert len(load(written([shared[i:] for i in range(5)], tmp_path, container))) == 5
+    with pytest.raises(CheckpointError, match="more than 8 times the bytes of the file"):
+        load(written([shared[i:] for i in range(50)], tmp_path, container))
+
+
+Members = dict[str, bytes]
+
+
+def rebuilt(path: Path, change: Callable[[Members], Members], **options: Any) -> Path:
+    """Write a zip archive again with other members."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, data in change(members).items():
+            archive.writestr(name, data)
+    return path
+
+
+def in_another_root(members: Members) -> Members:
+    return {name.replace("any/", "some other root/"): data for name, data in members.items()}
+
+
+def without_byte_order(members: Members) -> Members:
+    return {name: data for name, data in members.items() if name not in ("any/byteorder", "any/version")}
+
+
+def big_endian(members: Members) -> Members:
+    swapped = {
+        name: np.frombuffer(data, "<f4").astype(">f4").tobytes() for name, data in members.items() if "/data/" in name
+    }
+    return members | swapped | {"any/byteorder": b"big"}
+
+
+@pytest.mark.parametrize("change", [in_another_root, without_byte_order, big_endian])
+def test_archives_of_other_versions_and_machines_are_read(change: Callable[[Members], Members], tmp_path: Path) -> None:
+    path = rebuilt(written({"a": BASE}, tmp_path), change)
+    assert load(path)["a"].tobytes() == in_numpy(BASE).tobytes()
+    assert load(path)["a"].dtype == np.float32
+
+
+ARCHIVES: dict[str, tuple[Callable[[Members], Members], str]] = {
+    "an absolute name": (lambda members: members | {"/etc/a": b""}, "leaves the archive"),
+    "a name above": (lambda members: members | {"any/../../a": b""}, "leaves the archive"),
+    "another system's name": (lambda members: members | {"any\\..\\a": b""}, "leaves the archive"),
+    "a lost storage": (lambda members: {n: d for n, d in members.items() if n != "any/data/0"}, "storage 0 is missing"),
+    "a short storage": (lambda members: members | {"any/data/0": b"1234"}, "has 4 bytes in place of 96"),
+    "a long storage": (lambda members: members | {"any/data/0": bytes(97)}, "has 97 bytes in place of 96"),
+    "two roots": (lambda members: members | {"b/data.pkl": b""}, "without a single data.pkl"),
+    "no pickle": (lambda members: {"any/version": b"3"}, "without a single data.pkl"),
+    "an unknown order": (lambda members: members | {"any/byteorder": b"middle"}, "its byte order is b'middle'"),
+    "a program": (lambda members: members | {"any/constants.pkl": b""}, r"asks for the code of a TorchScript program"),
+    "many members": (lambda members: members | {f"any/{i}": b"" for i in range(101)}, "members; expected at most 100"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), ARCHIVES.values(), ids=ARCHIVES)
+def test_archives_that_make_no_sense_are_refused(
+    change: Callable[[Members], Members], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.weights.formats.torch_file._MOST_MEMBERS", 100)
+    path = rebuilt(written({"a": BASE}, tmp_path), change)
+    with pytest.raises(CheckpointError, match=reason):
+        load(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["any.pth"]
+
+
+def test_compressed_members_are_refused_before_they_are_expanded(tmp_path: Path) -> None:
+    path = rebuilt(written({"a": torch.zeros(10**6)}, tmp_path), lambda members: members, compression=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(CheckpointError, match=r"is compressed, which torch\.save never does"):
+        load(path)
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = written({"a": BASE}, tmp_path)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("any/version", b"3")
+    with pytest.raises(CheckpointError, match="two of its members have the same name"):
+        load(path)
+
+
+def test_a_storage_with_another_byte_is_an_error(tmp_path: Path) -> None:
+    path = written({"a": BASE}, tmp_path)
+    data = path.read_bytes()
+    begin = data.index(in_numpy(BASE).tobytes())
+    path.write_bytes(data[: begin + 5] + b"?" + data[begin + 6 :])
+    with pytest.raises(CheckpointError, match="Bad CRC-32"):
+        load(path)
+
+
+class OfViews(pickle.Pickler):
+    """Writes storages of the older container as views, as PyTorch did before 0.4."""
+
+    def persistent_id(self, value: object) -> Any:
+        return value.identifier if isinstance(value, View) else None
+
+
+class View:
+    def __init__(self, *view: Any) -> None:
+        self.identifier = ("storage", torch.FloatStorage, "7", "cpu", 6, view)
+
+
+def old_container(value: Any, numbers: np.ndarray) -> bytes:
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+    file = io.BytesIO()
+    for part in head:
+        pickle.dump(part, file, 2)
+    OfViews(file, 2).dump(value)
+    pickle.dump(["7"], file, 2)
+    file.write(np.int64(numbers.size).tobytes() + numbers.tobytes())
+    return file.getvalue()
+
+
+def test_views_of_the_older_container_are_read_as_pytorch_reads_them(tmp_path: Path) -> None:
+    view = Ask(torch._utils._rebuild_tensor, View("8", 2, 4), 1, (2,), (2,))
+    (tmp_path / "any.pth").write_bytes(old_container([view], np.arange(6, dtype=np.float32)))
+    assert (
+        load(tmp_path / "any.pth")[0].tolist() == torch.load(tmp_path / "any.pth", weights_only=True)[0].tolist() == [3, 5]
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "numbers", "reason"),
+    [
+        (("8", 3, 4), 6, "a view reaches outside of its storage"),
+        (("8", 2, 4), 5, "does not have 6 numbers"),
+    ],
+)
+def test_views_that_make_no_sense_are_refused(view: tuple[Any, ...], numbers: int, reason: str, tmp_path: Path) -> None:
+    value = Ask(torch._utils._rebuild_tensor, View(*view), 0, (2,), (1,))
+    (tmp_path / "any.pth").write_bytes(old_container([value], np.arange(numbers, dtype=np.float32)))
+    with pytest.raises(CheckpointError, match=reason):
+        load(tmp_path / "any.pth")
+
+
+ARRAYS = {
+    "float32": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
+    "float16": np.arange(6, dtype=np.float16).reshape(3, 2, order="F") / 7,
+    "int64": np.array(-7),
+    "bool": np.array([True, False]),
+    "empty": np.zeros((0, 3), np.float32),
+    "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "big endian": np.arange(3, dtype=">f4"),
+}
+
+
+def test_pytorch_reads_arrays_that_were_written_bit_for_bit(tmp_path: Path) -> None:
+    save(tmp_path / "a.pth", ARRAYS)
+    found = torch.load(tmp_path / "a.pth", weights_only=True, mmap=True)
+    for name, value in ARRAYS.items():
+        assert (found[name].numpy().dtype, found[name].shape) == (value.dtype.newbyteorder("<"), value.shape)
+        assert found[name].is_contiguous()
+        assert np.array_equal(found[name].numpy(), value)
+
+
+def test_pytorch_reads_plain_values_that_were_written(tmp_path: Path) -> None:
+    value = {"a": [1, -(2**40), 2.5, None, True, False, "ä" * 300], "b": (1, ()), 7: OrderedDict(z={}, a=[]), "c": []}
+    save(tmp_path / "a.pth", value)
+    found = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert (found, list(found[7]), type(found[7])) == (value, ["z", "a"], OrderedDict)
+    assert load(tmp_path / "a.pth") == value
+
+
+def test_storages_that_were_written_begin_at_multiples_of_64_bytes(tmp_path: Path) -> None:
+    save(tmp_path / "a.pth", ARRAYS)
+    reader = torch._C.PyTorchFileReader(str(tmp_path / "a.pth"))
+    assert [reader.get_record_offset(f"data/{i}") % 64 for i in range(len(ARRAYS))] == [0] * len(ARRAYS)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, np.array(["a"]), np.zeros(1, np.uint32), b"bytes"])
+def test_what_cannot_be_written_is_named(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="cannot be written to a PyTorch file"):
+        save(tmp_path / "a.pth", [value])
+
+
+def result(data: bytes, folder: Path) -> Any:
+    (folder / "any.pth").write_bytes(data)
+    try:
+        return load(folder / "any.pth")
+    except CheckpointError:
+        return None
+
+
+@CONTAINERS
+def test_a_file_cut_off_anywhere_is_an_error(container: dict[str, bool], tmp_path: Path) -> None:
+    whole = written({"a": torch.rand(3)}, tmp_path, container).read_bytes()
+    assert result(whole, tmp_path) is not None
+    assert [length for length in range(0, len(whole), 5) if result(whole[:length], tmp_path) is not None] == []
+
+
+@CONTAINERS
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(edits=EDITS)
+def test_whatever_happens_to_a_file_it_is_an_error_or_values(
+    edits: list[tuple[float, int, bytes]], container: dict[str, bool], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("edited")
+    value = {
+        "state_dict": STATE,
+        "n": np.float64(1),
+        "args": argparse.Namespace(a=1),
+        "p": torch.nn.Parameter(torch.rand(2)),
+    }
+    result(edited(written(value, folder, container).read_bytes(), edits), folder)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="missing cannot be read: No such file"):
+        load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80\x04N.", b"text", b"PK\x03\x04" + bytes(100)], ids=["empty", "pickle", "text", "zip"]
+)
+def test_other_files_are_not_pytorchs(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(data)
+    assert not is_torch_file(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="is damaged or not a PyTorch file"):
+        load(tmp_path / "a")
+
+
+@CONTAINERS
+def test_both_containers_are_recognised_by_their_bytes(container: dict[str, bool], tmp_path: Path) -> None:
+    assert is_torch_file(written({}, tmp_path, container))
