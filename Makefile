@@ -31,8 +31,10 @@ soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/backends/test_ranks.py
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
 
-# The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers: `make fuzz FUZZ_MINUTES=60`.
+# The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of PyTorch's and
+# Paddle's weights with damaged files of each kind: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
 FUZZ_MINUTES := 5
+FUZZ_FILES := 10000
 FUZZES = -m tests.data.decoding.fuzz_jpeg --minutes $(FUZZ_MINUTES)
 fuzz: $(VENV)/.dev
 	mkdir -p build/fuzz
@@ -40,6 +42,7 @@ fuzz: $(VENV)/.dev
 	  -I$$($(RUN)/python -c "import sysconfig; print(sysconfig.get_paths()['include'])") src/lockstep/data/decoding/_jpeg.c
 	$(RUN)/python $(FUZZES)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
+	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
 
 test-cli:
 	$(RUN)/python -m pytest --durations=20 tests/cli

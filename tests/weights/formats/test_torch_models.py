@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lockstep.backends.torch.model import Model
-from lockstep.models.architectures import MODELS, ModelSpec, model_spec
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
