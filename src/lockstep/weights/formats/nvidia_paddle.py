@@ -15,11 +15,18 @@ outside the velocity, as in the canonical form, and gradients are unscaled befor
 conversion. The stem has a fourth input channel. DALI fills it with zeros, so that its weights have no effect. No step is
 stored.
 
-`paddle.save(layer.state_dict())` uses the names of layers: those of the original's code, or those of paddle.vision.models.
-The latter are torchvision's except for `_mean` and `_variance`, and their bottlenecks stride in the 3x3.
+`paddle.save(layer.state_dict())` uses the names of layers. All of these models stride in the 3x3:
+
+- The original's code and PaddleClas' ResNet: `stem.0`, `blocks.<i>.conv<j>` and `blocks.<i>.short`, with `.conv` and `.bn`.
+- PaddleClas' ResNeXt: `conv`, `bb_<stage>_<i>.conv<j>` and `.short`, with `._conv` and `._batch_norm`; the classifier is
+  `out`. All numbers count from 0.
+- paddle.vision.models: torchvision's names except for `_mean` and `_variance`.
+
+PaddleClas' ResNet18 and ResNet34 have a shortcut with a kernel in their first block, which torchvision's do not have.
 
 Sources: NVIDIA DeepLearningExamples, PaddlePaddle/Classification/RN50v1.5, models/resnet.py, utils/save_load.py, config.py;
-Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py.
+Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py; PaddleClas, ppcls/arch/backbone,
+legendary_models/resnet.py, model_zoo/resnext.py.
 """
 
 import re
@@ -134,7 +141,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
-    return Original(recipe, State(0, found, velocities), remarks, "NVIDIA Paddle", epochs=epochs)
+    return Original(recipe, State(0, found, velocities), remarks, _origin(matching.names), epochs=epochs)
 
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
@@ -165,6 +172,7 @@ def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:
     for convs in (in_order(spec), in_order(spec, shortcut_first=True)):
         yield _static_names(convs, stored)
     yield _named(in_order(spec), *_of_original(spec))
+    yield _named(in_order(spec), *_of_resnext(spec)) | {"fc.weight": "out.weight", "fc.bias": "out.bias"}
     yield _named(in_order(spec), lambda conv: f"{conv.name}.weight", lambda conv: conv.bn_name)
 
 
@@ -194,6 +202,24 @@ def _of_original(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv
         if block.shortcut is not None:
             scopes[block.shortcut.name] = f"blocks.{i}.short"
     return lambda conv: f"{scopes[conv.name]}.conv.weight", lambda conv: f"{scopes[conv.name]}.bn"
+
+
+def _of_resnext(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv], str]]:
+    """Return two functions: the names of a convolution's kernel and of its batch norm in PaddleClas' ResNeXt."""
+    scopes = {stem(spec).name: "conv"}
+    for block in blocks(spec):
+        stage, number = block.name.removeprefix("layer").split(".")
+        scope = f"bb_{int(stage) - 1}_{number}"
+        scopes |= {conv.name: f"{scope}.conv{j}" for j, conv in enumerate(block.convs)}
+        if block.shortcut is not None:
+            scopes[block.shortcut.name] = f"{scope}.short"
+    return lambda conv: f"{scopes[conv.name]}._conv.weight", lambda conv: f"{scopes[conv.name]}._batch_norm"
+
+
+def _origin(names: Names) -> str:
+    """Return the program whose names these are. Files of PaddleClas' ResNet have the names of NVIDIA's layers."""
+    programs = {"conv._conv.weight": "PaddleClas", "conv1.weight": "paddle.vision"}
+    return programs.get(names["conv1.weight"], "NVIDIA Paddle")
 
 
 def _named(convs: list[Conv], kernel: Callable[[Conv], str], norm: Callable[[Conv], str]) -> Names:
