@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from lockstep.backends import FRAMEWORKS
 from lockstep.data.loading import dali
 from lockstep.runs.loggers import LOGGERS
+from lockstep.weights.formats import keras_variables
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("src/**/*.py")]
@@ -23,6 +24,7 @@ MESSAGES = {
     **{name: FRAMEWORKS[name].install for name in ("paddle", "tensorflow", "torch")},
     **{name: LOGGERS[name].install for name in ("mlflow", "wandb")},
     "dali": dali.INSTALL,
+    "keras": keras_variables.INSTALL,
 }
 
 

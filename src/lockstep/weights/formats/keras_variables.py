@@ -1,0 +1,240 @@
+"""Named arrays of Keras files, by layer and variable: `conv1_conv/kernel`, `conv1_bn/moving_mean`.
+
+| file | where the variables are |
+|---|---|
+| `.keras`, a zip archive | `config.json` describes the model; `model.weights.h5` is as the next row |
+| `.weights.h5` of Keras 3 | `layers/<class>_<count>/vars/<number>`; the group `vars` has the layer's name as an attribute |
+| `.h5`, weights | `<layer>/<layer>/<variable>`, perhaps with `:0` at the end |
+| `.h5`, a whole model | the same below `model_weights`; the attribute `model_config` describes the model |
+
+HDF5 can say that its values are in other files, and both containers can claim more bytes than they have. Such files are
+refused. An array is read only when it is asked for, with the shape that is expected of it.
+
+Sources: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_format.py; HDF5 File Format Specification.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights.formats import from_bfloat16
+
+INSTALL = "pip install h5py==3.14.0"
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_OPTIMIZER = ("optimizer", "optimizer_weights")
+_VARS = "vars"
+_BY_POSITION = {4: ("gamma", "beta", "moving_mean", "moving_variance"), 2: ("kernel", "bias"), 1: ("kernel",)}
+"""Names of a layer's variables where files number them, by how many there are."""
+_CLASSES = {("kernel", 4): "conv2d", ("kernel", 2): "dense", ("gamma", 1): "batch_normalization"}
+"""Classes of layers by their first variable and the number of axes."""
+_MOST_OBJECTS = 50_000
+_MOST_DEPTH = 12
+_MOST_GROWTH = 16
+"""Values may have at most this many times the bytes that they take in the file. Weights hardly shrink by compression."""
+_MOST_CONFIG = 64 * 2**20
+Layers = dict[str, dict[str, Any]]
+"""Configurations of a model's layers by name, as Keras describes them."""
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of an open file."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+    """Shapes by `<layer>/<variable>`, in the order of the file."""
+    layers: Layers
+    """What the file says about its layers; empty if it holds only weights."""
+    has_optimizer: bool
+    """Whether it also holds the variables of an optimizer."""
+    datasets: Mapping[str, Any]
+    """The datasets of HDF5, by the same names as `shapes`."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array of floats as a new float32 array. Raises `CheckpointError` if it holds something else."""
+        dataset = self.datasets[name]
+        values = dataset[...]
+        if _is_bfloat16(dataset):
+            values = from_bfloat16(values.view(np.uint16))
+        if values.dtype.kind != "f":
+            raise CheckpointError(
+                f"{self.path}: {name} is {values.dtype}, expected float32; save the model without quantization"
+            )
+        return np.array(values, np.float32, order="C")
+
+    def is_converted(self, name: str) -> bool:
+        """Return whether an array is not stored as float32."""
+        return bool(self.datasets[name].dtype != np.float32)
+
+
+def is_keras(path: Path) -> bool:
+    """Return whether a path is a file of HDF5, or a zip archive as Keras writes it; by its content, not by its name."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(SIGNATURE)) == SIGNATURE:
+                return True
+        if not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return {_CONFIG, _WEIGHTS} <= set(archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Variables]:
+    """Yield the variables of a file; they can be read inside the block.
+
+    Raises `CheckpointError` if it is damaged or asks for other files, and `BackendError` if h5py is missing.
+    """
+    h5py = require_h5py()
+    try:
+        size = path.stat().st_size
+        source: Path | io.BytesIO = path
+        layers: Layers = {}
+        if zipfile.is_zipfile(path):
+            source, layers = _unpacked(path)
+        with h5py.File(source, "r") as file:
+            yield _variables(h5py, path, file, layers, size)
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again.") from None
+
+
+def require_h5py() -> ModuleType:
+    """Return the module h5py. Raises `BackendError` that says what to install if it is missing."""
+    try:
+        import h5py
+    except ImportError:
+        raise BackendError(f"files of Keras need the package h5py: {INSTALL}") from None
+    return h5py
+
+
+def _unpacked(path: Path) -> tuple[io.BytesIO, Layers]:
+    """Return the weights and the configuration in an archive, read into memory."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            parts = member.filename.replace("\\", "/").split("/")
+            if parts[0] == "" or ".." in parts or ":" in parts[0]:
+                raise ValueError(f"the archive has a member {member.filename!r} outside of itself; expected relative names")
+        weights, config = archive.getinfo(_WEIGHTS), archive.getinfo(_CONFIG)
+        if weights.file_size > _MOST_GROWTH * weights.compress_size + 2**20 or config.file_size > _MOST_CONFIG:
+            raise ValueError("its members unpack to far more bytes than weights take; it may be malicious")
+        return io.BytesIO(archive.read(weights)), _layers(archive.read(config))
+
+
+def _layers(config: str | bytes) -> Layers:
+    """Return the layers that a model's configuration lists. Files that describe none of them give none."""
+    try:
+        listed = json.loads(config)["config"]["layers"]
+        return {layer["config"]["name"]: {**layer["config"], "class_name": layer["class_name"]} for layer in listed}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+
+
+def _variables(h5py: ModuleType, path: Path, file: Any, layers: Layers, size: int) -> Variables:
+    """Return the variables below a file's root."""
+    described = file.attrs.get("model_config")
+    named: dict[str, Any] = {}
+    objects = [0]
+    names = _children(h5py, file, objects)
+    root = file
+    if "model_weights" in names:
+        root = file["model_weights"]
+        names = _children(h5py, root, objects)
+    for name in names:
+        if name not in _OPTIMIZER:
+            _collect(h5py, root[name], (name,), named, objects)
+    total = sum(dataset.size * dataset.dtype.itemsize for dataset in named.values())
+    if total > _MOST_GROWTH * size:
+        raise ValueError(f"its arrays have {total:,} bytes, but the file has {size:,}; it may be malicious")
+    return Variables(
+        path,
+        {name: dataset.shape for name, dataset in named.items()},
+        layers or (_layers(described) if isinstance(described, str | bytes) else {}),
+        any(group in file for group in _OPTIMIZER),
+        named,
+    )
+
+
+def _children(h5py: ModuleType, group: Any, objects: list[int]) -> list[str]:
+    """Return the names in a group, and count them. Raises `ValueError` if one is not in this file, or there are too many."""
+    names = list(group)
+    objects[0] += len(names)
+    if objects[0] > _MOST_OBJECTS:
+        raise ValueError(f"it has more than {_MOST_OBJECTS} objects")
+    for name in names:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"{group.name}/{name} is a link to another place, which weights do not need; nothing was read")
+    return names
+
+
+def _collect(h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str, Any], objects: list[int]) -> None:
+    """Add the datasets below an object to `named`."""
+    if len(path) > _MOST_DEPTH:
+        raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
+    if isinstance(item, h5py.Dataset):
+        _check_stored_here(item)
+        name = f"{path[-2] if len(path) > 1 else ''}/{path[-1].removesuffix(':0')}"
+        if name in named:
+            raise ValueError(f"it has two variables {name}")
+        named[name] = item
+        return
+    children = _children(h5py, item, objects)
+    if path[-1] == _VARS and children:
+        layer, variables = str(item.attrs.get("name", path[-2])), _BY_POSITION.get(len(children), ())
+        if sorted(children) == [str(i) for i in range(len(variables))]:
+            for i, variable in enumerate(variables):
+                _collect(h5py, item[str(i)], (layer, variable), named, objects)
+            return
+    for name in children:
+        _collect(h5py, item[name], (*path, name), named, objects)
+
+
+def _check_stored_here(dataset: Any) -> None:
+    """Raise `ValueError` if the values of a dataset are in other files."""
+    if dataset.external or dataset.is_virtual:
+        raise ValueError(f"the values of {dataset.name} are in another file, which weights do not need; nothing was read")
+
+
+def _is_bfloat16(dataset: Any) -> bool:
+    """Return whether values are bfloat16, which HDF5 stores as two bytes without a meaning."""
+    return dataset.dtype.kind == "V" and dataset.dtype.itemsize == 2 and str(dataset.attrs.get("dtype", "")) == "bfloat16"
+
+
+def store_named(h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Write variables by layer and name as the older layout has them. Layers are listed in the order given."""
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = [layer.encode() for layer in layers]
+        file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
+        for layer, variables in layers.items():
+            group = file.create_group(layer)
+            group.attrs["weight_names"] = [f"{layer}/{variable}:0".encode() for variable in variables]
+            for variable, values in variables.items():
+                group.create_dataset(f"{layer}/{variable}:0", data=values)
+
+
+def store_numbered(h5py: ModuleType, path: Path, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Write variables as Keras 3 does: layers are numbered by class in the order given, variables in theirs."""
+    counts = dict.fromkeys(_CLASSES.values(), 0)
+    with h5py.File(path, "w") as file:
+        for layer, variables in layers.items():
+            kind = _CLASSES[next(variable for variable in variables if variable != "bias"), _axes(variables)]
+            group = file.create_group(f"layers/{kind}{f'_{counts[kind]}' if counts[kind] else ''}/{_VARS}")
+            counts[kind] += 1
+            group.attrs["name"] = layer
+            for i, values in enumerate(variables.values()):
+                group.create_dataset(str(i), data=values)
+
+
+def _axes(variables: Mapping[str, np.ndarray]) -> int:
+    return max(values.ndim for values in variables.values())

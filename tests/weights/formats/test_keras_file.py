@@ -1,0 +1,252 @@
+"""Files that Keras' own ResNet50 writes and loads: its logits are the oracle."""
+
+import shutil
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from lockstep import backends
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.keras_file import find, read, write_keras
+from tests.weights.formats.cases import assert_canonical
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, with NumPy 2
+LOGITS = 10
+ASSUMES = "assumes images as keras.applications.resnet.preprocess_input gives them"
+BIASES = "biases of convolutions were subtracted from the running means, which computes the same"
+FILES = ("model.keras", "model.h5", "model.weights.h5")
+
+
+@dataclass(frozen=True)
+class Keras:
+    """A model of Keras with random values, its files, and its logits for some images."""
+
+    folder: Path
+    images: np.ndarray
+    """RGB from 0 to 255, [N, H, W, 3]."""
+    inputs: np.ndarray
+    """The images as Keras preprocesses them."""
+    logits: np.ndarray
+
+
+def resnet50(**options: Any) -> Any:
+    import keras
+
+    return keras.applications.ResNet50(input_shape=(64, 64, 3), classifier_activation=None, **options)
+
+
+@pytest.fixture(scope="session")
+def of_keras(tmp_path_factory: pytest.TempPathFactory) -> Keras:
+    """Keras' ResNet50 in all its kinds of files. Tests must only read them."""
+    import keras
+
+    random, folder = np.random.default_rng(5), tmp_path_factory.mktemp("keras")
+    model = resnet50(weights=None, classes=LOGITS)
+    for layer in model.layers:
+        values = layer.get_weights()
+        if len(values) == 4:  # a batch norm: all of its values differ from each other
+            size = values[0].size
+            values = [random.uniform(0.5, 1.5, size), random.normal(0, 0.3, size), random.normal(0, 0.3, size)]
+            values.append(random.uniform(0.5, 1.5, size))
+        elif values:
+            values[1] = random.normal(0, 0.3, values[1].size)
+            values[0] = values[0] * 2
+        layer.set_weights(values)
+    for name in FILES:
+        (model.save_weights if name.endswith(".weights.h5") else model.save)(folder / name)
+    headless = keras.Model(model.input, model.get_layer("avg_pool").output)
+    headless.save(folder / "headless.h5")
+    images = np.repeat(np.repeat(random.integers(0, 256, (3, 4, 4, 3)), 16, axis=1), 16, axis=2).astype(np.float32)
+    inputs = keras.applications.resnet.preprocess_input(images.copy())
+    return Keras(folder, images, inputs, np.asarray(model(inputs)))
+
+
+@pytest.fixture(scope="session")
+def original(of_keras: Keras) -> Original:
+    return read(of_keras.folder / "model.keras")
+
+
+def logits(original: Original, images: np.ndarray) -> np.ndarray:
+    """Return the reference's logits of RGB images from 0 to 255."""
+    module = backends.load("reference").load_module(original.recipe, original.state.tensors)
+    return module(((images - original.recipe.mean) / original.recipe.std).transpose(0, 3, 1, 2).astype(np.float64))
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.ptp(expected, axis=0).max() > 0.1 * np.abs(expected).max(), "images are told apart"
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_a_model_of_keras_has_its_logits(of_keras: Keras, original: Original) -> None:
+    assert_close(logits(original, of_keras.images), of_keras.logits)
+    recipe = original.recipe
+    assert (recipe.model, recipe.logits, recipe.bn_epsilon, recipe.precision) == ("resnet50-v1", LOGITS, 1.001e-5, "fp32")
+    assert (original.origin, original.state.step, original.state.momentum) == ("Keras", 0, {})
+    assert original.remarks[0].startswith(ASSUMES)
+    assert original.remarks[1:] == (BIASES,)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_all_kinds_of_files_have_the_same_weights(name: str, of_keras: Keras, original: Original) -> None:
+    assert find(of_keras.folder / name) == of_keras.folder / name
+    found = read(of_keras.folder / name)
+    assert (found.recipe, found.remarks) == (original.recipe, original.remarks)
+    assert_canonical(found.state.tensors, original.state.tensors)
+
+
+def test_layers_that_are_only_numbered_are_known_by_their_order(of_keras: Keras, original: Original, tmp_path: Path) -> None:
+    shutil.copy(of_keras.folder / "model.weights.h5", tmp_path / "a")
+    with h5py.File(tmp_path / "a", "r+") as file:
+        for layer in file["layers"].values():
+            del layer["vars"].attrs["name"]
+    assert_canonical(read(tmp_path / "a").state.tensors, original.state.tensors)
+
+
+def test_a_model_without_a_classifier_gets_one_output_of_zeros(of_keras: Keras, original: Original) -> None:
+    found = read(of_keras.folder / "headless.h5")
+    assert found.recipe.logits == 1
+    assert "there is no classifier: one output of zeros stands for it. Train with --weights to get one" in found.remarks
+    assert (found.state.tensors["fc.weight"].shape, found.state.tensors["fc.bias"].shape) == ((1, 2048), (1,))
+    assert not found.state.tensors["fc.weight"].any()
+    without = {name: value for name, value in original.state.tensors.items() if not name.startswith("fc.")}
+    assert_canonical({name: found.state.tensors[name] for name in without}, without)
+
+
+@pytest.mark.parametrize("name", ["w.h5", "w.weights.h5"])
+def test_keras_loads_what_is_written(name: str, of_keras: Keras, original: Original, tmp_path: Path) -> None:
+    written, remarks = write_keras(tmp_path / name, original.recipe, original.state)
+    assert (written, len(remarks)) == ((tmp_path / name,), 1)
+    model = resnet50(weights=str(tmp_path / name), classes=LOGITS)
+    assert_close(np.asarray(model(of_keras.inputs)), of_keras.logits)
+    assert_canonical(read(tmp_path / name).state.tensors, original.state.tensors)
+
+
+def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
+    of_keras: Keras, original: Original, tmp_path: Path
+) -> None:
+    recipe = original.recipe.replace(bn_epsilon=1e-2, std=(0.9, 1.1, 1.3))
+    expected = logits(Original(recipe, original.state, (), ""), of_keras.images)
+    _, remarks = write_keras(tmp_path / "w.h5", recipe, original.state)
+    assert any("scales of batch norm were changed" in remark for remark in remarks)
+    assert_close(logits(read(tmp_path / "w.h5"), of_keras.images), expected)
+
+
+def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(original: Original, tmp_path: Path) -> None:
+    tensors = original.state.tensors
+    recipe = original.recipe.replace(mean=(123.675, 116.28, 103.53))
+    _, remarks = write_keras(tmp_path / "w.h5", recipe, State(7, tensors, {}))
+    assert "trained with the mean [123.675, 116.28, 103.53] of RGB; preprocess_input subtracts" in remarks[1]
+    assert remarks[2:] == ("left out, since the file holds only weights: step 7",)
+    with pytest.raises(CheckpointError, match=r"w\.h5 already exists"):
+        write_keras(tmp_path / "w.h5", recipe, original.state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "reason"),
+    [
+        (
+            {"model": "resnet50"},
+            "w.h5",
+            "keras.applications has no resnet50: its ResNets have their stride in the first 1x1",
+        ),
+        ({"padding": "same"}, "w.h5", "pads symmetrically"),
+        ({}, "w.keras", r"expected a name that ends in \.weights\.h5 or \.h5"),
+    ],
+)
+def test_what_keras_cannot_take_is_not_written(changes: dict[str, Any], name: str, reason: str, tmp_path: Path) -> None:
+    recipe = Recipe(model="resnet50-v1", logits=LOGITS).replace(**changes)
+    with pytest.raises(CheckpointError, match=reason):
+        write_keras(tmp_path / name, recipe, State(0, {}, {}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def small_file(path: Path, **changes: np.ndarray | None) -> None:
+    """Write a few variables in the older layout; others are added, or removed if they are None."""
+    arrays = {"conv1_conv/kernel": np.zeros((7, 7, 3, 64), np.float32), "conv1_bn/beta": np.zeros(64, np.float32)}
+    with h5py.File(path, "w") as file:
+        for name, values in (arrays | changes).items():
+            layer, variable = name.split("/")
+            if values is not None:
+                file.create_dataset(f"{layer}/{layer}/{variable}:0", data=values)
+
+
+def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
+    small_file(tmp_path / "a.h5")
+    with pytest.raises(
+        CheckpointError, match=r"not a complete ResNet as Keras saves it\..*is nearest, but conv1_bn/gamma is missing"
+    ):
+        read(tmp_path / "a.h5")
+
+
+def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
+    small_file(tmp_path / "secret.h5")
+    small_file(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["conv1_bn/conv1_bn/gamma:0"] = h5py.ExternalLink("secret.h5", "/conv1_bn/conv1_bn/beta:0")
+    with pytest.raises(CheckpointError, match="gamma:0 is a link to another place, which weights do not need"):
+        read(tmp_path / "a.h5")
+
+
+def test_values_in_another_file_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(256))
+    small_file(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.create_dataset("conv1_bn/gamma", (64,), np.float32, external=[(str(tmp_path / "secret"), 0, 256)])
+    with pytest.raises(CheckpointError, match="the values of /conv1_bn/gamma are in another file"):
+        read(tmp_path / "a.h5")
+
+
+def test_arrays_that_claim_more_bytes_than_the_file_has_are_refused(tmp_path: Path) -> None:
+    small_file(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.create_dataset("predictions/kernel", (2048, 2**20), np.float32, chunks=(2048, 64), compression="gzip")
+    with pytest.raises(CheckpointError, match=r"its arrays have 8,589,9\d\d,\d\d\d bytes, but the file has \d\d,\d\d\d"):
+        read(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("name", ["/etc/weights", "../weights", "C:/weights", "a\\..\\..\\weights"])
+def test_members_outside_of_an_archive_are_refused(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+        for member in ("config.json", "model.weights.h5", name):
+            archive.writestr(member, b"")
+    with pytest.raises(CheckpointError, match="outside of itself"):
+        read(tmp_path / "a.keras")
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", bytes(5_000_000))
+    with pytest.raises(CheckpointError, match="unpack to far more bytes than weights take"):
+        read(tmp_path / "a.keras")
+
+
+def test_a_file_that_was_cut_off_is_refused(of_keras: Keras, tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes((of_keras.folder / "model.h5").read_bytes()[:100_000])
+    with pytest.raises(CheckpointError, match=r"a\.h5 is damaged or not a Keras file"):
+        read(tmp_path / "a.h5")
+
+
+def test_other_files_are_not_of_keras(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    (tmp_path / "a.h5").write_bytes(b"not HDF5")
+    (tmp_path / "a.keras").mkdir()
+    for name in ("a.pth", "a.h5", "a.keras", "missing.keras"):
+        assert find(tmp_path / name) is None
+
+
+def test_without_the_package_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_file(tmp_path / "a.h5")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(BackendError, match="files of Keras need the package h5py: pip install h5py=="):
+        read(tmp_path / "a.h5")
