@@ -1,0 +1,204 @@
+"""Nodes and constants of an ONNX file. Nothing of it is run, and only files in its folder are read.
+
+A constant can be stored in another file (external data). Its name must lie inside the model's folder, and the bytes it names
+must exist. The package onnx parses the file, which is a message of Protocol Buffers of at most 2 GiB.
+
+Source: onnx.proto and ExternalData.md of ONNX.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.strict_json import is_list_of, is_text
+
+INSTALL = "pip install onnx==1.23.2"
+_MOST_BYTES = 2**31 - 1
+_MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+"""Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
+_VERSION, _GRAPH = 1, 7
+_MOST_STEPS = 16
+"""A constant is followed through at most this many nodes."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph of a model."""
+
+    path: Path
+    onnx: Any
+    """The package."""
+    nodes: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    """Names of the inputs that are not constants."""
+    makers: dict[str, Any]
+    """The node that makes each value."""
+    users: dict[str, tuple[Any, ...]]
+    """The nodes that use each value, in the order of the graph."""
+    stored: dict[str, Any]
+    """Constants by name, as TensorProto."""
+    classes: tuple[str, ...]
+    """Names of the classes, if `lockstep export` wrote them."""
+
+    def attribute(self, node: Any, name: str, default: Any) -> Any:
+        """Return the value of a node's attribute."""
+        found = [each for each in node.attribute if each.name == name]
+        return self.onnx.helper.get_attribute_value(found[0]) if found else default
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return a constant, also one behind Identity, Cast or Transpose; None if it is computed from the images.
+
+        Raises `ValueError` if its bytes do not fit its shape or lie outside of the model's folder.
+        """
+        transposed: list[Any] = []
+        for _ in range(_MOST_STEPS):
+            if name in self.stored:
+                values = _array(self, name)
+                for node in reversed(transposed):
+                    values = values.transpose(self.attribute(node, "perm", None))
+                return values
+            maker = self.makers.get(name)
+            if maker is None or maker.op_type not in ("Identity", "Cast", "Transpose") or not maker.input:
+                return None
+            transposed += [maker] if maker.op_type == "Transpose" else []
+            name = maker.input[0]
+        return None
+
+    def floats(self, name: str, what: str) -> np.ndarray:
+        """Return a constant of floats as a new float32 array. Raises `ValueError` if it is something else."""
+        values = self.constant(name)
+        if values is None:
+            raise ValueError(f"{what} ({name!r}) is not a constant")
+        if values.dtype.kind != "f" and values.dtype.name != "bfloat16":
+            raise ValueError(f"{what} ({name!r}) is {values.dtype}, expected floats; export the model without quantization")
+        return np.array(values, np.float32, order="C")
+
+    def halves(self) -> list[str]:
+        """Return the names of constants of at least two axes that have fewer bits than float32."""
+        kinds = (self.onnx.TensorProto.FLOAT16, self.onnx.TensorProto.BFLOAT16)
+        return [name for name, tensor in self.stored.items() if tensor.data_type in kinds and len(tensor.dims) > 1]
+
+
+def is_onnx(path: Path) -> bool:
+    """Return whether a file is an ONNX model: a message that has the fields of one, a version and a graph among them."""
+    try:
+        size, found = path.stat().st_size, set()
+        with path.open("rb") as file:
+            while file.tell() < size:
+                field, kind = divmod(_number(file.read), 8)
+                if _MODEL_FIELDS.get(field) != kind:
+                    return False
+                found.add(field)
+                length = _number(file.read)
+                if kind == 2:
+                    file.seek(length, 1)
+                if file.tell() > size:
+                    return False
+    except (OSError, ValueError):
+        return False
+    return {_VERSION, _GRAPH} <= found
+
+
+def _number(read: Any) -> int:
+    """Return the next number in the encoding of Protocol Buffers: seven bits a byte, the lowest first."""
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = read(1)
+        if not byte:
+            raise ValueError("the file ends in a number")
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value
+    raise ValueError("a number has more than 64 bits")
+
+
+def opened(path: Path) -> Graph:
+    """Return the graph of a file. Raises `CheckpointError` if it is damaged, and `BackendError` if onnx is missing."""
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise BackendError(f"reading ONNX models needs the package onnx: {INSTALL}") from None
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CheckpointError(f"{path} has more than 2 GiB, which an ONNX model cannot have; expected a smaller file")
+        model = onnx.load_model_from_string(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (DecodeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not an ONNX model: {error}. Export or copy it again.") from None
+    graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer} | dict(_constants(onnx, graph))
+    users: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            users.setdefault(name, []).append(node)
+    return Graph(
+        path,
+        onnx,
+        tuple(graph.node),
+        tuple(each.name for each in graph.input if each.name not in stored),
+        {name: node for node in graph.node for name in node.output},
+        {name: tuple(nodes) for name, nodes in users.items()},
+        stored,
+        _classes(model),
+    )
+
+
+def _constants(onnx: Any, graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that nodes of the type Constant hold."""
+    for node in graph.node:
+        for each in node.attribute:
+            if node.op_type == "Constant" and each.name == "value" and each.type == onnx.AttributeProto.TENSOR:
+                yield node.output[0], each.t
+
+
+def _classes(model: Any) -> tuple[str, ...]:
+    for each in model.metadata_props:
+        if each.key == "classes":
+            try:
+                found = json.loads(each.value)
+            except (ValueError, RecursionError):
+                return ()
+            return tuple(found) if is_list_of(is_text)(found) else ()
+    return ()
+
+
+def _array(graph: Graph, name: str) -> np.ndarray:
+    """Return a stored constant. Raises `ValueError` if its bytes do not fit its shape or are not in the model's folder."""
+    tensor = graph.stored[name]
+    if tensor.data_location == graph.onnx.TensorProto.EXTERNAL:
+        return _external(graph, tensor)
+    try:
+        return np.asarray(graph.onnx.numpy_helper.to_array(tensor))
+    except (TypeError, LookupError) as error:
+        raise ValueError(f"{name!r} cannot be read: {error}") from None
+
+
+def _external(graph: Graph, tensor: Any) -> np.ndarray:
+    """Return a constant whose bytes are in another file of the model's folder."""
+    about = {each.key: each.value for each in tensor.external_data}
+    folder = graph.path.absolute().parent.resolve()
+    file = (folder / about.get("location", "")).resolve()
+    if not file.is_relative_to(folder) or Path(about.get("location", "/")).is_absolute():
+        raise ValueError(f"{tensor.name!r} is in the file {about.get('location')!r}, which is outside of the model's folder")
+    dtype = np.dtype(graph.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    shape, offset = tuple(tensor.dims), int(about.get("offset", "0"))
+    count = math.prod(shape)
+    length = int(about.get("length", str(count * dtype.itemsize)))
+    if not file.is_file():
+        raise ValueError(
+            f"{tensor.name!r} is in the file {about['location']!r}, which is not next to the model; copy it there"
+        )
+    if length != count * dtype.itemsize or offset < 0 or count < 0 or offset + length > file.stat().st_size:
+        raise ValueError(f"{tensor.name!r} needs {count * dtype.itemsize} bytes, which {about['location']!r} does not have")
+    try:
+        return np.fromfile(file, dtype, count, offset=offset).reshape(shape)
+    except OSError as error:
+        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from None

@@ -1,0 +1,303 @@
+"""ONNX models of `lockstep export` and of PyTorch's exporter; their results in ONNX Runtime are the oracle."""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from lockstep import backends
+from lockstep.inference import onnx_model
+from lockstep.models.architectures import MODELS, ModelSpec, narrowed
+from lockstep.recipes import Recipe
+from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.onnx_weights import find, read
+from tests.inference.test_inference import random_tensors
+from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
+
+V1 = narrowed(MODELS["resnet50-v1"])
+LOGITS = 10
+
+
+def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
+    return Recipe(model=model, logits=LOGITS, precision="fp32").replace(**changes)
+
+
+def exported(recipe: Recipe, folder: Path, classes: tuple[str, ...] = ()) -> Variables:
+    """Export random weights as `lockstep export` does, and return them."""
+    tensors = random_tensors(recipe, 1)
+    onnx_model.export(recipe, tensors, classes, folder)
+    return tensors
+
+
+def edited(path: Path, change: Callable[[Any], object]) -> None:
+    model = onnx.load(str(path))
+    change(model.graph)
+    onnx.save(model, str(path))
+
+
+def node_of(graph: Any, kind: str, number: int = 0) -> Any:
+    return [node for node in graph.node if node.op_type == kind][number]
+
+
+def from_torch(module: torch.nn.Module, path: Path, *, training: bool = False) -> None:
+    """Export a module as PyTorch does. With `training` its batch norms stay nodes, else they are folded."""
+    mode = torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this exporter is deprecated
+        torch.onnx.export(module, (torch.zeros(1, 3, 64, 64),), str(path), dynamo=False, training=mode)
+
+
+def of_runtime(path: Path, images: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    [found] = session.run(None, {session.get_inputs()[0].name: images})
+    return found
+
+
+def of_reference(original: Original, images: np.ndarray) -> np.ndarray:
+    """Return the reference's logits of normalised images [N, 3, H, W]."""
+    module = backends.load("reference").load_module(original.recipe, original.state.tensors)
+    return module(images.astype(np.float64))
+
+
+IMAGES = np.random.default_rng(3).standard_normal((1, 3, 64, 64), np.float32)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": BASIC, "padding": "same", "mean": (100.0, 110.0, 120.5), "std": (50.0, 60.0, 70.0)},
+        {"model": V1, "bn_epsilon": 1.001e-5},
+    ],
+)
+def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of(**changes)
+    tensors = exported(recipe, tmp_path / "model", ("a", "b"))
+    found = read(tmp_path / "model" / "model.onnx")
+    assert (found.recipe, found.remarks, found.origin, found.classes) == (recipe, (), "ONNX", ("a", "b"))
+    assert_canonical(found.state.tensors, tensors)
+
+
+def test_a_known_model_has_its_name(tmp_path: Path) -> None:
+    exported(recipe_of("resnet18"), tmp_path / "model")
+    assert read(tmp_path / "model" / "model.onnx").recipe.model == "resnet18"
+
+
+def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    tensors = random_tensors(recipe, 2)
+    from_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
+    found = read(tmp_path / "a")
+    assert found.recipe == recipe
+    assert found.remarks == (
+        "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed; "
+        "--set mean=... std=... if they were others",
+    )
+    assert_canonical(found.state.tensors, tensors)
+
+
+@pytest.mark.parametrize("model", [RESNEXT, BASIC, V1])
+def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_path: Path) -> None:
+    recipe = recipe_of(model)
+    from_torch(backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a")
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node}
+    found = read(tmp_path / "a")
+    assert found.recipe.model == model
+    assert "batch norms are folded into their convolutions" in found.remarks[1]
+    assert "use these weights for inference only" in found.remarks[1]
+    assert_close(of_reference(found, IMAGES), of_runtime(tmp_path / "a", IMAGES))
+
+
+def test_a_folded_batch_norm_is_exactly_the_identity_in_float32(tmp_path: Path) -> None:
+    recipe = recipe_of(BASIC)
+    from_torch(backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a")
+    found = read(tmp_path / "a")
+    variance = found.state.tensors["bn1.running_var"]
+    assert (variance + np.float32(found.recipe.bn_epsilon) == np.float32(1)).all()
+    assert (found.state.tensors["bn1.weight"] == 1).all()
+    assert not found.state.tensors["bn1.running_mean"].any()
+
+
+class Normalising(torch.nn.Module):
+    """A module that takes images from 0 to 1 and normalises them, as models of users do."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).reshape(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor([0.25, 0.5, 0.2]).reshape(1, 3, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.module((images - self.mean) / self.std)
+
+
+def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
+    recipe = recipe_of(BASIC)
+    from_torch(Normalising(backends.load("torch").load_module(recipe, random_tensors(recipe, 2))), tmp_path / "a")
+    found = read(tmp_path / "a")
+    assert found.recipe.mean == pytest.approx((102, 127.5, 153))
+    assert found.recipe.std == pytest.approx((63.75, 127.5, 51))
+    assert found.remarks[0] == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
+
+
+def test_half_precision_is_converted(tmp_path: Path) -> None:
+    tensors = exported(recipe_of(), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+
+    def halve(graph: Any) -> None:
+        [kernel] = [tensor for tensor in graph.initializer if tensor.name == "conv1.weight"]
+        kernel.CopyFrom(onnx.numpy_helper.from_array(tensors["conv1.weight"].astype(np.float16), "conv1.weight"))
+
+    edited(file, halve)
+    found = read(file)
+    assert found.remarks == ("1 constants, such as conv1.weight, are not float32 and were converted to it",)
+    expected = tensors["conv1.weight"].astype(np.float16).astype(np.float32)
+    assert found.state.tensors["conv1.weight"].tobytes() == expected.tobytes()
+
+
+def test_weights_in_a_file_next_to_the_model_are_read(tmp_path: Path) -> None:
+    tensors = exported(recipe_of(), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+    onnx.save(onnx.load(str(file)), str(file), save_as_external_data=True, location="weights", size_threshold=0)
+    assert_canonical(read(file).state.tensors, tensors)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"location": "../secret"}, "which is outside of the model's folder"),
+        ({"location": "/etc/hostname"}, "which is outside of the model's folder"),
+        ({"location": "link"}, "which is outside of the model's folder"),
+        ({"location": "missing"}, "not next to the model"),
+        ({"location": "model.onnx", "offset": "100000000"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
+        ({"location": "model.onnx", "offset": "-8"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
+        ({"location": "model.onnx", "length": "8"}, r"needs 4704 bytes, which 'model\.onnx' does not have"),
+    ],
+)
+def test_bytes_outside_of_the_models_folder_are_not_read(entry: dict[str, str], reason: str, tmp_path: Path) -> None:
+    exported(recipe_of(), tmp_path / "model")
+    (tmp_path / "secret").write_bytes(bytes(10_000))
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "secret")
+
+    def point(graph: Any) -> None:
+        [kernel] = [tensor for tensor in graph.initializer if tensor.name == "conv1.weight"]
+        kernel.ClearField("raw_data")
+        kernel.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in entry.items():
+            kernel.external_data.add(key=key, value=value)
+
+    file = tmp_path / "model" / "model.onnx"
+    model = onnx.load(str(file))
+    point(model.graph)
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=reason):
+        read(file)
+
+
+def relu_to_gelu(graph: Any) -> None:
+    node_of(graph, "Relu", 1).op_type = "Gelu"
+
+
+def second_classifier(graph: Any) -> None:
+    graph.node.append(onnx.helper.make_node("Gemm", ["probabilities", "fc.weight"], ["more"]))
+
+
+def dilated(graph: Any) -> None:
+    node_of(graph, "Conv", 2).attribute.append(onnx.helper.make_attribute("dilations", [2, 2]))
+
+
+def another_stride(graph: Any) -> None:
+    for number, kind in ((2, [2, 2]), (1, [1, 1])):
+        node = node_of(graph, "Conv", number)
+        [strides] = [each for each in node.attribute if each.name == "strides"]
+        strides.ints[:] = kind
+
+
+def another_padding(graph: Any) -> None:
+    [pads] = [each for each in node_of(graph, "MaxPool").attribute if each.name == "pads"]
+    pads.ints[:] = [0, 0, 1, 1]
+
+
+def resized(graph: Any) -> None:
+    node_of(graph, "Cast").op_type = "Resize"
+
+
+def divided_by_zero(graph: Any) -> None:
+    [std] = [tensor for tensor in graph.initializer if tensor.name == "std"]
+    std.CopyFrom(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "std"))
+
+
+def lying(graph: Any) -> None:
+    graph.initializer[5].dims[0] = 2**40
+
+
+def in_a_circle(graph: Any) -> None:
+    node = node_of(graph, "Relu")
+    graph.node.append(onnx.helper.make_node("Identity", ["round"], ["round"]))
+    node.output[0] = "round"
+    node_of(graph, "MaxPool").input[0] = "elsewhere"
+
+
+REFUSED = {
+    "another activation": (relu_to_gelu, r"is used by Gelu, expected Relu or Add|is used by Gelu, expected Relu"),
+    "more weights": (second_classifier, "it has 1 more nodes with weights, such as Gemm 'more'"),
+    "dilations": (dilated, r"has strides \[1, 1\] and dilations \[2, 2\]"),
+    "another stride": (another_stride, "but a ResNet of these blocks and widths has|expected four stages"),
+    "two paddings": (another_padding, "its windows are padded in 2 ways"),
+    "a resize": (resized, "is used by Resize, expected Conv or Cast or Transpose"),
+    "a division by 0": (divided_by_zero, "images are divided or multiplied by 0"),
+    "a lying shape": (lying, "is not a ResNet that can be read"),
+    "a circle": (in_a_circle, "its nodes form a circle|maximum recursion depth"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_graph_that_computes_something_else_is_refused(
+    change: Callable[[Any], object], reason: str, tmp_path: Path
+) -> None:
+    exported(recipe_of(), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+    edited(file, change)
+    with pytest.raises(CheckpointError, match=reason):
+        read(file)
+
+
+def test_class_names_that_are_no_list_of_names_are_left_out(tmp_path: Path) -> None:
+    exported(recipe_of(), tmp_path / "model")
+    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
+    onnx.helper.set_model_props(model, {"classes": json.dumps([1, 2])})
+    onnx.save(model, str(tmp_path / "a"))
+    assert read(tmp_path / "a").classes == ()
+
+
+def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
+    exported(recipe_of(), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+    assert find(tmp_path / "model") == find(file) == file
+    data = file.read_bytes()
+    contents = {"whole": data, "cut": data[:-9], "empty": b"", "text": b"a file\n" * 99, "zip": b"PK\x03\x04" + bytes(99)}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    assert [name for name in contents if find(tmp_path / name)] == ["whole"]
+    assert find(tmp_path) is None
+    assert find(tmp_path / "missing") is None
+
+
+def test_without_the_package_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported(recipe_of(), tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(BackendError, match="reading ONNX models needs the package onnx: pip install onnx=="):
+        read(tmp_path / "model" / "model.onnx")
