@@ -153,6 +153,41 @@ def test_preprocessing_for_images_from_0_to_1_is_read(tmp_path: Path) -> None:
     assert found.remarks[0] == "its mean and std are for images from 0 to 1; the recipe's are 255 times as large"
 
 
+def stored_by_inputs(graph: Any, kind: str) -> None:
+    """Store the classifier's weight as [in, out]; with "MatMul" its bias is added by another node."""
+    [weight] = [tensor for tensor in graph.initializer if tensor.name == "fc.weight"]
+    values = np.ascontiguousarray(onnx.numpy_helper.to_array(weight).T)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, "fc.weight"))
+    node = node_of(graph, "Gemm")
+    del node.attribute[:]
+    if kind == "MatMul":
+        node.op_type, node.output[0] = "MatMul", "product"
+        del node.input[2]
+        graph.node.append(onnx.helper.make_node("Add", ["fc.bias", "product"], ["logits"]))
+
+
+@pytest.mark.parametrize("kind", ["Gemm", "MatMul"])
+def test_a_classifier_may_be_stored_by_inputs(kind: str, tmp_path: Path) -> None:
+    tensors = exported(recipe_of(), tmp_path / "model")
+    edited(tmp_path / "model" / "model.onnx", lambda graph: stored_by_inputs(graph, kind))
+    assert_canonical(read(tmp_path / "model" / "model.onnx").state.tensors, tensors)
+
+
+def test_a_bias_before_a_batch_norm_is_subtracted_from_its_running_mean(tmp_path: Path) -> None:
+    tensors = exported(recipe_of(), tmp_path / "model")
+    bias = np.arange(8, dtype=np.float32)
+
+    def add_bias(graph: Any) -> None:
+        graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+        node_of(graph, "Conv").input.append("bias")
+
+    edited(tmp_path / "model" / "model.onnx", add_bias)
+    found = read(tmp_path / "model" / "model.onnx")
+    assert found.remarks == ("biases of convolutions were subtracted from the running means, which computes the same",)
+    changed = {"bn1.running_mean": tensors["bn1.running_mean"] - bias}
+    assert_canonical(found.state.tensors, tensors | changed)
+
+
 def test_half_precision_is_converted(tmp_path: Path) -> None:
     tensors = exported(recipe_of(), tmp_path / "model")
     file = tmp_path / "model" / "model.onnx"
