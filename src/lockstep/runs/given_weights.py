@@ -62,20 +62,21 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
                 "then pass that run as --weights"
             )
         return None
-    found = open_weights(weights, momentum=resumes)
+    found = open_weights(weights, momentum=resumes, needs_classifier=False)
     given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
     changed = difference(found.recipe, recipe)
     notes = [*found.remarks, f"{'goes on from' if resumes else 'starts from the weights of'} {found.source.name}"]
     notes += [f"the weights have {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
     fitted = _with_classifier(given, recipe)
+    outputs = given["fc.bias"].size if "fc.bias" in given else 0
     if fitted is not given and resumes:
         raise CheckpointError(
-            f"{found.source} has {given['fc.bias'].size} logits, but the recipe has {recipe.logits}, so training cannot go "
+            f"{found.source} has {outputs} logits, but the recipe has {recipe.logits}, so training cannot go "
             "on from there: set logits, or start from its weights with --weights"
         )
     if fitted is not given:
         notes.append(
-            f"the weights have {given['fc.bias'].size} logits, not {recipe.logits}: "
+            f"the weights have {f'{outputs} logits, not {recipe.logits}' if outputs else 'no classifier'}: "
             "the classifier starts from the recipe's initial values"
         )
     expected = {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
@@ -89,7 +90,7 @@ _UNSEEN = ("model", "padding")
 
 def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
     """Return the given weights, with the recipe's initial classifier if theirs has another number of logits."""
-    if "fc.bias" not in given or given["fc.bias"].size == recipe.logits:
+    if "fc.bias" in given and given["fc.bias"].size == recipe.logits:
         return given
     initial = initial_tensors(recipe)
     return given | {name: initial[name] for name in ("fc.weight", "fc.bias")}

@@ -12,7 +12,12 @@ from lockstep.system.files import write_json
 from lockstep.weights import checkpoint
 from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import Classes, given_classes
-from lockstep.weights.formats import nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, refuse_existing
+from lockstep.weights.formats import (
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    refuse_existing,
+)
 from lockstep.weights.opening import Opened, open_weights
 
 Written = tuple[tuple[Path, ...], tuple[str, ...]]

@@ -7,16 +7,26 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import foreign_safetensors, nvidia_mxnet, nvidia_paddle, nvidia_tensorflow, tensor_bundle
+from lockstep.weights.formats import (
+    foreign_safetensors,
+    keras_file,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    onnx_weights,
+    tensor_bundle,
+    timm_folder,
+    torch_models,
+)
 from lockstep.weights.formats.common import Original
-from lockstep.weights.recognising import Kind, kind_of
+from lockstep.weights.preprocessing import assumed_preprocessing
 
 LOCKSTEP = "Lockstep"
 
@@ -56,25 +66,36 @@ class _Read(Protocol):
 class Format:
     """A format of other programs."""
 
-    kind: Kind
-    """What `kind_of` says of its files."""
+    name: str
     find: Callable[[Path], Path | None]
-    """Returns the file or prefix that a path names, None if it names none. It looks at names only."""
+    """Returns the file or prefix to read if a path names weights in this format; None otherwise."""
     read: _Read
-    suffix: str = ""
-    """The suffix that its files must have; "" if they need none."""
 
 
-FORMATS = (
-    Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read, ".index"),
-    Format("Paddle", nvidia_paddle.find, nvidia_paddle.read, ".pdparams"),
-    Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read, ".params"),
+BY_CONTENT = (
+    Format("timm", timm_folder.find, timm_folder.read),
+    Format("PyTorch", torch_models.find, torch_models.read),
     Format("safetensors", foreign_safetensors.find, foreign_safetensors.read),
+    Format("Keras", keras_file.find, keras_file.read),
+    Format("ONNX", onnx_weights.find, onnx_weights.read),
 )
+"""Formats whose files are recognised by what they hold, whatever their names are."""
+BY_NAME = (
+    Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),
+    Format("Paddle", nvidia_paddle.find, nvidia_paddle.read),
+    Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
+)
+"""Formats of several files, which are found by their names."""
 
 
 def open_weights(
-    path: str | Path, *, which: str = "newest", ema: bool = False, momentum: bool = False, model: str | None = None
+    path: str | Path,
+    *,
+    which: str = "newest",
+    ema: bool = False,
+    momentum: bool = False,
+    model: str | None = None,
+    needs_classifier: bool = True,
 ) -> Opened:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
@@ -82,6 +103,8 @@ def open_weights(
     - With `momentum`, the state also has the velocities, the moving average and the loss scale, as far as the source has
       them.
     - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight` and `fc.bias` are
+      missing.
 
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe is the published one of
     the model, in fp32. Raises `CheckpointError`.
@@ -90,6 +113,10 @@ def open_weights(
     found = _of_lockstep(path, ema=ema, momentum=momentum)
     if found is None:
         found = _of_original(path, ema=ema, momentum=momentum)
+    if needs_classifier and "fc.bias" not in found.tensors:
+        raise CheckpointError(
+            f"{found.source} has no classifier, so it cannot classify images; train one: lockstep train --weights {path}"
+        )
     return found if model is None else _as_model(found, model)
 
 
@@ -130,7 +157,7 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
     if path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-")):
         state, about = checkpoint.load_weights(path, ema=ema, everything=momentum and not ema)
         return _noted(about, state, path)
-    if path.is_file() and _kind(path) == "safetensors":
+    if foreign_safetensors.find(path) is not None:
         noted = checkpoint.metadata(path)
         if noted is not None:
             if ema:
@@ -160,7 +187,9 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
         if not state.ema:
             raise CheckpointError(f"{place} has no moving average; leave out --ema")
         state = State(state.step, state.ema, {})
-    return Opened(found.recipe, state, found.classes, place, found.origin, found.remarks, found.epochs)
+    changes, assumed = assumed_preprocessing(found.origin, place)
+    recipe = found.recipe.replace(**changes) if changes else found.recipe
+    return Opened(recipe, state, found.classes, place, found.origin, (*found.remarks, *assumed), found.epochs)
 
 
 def _recognised(path: Path) -> tuple[Format, Path]:
@@ -168,39 +197,37 @@ def _recognised(path: Path) -> tuple[Format, Path]:
 
     Raises `CheckpointError` if a path names nothing that can be read, or several things.
     """
-    kind = _kind(path) if path.is_file() else None
-    if kind is not None:
-        format = next(each for each in FORMATS if each.kind == kind)
-        if not path.name.endswith(format.suffix):
-            raise CheckpointError(f"{path} is a file of {kind}, whose names end in {format.suffix}: rename it")
-        return format, format.find(path) or path
-    found = [(format, place) for format in FORMATS if (place := format.find(path)) is not None]
+    found: dict[Path, Format] = {}
+    for format in (*BY_CONTENT, *BY_NAME):
+        place = format.find(path)
+        if place is not None:
+            found.setdefault(place, format)
+        if place is not None and path.is_file() and format in BY_CONTENT:
+            break  # whatever the file's name is
     if len(found) == 1:
-        return found[0]
+        [(place, format)] = found.items()
+        return format, place
     if found:
-        several = ", ".join(f"{place} ({format.kind})" for format, place in found)
+        several = ", ".join(f"{place} ({format.name})" for place, format in found.items())
         raise CheckpointError(f"{path} holds weights in several formats: {several}; name one of these")
     if not path.exists():
         raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
-    kinds = ", ".join(dict.fromkeys(format.kind for format in FORMATS))
+    names = ", ".join(format.name for format in (*BY_CONTENT, *BY_NAME))
     raise CheckpointError(
-        f"{path} holds no weights that can be read. Expected a run's folder, a checkpoint, or weights of {kinds}"
+        f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or weights of {names}"
     )
-
-
-def _kind(path: Path) -> Kind | None:
-    try:
-        return kind_of(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _as_model(found: Opened, model: str) -> Opened:
     """Return weights as another model with the same tensors. Raises `CheckpointError` if the tensors are not its."""
     if model not in MODELS:
         raise CheckpointError(f"there is no model {model!r}. {nearest(model, MODELS)}")
-    expected = {tensor.name: tensor.shape for tensor in tensors(MODELS[model], found.recipe.logits)}
-    if expected != {name: value.shape for name, value in found.tensors.items()}:
-        own = found.recipe.fields()["model"]
-        raise CheckpointError(f"{found.source} holds {own}, whose tensors are not those of {model}")
+    own, named = (
+        {tensor.name: tensor.shape for tensor in tensors(spec, found.recipe.logits)}
+        for spec in (model_spec(found.recipe.model), MODELS[model])
+    )
+    if own != named:
+        raise CheckpointError(
+            f"{found.source} holds {found.recipe.fields()['model']}, whose tensors are not those of {model}"
+        )
     return replace(found, recipe=found.recipe.replace(model=model))

@@ -6,9 +6,11 @@ Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; timm 1.0
 data/transforms_factory.py, data/dataset_info.py, models/_hub.py, models/_pretrained.py and models/resnet.py.
 """
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from lockstep.models.architectures import MODELS, features, model_spec
@@ -49,6 +51,37 @@ KNOWN: dict[str, Changes] = {
 - timm: what timm assumes where `config.json` says nothing.
 - nvidia-*: the published recipes.
 """
+
+_OF_TORCHVISION = {
+    "torchvision-v1": ("f37072fd", "b627a593", "0676ba61", "63fe2227", "394f9c45"),
+    "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
+}
+"""The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which end their names."""
+_WITHOUT_DESCRIPTION = ("torchvision", "PyTorch", "timm", "PaddleClas", "ONNX")
+"""Origins whose files may say nothing about preprocessing."""
+
+
+def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, ...]]:
+    """Return the preprocessing to use for another program's weights, and a remark if it is an assumption.
+
+    Both are empty if the weights say it or their origin does.
+    """
+    if origin not in _WITHOUT_DESCRIPTION or (path.parent / "config.json").is_file() or path.suffix == ".onnx":
+        return {}, ()
+    digest = ""
+    if path.is_file():
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
+    known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)
+    name = known or "torchvision-v1"
+    changes = KNOWN[name]
+    if known is not None:
+        return changes, ()
+    return changes, (
+        f"the file does not say how its images were prepared; {name} is assumed: shorter side {changes['eval_resize']}, crop "
+        f"{changes['eval_crop']}, {changes['interpolation']}, ImageNet's mean and standard deviation",
+    )
+
 
 _ARCHITECTURES = {name.replace("-", "_"): name for name in MODELS if not name.endswith("-v1")}
 """Names of models by timm's names."""

@@ -1,26 +1,24 @@
-"""safetensors files of other programs with torchvision's names."""
+"""safetensors files of other programs: the tensors of a module of PyTorch."""
 
 from pathlib import Path
 
-from lockstep.models.architectures import recognise
-from lockstep.models.state import State
-from lockstep.recipes import Recipe
-from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights import checkpoint
 from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.torch_models import of_state_dict
 
 
 def find(path: Path) -> Path | None:
-    """Return the path if it is a file that ends in .safetensors; None otherwise."""
-    return path if path.suffix == ".safetensors" and path.is_file() else None
+    """Return the path if it is a file of safetensors, by its content; None otherwise."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(9)
+    # The length of the header, and its first character. The header of an empty file is missing.
+    is_one = len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
+    return path if is_one or path.suffix == ".safetensors" else None
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:
-    """Read a file of tensors. Raises `CheckpointError` if they are of no known model."""
-    tensors, _ = checkpoint.read_weights(path)
-    tensors = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
-    try:
-        model, logits = recognise({name: value.shape for name, value in tensors.items()})
-    except RecipeError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return Original(Recipe(model=model, logits=logits, precision="fp32"), State(0, tensors, {}), (), "PyTorch")
+    """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another model."""
+    stored, _ = checkpoint.read_weights(path)
+    return of_state_dict(path, stored)

@@ -61,7 +61,7 @@ def find(path: Path) -> Path | None:
 def read(path: Path, *, momentum: bool = False) -> Original:
     """Read a ResNet of `keras.applications`: weights or a whole model, also one with another classifier on top.
 
-    A model without a classifier gets one output of zeros. No velocities are read, whatever `momentum` is. Raises
+    No velocities are read, whatever `momentum` is. Raises
     `CheckpointError` if the file is damaged, incomplete or of another model, and `BackendError` if h5py is missing.
     """
     with keras_variables.opened(path) as variables:
@@ -73,13 +73,14 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         recipe = Recipe(
             model=model, logits=logits, precision="fp32", bn_epsilon=_epsilon(path, variables.layers), mean=MEAN, std=STD
         )
-        state = State(0, {tensor.name: _canonical(variables, matching, tensor) for tensor in tensors(spec, logits)}, {})
+        stored = [tensor for tensor in tensors(spec, logits) if matching.names[tensor.name] in variables.shapes]
+        state = State(0, {tensor.name: _canonical(variables, matching, tensor) for tensor in stored}, {})
         used = {*matching.names.values(), *(f"{layer}/bias" for layer in _scopes(spec).values())}
         remarks = (
             *_remarks(variables, matching, head, model),
             *left_over(sorted(name for name in variables.shapes if name not in used)),
         )
-    return Original(recipe, state, remarks, "Keras")
+    return Original(recipe, state, remarks, "Keras", has_classifier=bool(head))
 
 
 def _with_layer_names(variables: Variables) -> Variables:
@@ -179,8 +180,6 @@ def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
 def _canonical(variables: Variables, matching: Matching, tensor: Tensor) -> np.ndarray:
     """Return a tensor as a new canonical float32 array."""
     name = matching.names[tensor.name]
-    if name not in variables.shapes:
-        return np.zeros(tensor.shape, np.float32)  # the classifier of a model without one
     values = variables.read(name)
     if tensor.role == "conv_weight":
         values = values.transpose(3, 2, 0, 1)
@@ -234,7 +233,7 @@ def _remarks(variables: Variables, matching: Matching, head: str, model: str | M
     if model not in _MODELS:
         yield "the file describes blocks with their stride in the 3x3, unlike keras.applications"
     if not head:
-        yield "there is no classifier: one output of zeros stands for it. Train with --weights to get one"
+        yield "it has no classifier"
     elif head != _HEAD:
         yield f"the classifier is the layer {head}"
     odd = [name for name in matching.names.values() if name in variables.shapes and variables.is_converted(name)]

@@ -90,7 +90,12 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     Without `momentum` no velocities are read. Raises `CheckpointError` if the file is damaged, incomplete or of another
     model.
     """
-    contents = _contents(path, torch_file.load(path))
+    return of_state_dict(path, torch_file.load(path), momentum=momentum)
+
+
+def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original:
+    """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a checkpoint with one."""
+    contents = _contents(path, value)
     stored = contents.root[contents.weights]
     names = _names(path, stored)
     matching, has_classifier = _matched(path, stored, names)
