@@ -1,32 +1,83 @@
 """`lockstep convert`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import print, print_json
+from lockstep.data.listing import printable
 
 
 def command(
-    source: Annotated[
-        Path,
-        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
-    ],
-    target: Annotated[Path, typer.Argument(help="A new file; for NVIDIA's formats, a new prefix such as model.ckpt-0.")],
+    source: Annotated[Path, typer.Argument(help="A run's folder, a checkpoint, or another program's weights.")],
+    target: Annotated[
+        Path | None, typer.Argument(help="A new file, folder, or for NVIDIA's formats a prefix such as model.ckpt-0.")
+    ] = None,
     to: Annotated[
-        str, typer.Option(help="Format: safetensors, nvidia-tensorflow, nvidia-paddle or nvidia-mxnet.")
+        str,
+        typer.Option(
+            help="Format: safetensors, torchvision, timm, keras, nvidia-pytorch, nvidia-tensorflow, nvidia-paddle or "
+            "nvidia-mxnet."
+        ),
     ] = "safetensors",
     which: options.Which = "newest",
     ema: options.Ema = False,
     classes: options.Classes = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."),
+    ] = None,
+    certificate: Annotated[
+        bool, typer.Option(help="Check that source and target compute the same, and write TARGET.certificate.json.")
+    ] = True,
+    inspected: Annotated[bool, typer.Option("--inspect", help="Show what SOURCE is, and convert nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --inspect: print JSON.")] = False,
 ) -> None:
-    """Write weights in another format; nothing is overwritten."""
+    """Write weights in another format, with a certificate; nothing is overwritten."""
+    if inspected:
+        _inspect(source, which, as_json)
+        return
+    if target is None:
+        raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     from lockstep import convert
 
-    result = convert(source, target, to=to, which=which, ema=ema, classes=classes)
+    result = convert(source, target, to=to, which=which, ema=ema, classes=classes, model=model, certificate=certificate)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:
         print(f"note: {remark}")
+    found = result["certificate"]
+    if found is not None:
+        print(
+            f"certificate: logits differ by at most {found['largest_difference']:.2g} of the largest "
+            f"(bound {found['bound']:g}), {found['tensors_equal']} of {found['tensors']} tensors are equal; computed by "
+            f"{' and '.join(dict.fromkeys(found['engines'].values()))}"
+        )
+
+
+def _inspect(source: Path, which: str, as_json: bool) -> None:
+    from lockstep.weights.inspection import inspect
+
+    found = inspect(source, which=which)
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        if name not in ("remarks", "oddities"):
+            print(f"{name.replace('_', ' '):<16} {printable(_shown(name, value))}")
+    for remark in found["remarks"]:
+        print(f"note: {printable(remark)}")
+    for oddity in found["oddities"]:
+        print(f"odd: {printable(oddity)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "classes":
+        return f"{len(value)}: {', '.join(value[:5])}{' ...' if len(value) > 5 else ''}" if value else "no names"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "unknown" if value is None else str(value)

@@ -13,10 +13,13 @@ from lockstep.weights import checkpoint
 from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.formats import (
+    keras_file,
     nvidia_mxnet,
     nvidia_paddle,
     nvidia_tensorflow,
     refuse_existing,
+    timm_folder,
+    torch_writing,
 )
 from lockstep.weights.opening import Opened, open_weights
 
@@ -111,6 +114,8 @@ def _certified(weights: Opened, target: Path, files: Sequence[Path], changes: Se
     except BaseException:
         for path in files:
             path.unlink(missing_ok=True)
+        if target.is_dir():  # it was made for these files
+            target.rmdir()
         raise
     return found
 
@@ -128,8 +133,16 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
     return (target,), (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
 
 
-def _to_original(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Opened, bool], Written]:
-    """Return a function that writes a checkpoint for another program's code."""
+def _to_timm(target: Path, weights: Opened, certified: bool) -> Written:
+    return timm_folder.write(target, weights.recipe, weights.state, weights.classes)
+
+
+def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool) -> Written:
+    return torch_writing.write_nvidia_pytorch(target, weights.recipe, weights.state, epochs=weights.epochs or 0)
+
+
+def _plain(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Opened, bool], Written]:
+    """Return a function that writes a checkpoint without a moving average and without names of classes."""
 
     def written(target: Path, weights: Opened, certified: bool) -> Written:
         files, remarks = write(target, weights.recipe, weights.state)
@@ -152,7 +165,11 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "safetensors": Target(_to_safetensors, has_classes=True),
-    "nvidia-tensorflow": Target(_to_original(nvidia_tensorflow.write)),
-    "nvidia-paddle": Target(_to_original(nvidia_paddle.write)),
-    "nvidia-mxnet": Target(_to_original(nvidia_mxnet.write)),
+    "torchvision": Target(_plain(torch_writing.write_torchvision)),
+    "timm": Target(_to_timm, has_classes=True),
+    "keras": Target(_plain(keras_file.write_keras)),
+    "nvidia-pytorch": Target(_to_nvidia_pytorch),
+    "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write)),
+    "nvidia-paddle": Target(_plain(nvidia_paddle.write)),
+    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write)),
 }

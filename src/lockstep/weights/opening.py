@@ -227,7 +227,6 @@ def _as_model(found: Opened, model: str) -> Opened:
         for spec in (model_spec(found.recipe.model), MODELS[model])
     )
     if own != named:
-        raise CheckpointError(
-            f"{found.source} holds {found.recipe.fields()['model']}, whose tensors are not those of {model}"
-        )
+        stored = found.recipe.fields()["model"]
+        raise CheckpointError(f"{found.source} holds {stored}, whose tensors are not those of {model}")
     return replace(found, recipe=found.recipe.replace(model=model))

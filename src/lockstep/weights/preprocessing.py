@@ -78,8 +78,8 @@ def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, 
     if known is not None:
         return changes, ()
     return changes, (
-        f"the file does not say how its images were prepared; {name} is assumed: shorter side {changes['eval_resize']}, crop "
-        f"{changes['eval_crop']}, {changes['interpolation']}, ImageNet's mean and standard deviation",
+        f"the file does not say how its images were prepared; {name} is assumed: shorter side {changes['eval_resize']}, "
+        f"crop {changes['eval_crop']}, {changes['interpolation']}, ImageNet's mean and standard deviation",
     )
 
 

@@ -1,0 +1,72 @@
+"""What a weights file is, without converting it: origin, model, classes, statistics, oddities."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.architectures import Role, model_spec, tensors
+from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.preprocessing import FIELDS
+
+_SHOWN = 5
+
+
+def inspect(source: str | Path, *, which: str = "newest") -> dict[str, Any]:
+    """Return what a run, a checkpoint or another program's file holds, as plain values that JSON can hold.
+
+    Raises `CheckpointError` if it cannot be read.
+    """
+    opened = open_weights(source, which=which, momentum=True, needs_classifier=False)
+    state = opened.state
+    return {
+        "source": str(opened.source),
+        "origin": opened.origin,
+        "model": opened.recipe.fields()["model"],
+        "logits": opened.recipe.logits if "fc.bias" in opened.tensors else None,
+        "classes": list(opened.classes),
+        "parameters": sum(value.size for name, value in opened.tensors.items() if "running_" not in name),
+        "tensors": len(opened.tensors),
+        "dtypes": dict(Counter(str(value.dtype) for value in opened.tensors.values())),
+        "step": state.step or None,
+        "epochs": opened.epochs,
+        "velocities": bool(state.momentum),
+        "moving_average": bool(state.ema),
+        "loss_scale": state.scaler.get("scale"),
+        "preprocessing": {name: opened.recipe.fields()[name] for name in FIELDS},
+        "remarks": list(opened.remarks),
+        "oddities": list(oddities(opened)),
+    }
+
+
+def oddities(opened: Opened) -> Iterator[str]:
+    """Yield what is odd in the values: not finite, dead channels, batch norms that never saw an image or a variance of 0."""
+    roles: dict[str, Role] = {
+        tensor.name: tensor.role for tensor in tensors(model_spec(opened.recipe.model), opened.recipe.logits)
+    }
+    found = {
+        "values that are not finite": [n for n, v in opened.tensors.items() if not np.isfinite(v).all()],
+        "output channels whose weights are all 0": [
+            name
+            for name, value in opened.tensors.items()
+            if roles.get(name) == "conv_weight" and not np.abs(value).reshape(len(value), -1).any(axis=1).all()
+        ],
+        "scales of 0 in batch norm": _with_zeros(opened, roles, "bn_scale"),
+        "running variances of 0": _with_zeros(opened, roles, "bn_var"),
+        "running variances below 0": [
+            name for name, value in opened.tensors.items() if roles.get(name) == "bn_var" and (value < 0).any()
+        ],
+    }
+    for what, names in found.items():
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            yield f"{what}: {', '.join(names[:_SHOWN])}{more}"
+    means = [v for n, v in opened.tensors.items() if roles.get(n) == "bn_mean"]
+    if means and not any(value.any() for value in means):
+        yield "all running means are 0: batch norm never saw an image"
+
+
+def _with_zeros(opened: Opened, roles: dict[str, Role], role: Role) -> list[str]:
+    return [name for name, value in opened.tensors.items() if roles.get(name) == role and (value == 0).any()]
