@@ -1,5 +1,6 @@
 """Files that Keras' own ResNet50 writes and loads: its logits are the oracle."""
 
+import json
 import shutil
 import sys
 import zipfile
@@ -15,6 +16,7 @@ from lockstep import backends
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights.formats import keras_variables
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.keras_file import find, read, write_keras
 from tests.weights.formats.cases import assert_canonical
@@ -117,6 +119,73 @@ def test_a_model_without_a_classifier_has_all_other_tensors(of_keras: Keras, ori
     assert "it has no classifier" in found.remarks
     without = {name: value for name, value in original.state.tensors.items() if not name.startswith("fc.")}
     assert_canonical(found.state.tensors, without)
+
+
+def test_the_only_dense_layer_is_the_classifier(of_keras: Keras, original: Original, tmp_path: Path) -> None:
+    shutil.copy(of_keras.folder / "model.h5", tmp_path / "a")
+    with h5py.File(tmp_path / "a", "r+") as file:
+        file.move("model_weights/predictions/predictions", "model_weights/predictions/cats_and_dogs")
+    found = read(tmp_path / "a")
+    assert found.remarks[2:] == ("the classifier is the layer cats_and_dogs",)
+    assert_canonical(found.state.tensors, original.state.tensors)
+
+
+def described(of_keras: Keras, path: Path, **layers: dict[str, Any]) -> Path:
+    """Write the model's file with other configurations of some layers; others may be added."""
+    shutil.copy(of_keras.folder / "model.h5", path)
+    with h5py.File(path, "r+") as file:
+        config = json.loads(file.attrs["model_config"])
+        listed = config["config"]["layers"]
+        for name, changes in layers.items():
+            known = [layer for layer in listed if layer["config"]["name"] == name]
+            if not known:
+                listed.append({"class_name": name.capitalize(), "config": {"name": name}})
+            for layer in known:
+                layer["config"] |= changes
+        file.attrs["model_config"] = json.dumps(config)
+    return path
+
+
+def test_strides_that_a_file_describes_decide_between_v1_and_v1_5(of_keras: Keras, tmp_path: Path) -> None:
+    strides = {"conv3_block1_1_conv": {"strides": [1, 1]}, "conv3_block1_2_conv": {"strides": [2, 2]}}
+    found = read(described(of_keras, tmp_path / "a", **strides))
+    assert found.recipe.model == "resnet50"
+    assert "the file describes blocks with their stride in the 3x3, unlike keras.applications" in found.remarks
+
+
+def test_layers_for_preprocessing_are_remarked(of_keras: Keras, tmp_path: Path) -> None:
+    found = read(described(of_keras, tmp_path / "a", rescaling={}))
+    assert found.remarks[-1] == "the model has layers for preprocessing, which were not read: rescaling"
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        (
+            {"conv1_bn": {"epsilon": 1e-3}},
+            r"its batch norms have the epsilons \['0\.001', '1\.001e-05'\]; expected one for all",
+        ),
+        ({"conv3_block1_1_conv": {"strides": [3, 3]}}, r"stage 3 has the strides \[3, 1\]; expected \[2, 1\] or \[1, 2\]"),
+    ],
+)
+def test_a_description_of_another_model_is_refused(
+    layers: dict[str, dict[str, Any]], reason: str, of_keras: Keras, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        read(described(of_keras, tmp_path / "a", **layers))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=keras.DTypePolicy(dtype), name="head")])
+    model.save_weights(tmp_path / "a.weights.h5")
+    expected = np.asarray(model.get_weights()[0]).astype(np.float32)
+    with keras_variables.opened(tmp_path / "a.weights.h5") as variables:
+        found = variables.read("head/kernel")
+        assert variables.is_converted("head/kernel")
+    assert (found.dtype, found.tobytes()) == (np.float32, expected.tobytes())
 
 
 @pytest.mark.parametrize("name", ["w.h5", "w.weights.h5"])

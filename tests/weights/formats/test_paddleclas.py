@@ -73,7 +73,7 @@ def test_resnet_is_read_by_its_names(tmp_path: Path) -> None:
     state = state_of(recipe)
     paddle_pickle.dump(tmp_path / "a.pdparams", resnet(state.tensors, RESNET.layers))
     found = read(tmp_path / "a", momentum=False)
-    assert (found.recipe, found.remarks) == (recipe, ("no step is stored, 0 is used",))
+    assert (found.recipe, found.origin, found.remarks) == (recipe, "PaddleClas", ("no step is stored, 0 is used",))
     assert_canonical(found.state.tensors, state.tensors)
 
 

@@ -217,8 +217,8 @@ def _of_resnext(spec: ModelSpec) -> tuple[Callable[[Conv], str], Callable[[Conv]
 
 
 def _origin(names: Names) -> str:
-    """Return the program whose names these are. Files of PaddleClas' ResNet have the names of NVIDIA's layers."""
-    programs = {"conv._conv.weight": "PaddleClas", "conv1.weight": "paddle.vision"}
+    """Return the program that gives these names. NVIDIA's code saves static programs only, so layers are PaddleClas'."""
+    programs = dict.fromkeys(("conv._conv.weight", "stem.0.conv.weight"), "PaddleClas") | {"conv1.weight": "paddle.vision"}
     return programs.get(names["conv1.weight"], "NVIDIA Paddle")
 
 
