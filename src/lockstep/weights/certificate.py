@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -56,17 +56,17 @@ class Certificate(TypedDict):
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
 
-def certify(source: Opened, target: Opened, files: Sequence[Path], changes: Sequence[str]) -> Certificate:
+def certify(
+    source: Opened, target: Opened, files: Sequence[Path], changes: Sequence[str], unsaid: Collection[str]
+) -> Certificate:
     """Compare the logits of weights and of what was written from them, read back. `files` are those that were written.
 
-    The target is computed as the source's model and with the source's preprocessing: not every format can hold these.
-    Raises `CheckpointError` if an engine fails.
+    `unsaid` are the fields of the recipe that the target's format cannot hold; the source's are used. Raises
+    `CheckpointError` if an engine fails.
     """
-    fields = ("model", "padding", "mean", "std", "eval_crop", "logits")
-    recipe = target.recipe.replace(**{name: source.recipe.fields()[name] for name in fields})
+    recipe = target.recipe.replace(**{name: source.recipe.fields()[name] for name in ("eval_crop", "eval_resize", *unsaid)})
     by_name = {"source": (source.recipe, source.tensors), "target": (recipe, target.tensors)}
     engines = {"source": own_engine(source.origin), "target": own_engine(target.origin)}
-    logits = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-certificate-") as name:
         folder = Path(name)
         np.save(folder / "images.npy", images(source.recipe.eval_crop))
@@ -77,8 +77,10 @@ def certify(source: Opened, target: Opened, files: Sequence[Path], changes: Sequ
             )
             plain = used.replace(precision="fp32", ema_decay=0.0)
             (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
-        for engine in dict.fromkeys(engines.values()):
-            _run(folder, engine, [part for part, own in engines.items() if own == engine])
+        versions = {
+            engine: _run(folder, engine, [part for part, own in engines.items() if own == engine])
+            for engine in dict.fromkeys(engines.values())
+        }
         logits = {part: np.load(folder / f"{part}.npy").astype(np.float64) for part in by_name}
     largest = float(np.abs(logits["source"]).max())
     differences = np.abs(logits["target"] - logits["source"]) / (largest or 1.0)
@@ -91,7 +93,7 @@ def certify(source: Opened, target: Opened, files: Sequence[Path], changes: Sequ
         "target_sha256": {path.name: _sha256(path) for path in files if path.is_file()},
         "model": str(source.recipe.fields()["model"]),
         "images": IMAGES,
-        "engines": {part: f"{engine} {backends.FRAMEWORKS[engine].version()}" for part, engine in engines.items()},
+        "engines": {part: f"{engine} {versions[engine]}" for part, engine in engines.items()},
         "largest_difference": found,
         "mean_difference": float(differences.mean()),
         "top1_agreement": float((logits["source"].argmax(1) == logits["target"].argmax(1)).mean()),
@@ -121,7 +123,8 @@ def own_engine(origin: str) -> str:
     return REFERENCE
 
 
-def _run(folder: Path, engine: str, parts: list[str]) -> None:
+def _run(folder: Path, engine: str, parts: list[str]) -> str:
+    """Compute the logits of some weights, and return the version of the engine's framework."""
     python = backends.interpreter(engine) or Path(sys.executable)
     command: list[str | Path] = [python, "-P", "-m", "lockstep.weights.logits_process", folder, engine, *parts]
     ended = carry_out(command, folder, lambda done, total: None)
@@ -130,6 +133,7 @@ def _run(folder: Path, engine: str, parts: list[str]) -> None:
             f"{engine} cannot compute the logits for the certificate: {ended.said or 'it printed nothing'}. "
             "Without a certificate: --no-certificate"
         )
+    return (folder / f"{engine}.txt").read_text(encoding="utf-8")
 
 
 def sha256_of(path: Path) -> dict[str, str]:

@@ -79,7 +79,7 @@ def convert(
     files, remarks = TARGETS[to].write(target, weights, certificate)
     found: Certificate | None = None
     if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
-        found = _certified(weights, target, files, [*weights.remarks, *remarks])
+        found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to].unsaid)
     elif certificate:
         remarks = (*remarks, f"there is no certificate: {to} cannot be read back for a model that has no name")
     return {
@@ -98,12 +98,14 @@ def _certificate_of(target: Path) -> Path:
     return target.with_name(f"{target.name}.certificate.json")
 
 
-def _certified(weights: Opened, target: Path, files: Sequence[Path], changes: Sequence[str]) -> Certificate:
+def _certified(
+    weights: Opened, target: Path, files: Sequence[Path], changes: Sequence[str], unsaid: Sequence[str]
+) -> Certificate:
     """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
     try:
         model = weights.recipe.model
         written = open_weights(target, model=model if isinstance(model, str) else None)
-        found = certify(weights, written, files, changes)
+        found = certify(weights, written, files, changes, unsaid)
         if not found["holds"]:
             raise CheckpointError(
                 f"{target} would not compute as {weights.source} does: logits differ by "
@@ -161,13 +163,15 @@ class Target:
     for formats with metadata."""
     has_classes: bool = False
     """Whether it holds names of classes."""
+    unsaid: tuple[str, ...] = ("padding", "bn_epsilon", "mean", "std")
+    """Fields of the recipe that change logits and that it cannot hold."""
 
 
 TARGETS: dict[str, Target] = {
-    "safetensors": Target(_to_safetensors, has_classes=True),
+    "safetensors": Target(_to_safetensors, has_classes=True, unsaid=()),
     "torchvision": Target(_plain(torch_writing.write_torchvision)),
-    "timm": Target(_to_timm, has_classes=True),
-    "keras": Target(_plain(keras_file.write_keras)),
+    "timm": Target(_to_timm, has_classes=True, unsaid=("padding", "bn_epsilon")),
+    "keras": Target(_plain(keras_file.write_keras), unsaid=("mean",)),
     "nvidia-pytorch": Target(_to_nvidia_pytorch),
     "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write)),
     "nvidia-paddle": Target(_plain(nvidia_paddle.write)),

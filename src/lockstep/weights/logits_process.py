@@ -1,7 +1,8 @@
 """Compute logits in a process of its own: `python -m lockstep.weights.logits_process FOLDER BACKEND NAME...`.
 
 FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights `NAME.safetensors` and their recipe
-`NAME.json`. The process writes `NAME.npy`: the logits, float32 [N, logits], in fp32. Two frameworks cannot share a process.
+`NAME.json`. The process writes `NAME.npy`: the logits, float32 [N, logits], in fp32. It also writes `BACKEND.txt`: the
+version of the framework. Two frameworks cannot share a process.
 """
 
 import json
@@ -30,6 +31,7 @@ def logits(folder: Path, backend: str, names: list[str]) -> None:
             engine.write(State(0, load_file(folder / f"{name}.safetensors"), zero_momentum(recipe)))
             np.save(folder / f"{name}.npy", engine.predict(images))
         tell(done, len(names))
+    (folder / f"{backend}.txt").write_text(str(backends.FRAMEWORKS[backend].version()), encoding="utf-8")
     world.close()
 
 
