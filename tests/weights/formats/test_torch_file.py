@@ -324,6 +324,43 @@ def test_views_that_make_no_sense_are_refused(view: tuple[Any, ...], numbers: in
         load(tmp_path / "any.pth")
 
 
+def nested_twice(times: int = 60) -> bytes:
+    """Return the instructions that make a list of 2**times numbers to print, since every list holds another one twice."""
+    value: list[Any] = [1]
+    for _ in range(times):
+        value = [value, value]
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def of_program(*parts: bytes) -> bytes:
+    """Return a file of the older container without storages, whose object a pickle made by hand makes."""
+    head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
+    return head + b"\x80\x02" + b"".join(parts) + b"." + pickle.dumps([], 2)
+
+
+MEMO = b"q\x07"
+TEXT = b"X" + (2**20).to_bytes(4, "little") + b"a" * 2**20 + MEMO + b"0"
+NUMBERS = b"](" + b"".join(b"M" + i.to_bytes(2, "little") for i in range(5000)) + b"e" + MEMO + b"0"
+BOMBS: dict[str, tuple[bytes, str]] = {
+    "a version": (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + b"\x80\x02" + nested_twice() + b".", "version is not 1001"),
+    "a key": (old_container([1], np.zeros(6)).replace(b"X\x01\x00\x00\x007", nested_twice()), "no list of texts"),
+    "a function": (
+        of_program(b"ctorch._tensor\n_rebuild_from_type_v2\n(", nested_twice(), b"NNNtR"),
+        "a list in place of a _Global",
+    ),
+    "a path": (of_program(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"), "a path has more than 4096"),
+    "sets": (of_program(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"), "makes more bytes than it has"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), BOMBS.values(), ids=BOMBS)
+def test_a_short_file_cannot_make_long_texts_or_many_copies(data: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "any.pth").write_bytes(data)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load(tmp_path / "any.pth")
+    assert len(str(caught.value)) < 1000
+
+
 ARRAYS = {
     "float32": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
     "float16": np.arange(6, dtype=np.float16).reshape(3, 2, order="F") / 7,

@@ -201,7 +201,7 @@ class _Machine:
 
     def reduce(self, _: Any) -> None:
         function, arguments = self.top(2)
-        value = self.rules.calls[str(expected(_Global, function))](*expected(tuple, arguments))
+        value = self.rules.calls[name_of(function)](*expected(tuple, arguments))
         if isinstance(value, bytes | str | set | dict | list):
             self.spare -= len(value)
             if self.spare < 0:
@@ -257,6 +257,11 @@ _MORE_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), _Machine.push),
 }
 """Instructions that only some formats need: objects by class, objects outside the pickle, sets, and Python 2's strings."""
+
+
+def name_of(function: Any) -> str:
+    """Return the full name of a function that a file asks for. Raises `ValueError` for any other object."""
+    return str(expected(_Global, function))
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

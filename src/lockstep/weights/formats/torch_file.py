@@ -149,7 +149,7 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
         raise ValueError("it does not begin with PyTorch's magic number")
     version = interpret(stream, plain)
     if version != _VERSION:
-        raise ValueError(f"its protocol's version is {version!r:.20}; expected {_VERSION}")
+        raise ValueError(f"its protocol's version is not {_VERSION}")
     interpret(stream, plain)
     begin, kinds = stream.tell(), dict[str, tuple[Kind, int]]()
 
@@ -160,10 +160,12 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
 
     interpret(stream, _without_tensors(rules(size, note)))
     keys = interpret(stream, plain)
-    if not isinstance(keys, list) or len(set(map(str, keys))) != len(keys):
-        raise ValueError("the keys of its storages are no list, or one occurs twice")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
+        raise ValueError("the keys of its storages are no list of texts, or one occurs twice")
     stored: dict[str, np.ndarray] = {}
-    for key in map(str, keys):
+    for key in keys:
+        if key not in kinds:
+            raise ValueError(f"nothing uses its storage {key:.20}")
         kind, count = kinds[key]
         if struct.unpack("<q", stream.read(8)) != (count,):
             raise ValueError(f"the storage {key:.20} does not have {count} numbers")

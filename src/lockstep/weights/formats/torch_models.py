@@ -112,7 +112,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
         *_about_weights(contents, stored, names, expected, has_classifier),
         *about_average,
         *about,
-        *left_over(sorted(str(name)[:80] for name in contents.root if name not in _KNOWN)),
+        *left_over(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
     )
     scaler = _scaler(contents.root)
     recipe = _recipe(path, origin, matching)
@@ -129,13 +129,18 @@ def _contents(path: Path, value: Any) -> _Contents:
     weights = next((key for key in _WEIGHTS if _is_state_dict(root.get(key))), None)
     average = next((key for key in _AVERAGES if _is_state_dict(root.get(key))), None)
     if weights is None and average is None:
-        keys = [str(key)[:40] for key in root][:5]
+        keys = [_text(key) for key in root][:5]
         raise CheckpointError(
             f"{path} holds no state_dict of a convolutional network, at its top or below {', '.join(_WEIGHTS + _AVERAGES)}; "
             f"it is a {type(value).__name__}{f' with {keys}' if keys else ''}. Save it again with "
             "torch.save(model.state_dict(), path)."
         )
     return _Contents(root, weights or average or "", average if weights else None)
+
+
+def _text(key: Any) -> str:
+    """Return the key of a dict for a message."""
+    return key[:40] if isinstance(key, str) else f"a {type(key).__name__}"
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -264,7 +269,7 @@ def _velocities(optimizer: Any, trained: list[Tensor]) -> tuple[dict[str, np.nda
     )
     found = {name: kept.get(slot) for name, slot in slots.items() if isinstance(slot, int)}
     entries = {name: entry for name, entry in found.items() if isinstance(entry, dict)}
-    others = sorted({str(key)[:40] for entry in entries.values() for key in entry} - {_VELOCITY})
+    others = sorted({_text(key) for entry in entries.values() for key in entry} - {_VELOCITY})
     if others:
         return {}, (f"the velocities were left out: the optimizer is not SGD, it also keeps {', '.join(others[:3])}",)
     buffers = {name: entry.get(_VELOCITY) for name, entry in entries.items()}

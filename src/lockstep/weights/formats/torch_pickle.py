@@ -21,7 +21,17 @@ from typing import Any
 import numpy as np
 
 from lockstep.weights.formats import from_bfloat16
-from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, Unbuilt, build_array, expected, in_builtins, shape_of
+from lockstep.weights.formats.pickles import (
+    NUMPY,
+    Refused,
+    Rules,
+    Unbuilt,
+    build_array,
+    expected,
+    in_builtins,
+    name_of,
+    shape_of,
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ _PATHS: dict[str, type[PurePath]] = {
 }
 _FACTORIES = ("dict", "list", "int", "float", "str", "bool", "tuple")
 """What a defaultdict may make. A plain dict replaces it."""
+_MOST_PATH = 4096
 _SPARE = 2**20
 _MOST_COPIES = 8
 """All tensors together may have this many times the bytes of the file, and `_SPARE` more: they may share storages."""
@@ -114,7 +125,7 @@ class _Tensors:
         kind, key, _, count, *view = identifier[1:]
         stored = _KINDS.get(_STORAGES.get(expected(str, kind).rpartition(".")[2], ""))
         if stored is None:
-            raise Refused(f"a storage of type {kind}")
+            raise Refused(f"a storage of type {kind:.40}")
         numbers = self.find(str(expected(str, key)), stored, _natural(count))
         if view and view[0] is not None:
             _, offset, length = expected(tuple, view[0])
@@ -174,8 +185,8 @@ def _first(value: Any, *_: Any) -> Any:
 
 def _of_class(calls: dict[str, Callable[..., Any]], function: Any, _: Any, arguments: Any, *__: Any) -> Any:
     """Replace the call that makes a tensor of a subclass, with attributes: return the tensor."""
-    name = str(function)
-    if not name.startswith("torch._utils._rebuild_") or name not in calls:
+    name = name_of(function)
+    if not name.startswith("torch._utils._rebuild_"):
         raise Refused(f"a tensor by {name:.200}")
     return calls[name](*expected(tuple, arguments))
 
@@ -217,7 +228,9 @@ def _make_bytes(text: Any = b"", encoding: Any = "latin-1") -> bytes:
 
 
 def _make_path(kind: type[PurePath], *parts: Any) -> str:
-    return str(kind(*(expected(str, part) for part in parts)))
+    if sum(len(expected(str, part)) for part in parts) > _MOST_PATH:
+        raise ValueError(f"a path has more than {_MOST_PATH} characters")
+    return str(kind(*parts))
 
 
 def _make_opaque(name: str, *_: Any) -> Opaque:
