@@ -13,6 +13,7 @@ import pickle
 import resource
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="Where files with a wrong answer are written.")
     asked = parser.parse_args()
+    warnings.simplefilter("ignore")  # PyTorch's, about odd pickles
     torch.manual_seed(asked.seed)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     before = peak()

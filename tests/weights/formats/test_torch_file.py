@@ -1,6 +1,7 @@
 """PyTorch's files hold what PyTorch wrote, bit for bit. Nothing in them is ever run, and damage is an error."""
 
 import argparse
+import copy
 import io
 import os
 import pickle
@@ -92,6 +93,14 @@ def test_what_programs_store_next_to_tensors_becomes_plain_values(
         assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
     else:
         assert found == expected
+
+
+@CONTAINERS
+def test_an_object_that_occurs_twice_is_read_twice(container: dict[str, bool], tmp_path: Path) -> None:
+    numbers, options = np.arange(3), argparse.Namespace(lr=0.1)
+    found = load(written([numbers, options, numbers, options, BASE, BASE], tmp_path, container))
+    assert (found[0].tolist(), found[2].tolist(), found[1], found[3]) == ([0, 1, 2], [0, 1, 2], {"lr": 0.1}, {"lr": 0.1})
+    assert found[4].tolist() == found[5].tolist() == BASE.tolist()
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -270,6 +279,17 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    path = written({"a": torch.zeros(10**5)}, tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("any/data/1", b"")
+        again = copy.copy(archive.getinfo("any/data/0"))
+        again.filename = "any/data/2"
+        archive.filelist.append(again)
+    with pytest.raises(CheckpointError, match="its members have more bytes than its own"):
+        load(path)
+
+
 def test_a_storage_with_another_byte_is_an_error(tmp_path: Path) -> None:
     path = written({"a": BASE}, tmp_path)
     data = path.read_bytes()
@@ -351,6 +371,11 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     "a path": (of_program(TEXT, b"cpathlib\nPosixPath\n(", b"h\x07" * 100_000, b"tR"), "a path has more than 4096"),
     "sets": (of_program(NUMBERS, b"](", b"c__builtin__\nset\nh\x07\x85R" * 50, b"e"), "makes more bytes than it has"),
 }
+
+
+def test_texts_that_python_2_wrote_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "any.pth").write_bytes(of_program(b"}U\x01aT\x01\x00\x00\x00bs"))
+    assert load(tmp_path / "any.pth") == {"a": "b"}
 
 
 @pytest.mark.parametrize(("data", "reason"), BOMBS.values(), ids=BOMBS)

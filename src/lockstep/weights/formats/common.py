@@ -31,7 +31,7 @@ class Original:
     remarks: tuple[str, ...]
     """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
     origin: str
-    """The program that wrote it: "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", "NVIDIA PyTorch", "torchvision",
+    """The program that wrote it, or whose conventions it has: "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", "NVIDIA PyTorch", "torchvision",
     "timm", or "PyTorch" for another program that uses PyTorch."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if the checkpoint has none."""

@@ -39,8 +39,8 @@ from lockstep.weights.formats.common import Matching, Original, Shape, about_mom
 
 NVIDIA = "NVIDIA PyTorch"
 _ENDINGS = (".pth", ".pth.tar", ".pt", ".bin")
-_OF_FOLDER = ("checkpoint.pth.tar", "last.pth.tar", "pytorch_model.bin")
-"""Files that stand for their folder: the last checkpoint of NVIDIA's code and of timm, a model of a hub."""
+_OF_FOLDER = ("checkpoint.pth.tar", "last.pth.tar", "model_best.pth.tar", "pytorch_model.bin")
+"""Files that stand for their folder: the last checkpoint of NVIDIA's code and of timm, the best one, a model of a hub."""
 _WEIGHTS = ("state_dict", "model", "model_state_dict")
 _AVERAGES = ("state_dict_ema", "model_ema")
 _OPTIMIZER = "optimizer"
@@ -75,8 +75,8 @@ class _Contents:
 def find(path: Path) -> Path | None:
     """Return the file that a path names; None if it names none of PyTorch's.
 
-    A path is a file with an ending or contents of PyTorch's, or a folder with NVIDIA's or timm's last checkpoint or with a
-    `pytorch_model.bin`.
+    A path is a file with an ending or contents of PyTorch's, or a folder with NVIDIA's or timm's last or best checkpoint
+    or with a `pytorch_model.bin`.
     """
     if path.is_dir():
         return next((path / name for name in _OF_FOLDER if (path / name).is_file()), None)
