@@ -73,7 +73,7 @@ FRAMEWORKS: dict[str, Framework] = {
         },
         slower={"bf16": "6 to 12 times", "fp16": "2 to 3 times"},
         always_emulates=("fp16",),
-        origins=("NVIDIA Paddle", "PaddleClas"),
+        origins=("NVIDIA Paddle", "PaddleClas", "paddle.vision"),
         nvidia_example="PaddlePaddle",
     ),
     "reference": Framework(("numpy",), "pip install numpy"),

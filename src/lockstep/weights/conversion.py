@@ -79,7 +79,7 @@ def convert(
     files, remarks = TARGETS[to].write(target, weights, certificate)
     found: Certificate | None = None
     if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
-        found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to].unsaid)
+        found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to])
     elif certificate:
         remarks = (*remarks, f"there is no certificate: {to} cannot be read back for a model that has no name")
     return {
@@ -99,13 +99,14 @@ def _certificate_of(target: Path) -> Path:
 
 
 def _certified(
-    weights: Opened, target: Path, files: Sequence[Path], changes: Sequence[str], unsaid: Sequence[str]
+    weights: Opened, target: Path, files: Sequence[Path], remarks: Sequence[str], format: "Target"
 ) -> Certificate:
     """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
     try:
         model = weights.recipe.model
         written = open_weights(target, model=model if isinstance(model, str) else None)
-        found = certify(weights, written, files, changes, unsaid)
+        changes = [*remarks, *([format.invents] if format.invents else [])]
+        found = certify(weights, written, files, changes, format.unsaid)
         if not found["holds"]:
             raise CheckpointError(
                 f"{target} would not compute as {weights.source} does: logits differ by "
@@ -154,6 +155,9 @@ def _plain(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, O
     return written
 
 
+_COUNTERS = "num_batches_tracked of every batch norm was added, since its modules expect it; it changes no result"
+
+
 @dataclass(frozen=True)
 class Target:
     """A format to convert to."""
@@ -163,16 +167,18 @@ class Target:
     for formats with metadata."""
     has_classes: bool = False
     """Whether it holds names of classes."""
+    invents: str = ""
+    """What it holds that no source has, for the certificate."""
     unsaid: tuple[str, ...] = ("padding", "bn_epsilon", "mean", "std")
     """Fields of the recipe that change logits and that it cannot hold."""
 
 
 TARGETS: dict[str, Target] = {
     "safetensors": Target(_to_safetensors, has_classes=True, unsaid=()),
-    "torchvision": Target(_plain(torch_writing.write_torchvision)),
-    "timm": Target(_to_timm, has_classes=True, unsaid=("padding", "bn_epsilon")),
+    "torchvision": Target(_plain(torch_writing.write_torchvision), invents=_COUNTERS),
+    "timm": Target(_to_timm, has_classes=True, invents=_COUNTERS, unsaid=("padding", "bn_epsilon")),
     "keras": Target(_plain(keras_file.write_keras), unsaid=("mean",)),
-    "nvidia-pytorch": Target(_to_nvidia_pytorch),
+    "nvidia-pytorch": Target(_to_nvidia_pytorch, invents=_COUNTERS),
     "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write)),
     "nvidia-paddle": Target(_plain(nvidia_paddle.write)),
     "nvidia-mxnet": Target(_plain(nvidia_mxnet.write)),

@@ -69,7 +69,8 @@ _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 _OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
-"""Variables that are known but not used: the recipe sets the schedule and the loss scale."""
+"""Variables of the optimizer besides velocities. The learning rate is not used: the recipe sets the schedule."""
+_SCALER = {"scale": "loss_scaling", "good_steps": "num_good_steps", "bad_steps": "num_bad_steps"}
 _MASK = "_asp_mask"
 
 
@@ -141,7 +142,15 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
-    return Original(recipe, State(0, found, velocities), remarks, _origin(matching.names), epochs=epochs)
+    state = State(0, found, velocities, scaler=_loss_scale(optimizer) if momentum else {})
+    return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs)
+
+
+def _loss_scale(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the state of dynamic loss scaling; empty unless the optimizer has all of it, as single finite numbers."""
+    found = {name: value for name, value in optimizer.items() if value.size == 1 and np.isfinite(value).all()}
+    kinds = {kind: next((n for n in found if n.rpartition("_")[0] == variable), None) for kind, variable in _SCALER.items()}
+    return {kind: float(found[name].item()) for kind, name in kinds.items() if name} if all(kinds.values()) else {}
 
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
