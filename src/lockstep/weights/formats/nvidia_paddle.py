@@ -142,11 +142,11 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
-    state = State(0, found, velocities, scaler=_loss_scale(optimizer) if momentum else {})
+    state = State(0, found, velocities, scaler=_stored_scaler(optimizer) if momentum else {})
     return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs)
 
 
-def _loss_scale(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _stored_scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the state of dynamic loss scaling; empty unless the optimizer has all of it, as single finite numbers."""
     found = {name: value for name, value in optimizer.items() if value.size == 1 and np.isfinite(value).all()}
     kinds = {kind: next((n for n in found if n.rpartition("_")[0] == variable), None) for kind, variable in _SCALER.items()}

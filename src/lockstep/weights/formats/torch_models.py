@@ -107,11 +107,10 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     average, about_average = _average(path, contents, expected)
     origin = _origin(path, contents.root, stored, trained, groups)
     epochs, about_epoch = _epochs(contents.root, origin)
+    about_run = () if contents.root.keys() == {contents.weights} else (about_epoch, *about_average, *about)
     remarks = (
-        about_epoch,
+        *about_run,
         *_about_weights(contents, stored, names, expected, has_classifier),
-        *about_average,
-        *about,
         *left_over(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
     )
     scaler = _scaler(contents.root)
