@@ -1,4 +1,4 @@
-"""Run `lockstep` as a user does: in a separate process."""
+"""Run `lockstep` as a user does, in a separate process; and the Python of another environment."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 # Threads slow down models this small, and many times more if another test uses the other core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -13,6 +16,13 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "lockstep", *map(str, arguments)]
+
+
+def mxnet_python() -> Path:
+    """Return the Python of MXNet's environment: `make mxnet-env` makes it, or LOCKSTEP_MXNET_PYTHON names it."""
+    python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
+    assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
+    return python
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

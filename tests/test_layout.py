@@ -1,4 +1,7 @@
-"""The rooms (subpackages) of the package: their number, their order in floors, and that imports have no cycles."""
+"""The rooms (subpackages) of the package: their number, their order in floors, and that imports have no cycles.
+
+Test modules import no test modules: what several of them need is in `cases.py` and similar modules.
+"""
 
 import ast
 import re
@@ -100,6 +103,44 @@ def test_no_imports_go_in_circles() -> None:
 )
 def test_an_import_is_seen_wherever_it_stands(text: str, expected: set[str]) -> None:
     assert imported(ast.parse(text)) == expected
+
+
+TESTS = Path(__file__).parent
+RUNS_OTHER_TESTS = {"backends/test_faults.py"}
+"""Test modules that run tests of other modules, on wrong engines."""
+
+
+def imported_tests(text: str) -> set[str]:
+    """Return the names of the test modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            names = [part for alias in node.names for part in alias.name.split(".")]
+            is_of_tests = f"{module}.".startswith("tests.") or "tests" in names or getattr(node, "level", 0)
+            found |= {name for name in (*module.split("."), *names) if is_of_tests and name.startswith("test_")}
+    return found
+
+
+def test_no_test_module_is_imported() -> None:
+    files = {str(path.relative_to(TESTS)): imported_tests(path.read_text(encoding="utf-8")) for path in TESTS.rglob("*.py")}
+    assert {name: found for name, found in files.items() if found and name not in RUNS_OTHER_TESTS} == {}
+    assert all(files[name] for name in RUNS_OTHER_TESTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from tests.backends.test_steps import STEPS", {"test_steps"}),
+        ("from tests.backends import cases, test_steps", {"test_steps"}),
+        ("def later():\n    import tests.backends.test_steps as steps", {"test_steps"}),
+        ("from .test_steps import STEPS", {"test_steps"}),
+        ("from tests.backends.steps import test_of", {"test_of"}),
+        ("from numpy.testing import test_suite\nimport tests.processes", set()),
+    ],
+)
+def test_an_imported_test_is_seen_however_it_is_imported(text: str, expected: set[str]) -> None:
+    assert imported_tests(text) == expected
 
 
 MOST_LINES = {"file": 500, "function": 60}

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,8 @@ from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
 from tests.backends.conftest import BACKENDS, Kept, Start, starter
+from tests.backends.launchers import ENGINES, PAIRS, RING
 
-ENGINES = BACKENDS if len(BACKENDS) > 1 else (*BACKENDS, "reference")
-PAIRS = tuple(permutations(ENGINES, 2))
-RING = tuple(zip(ENGINES, (*ENGINES[1:], ENGINES[0]), strict=True))
-"""Every engine starts one run and ends one run. The engines pass on a state in canonical form, the same for any engine."""
 STEPS = 8
 
 

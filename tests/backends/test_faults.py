@@ -19,7 +19,7 @@ from lockstep.recipes import Execution, Recipe
 from tests.backends import test_across, test_engine, test_masks, test_precision, test_steps, test_trajectories, wrong
 from tests.backends.cases import FP16, NARROWED, OTHER_COLOURS, Step
 from tests.backends.conftest import starter
-from tests.backends.test_steps import STEPS, TRAJECTORIES
+from tests.backends.steps import STEPS, TRAJECTORIES
 from tests.backends.wrong import Build, with_function, with_rates, with_recipe
 
 Test = Callable[..., None]

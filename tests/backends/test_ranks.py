@@ -5,7 +5,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,13 @@ from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, bits, lacks, moved, parameters, random_state, statistics
-from tests.backends.conftest import BACKENDS, Start
+from tests.backends.conftest import Start
+from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
 
 pytestmark = pytest.mark.slow
 
 Found = dict[str, Any]
-
-LAUNCHERS = {
-    "mxnet": ["-m", "tests.backends.workers", "mxnet", "native"],
-    "mxnet horovod": ["-m", "tests.backends.workers", "mxnet", "horovod"],
-    "paddle": ["-m", "tests.backends.workers", "paddle", "native"],
-    "tensorflow": ["-m", "tests.backends.workers", "tensorflow", "native"],
-    "tensorflow horovod": ["-m", "tests.backends.workers", "tensorflow", "horovod"],
-    "torch": ["-m", "tests.backends.workers", "torch", "native"],
-}
-"""Arguments between Python and a module's name that run the module in two processes. The keys are backends, followed by what
-adds up over ranks if that is not the framework itself."""
-
-WITHOUT = {"reference"}
-"""Backends that run in one process."""
-
-HAS_HOROVOD = find_spec("horovod") is not None
-"""Whether Horovod is installed, by `make mxnet-horovod` or in the environment of `make tensorflow-horovod`."""
-
-LAUNCHED = tuple(name for name in LAUNCHERS if name.split()[0] in BACKENDS and (HAS_HOROVOD or not name.endswith("horovod")))
-
 
 SOAK = "LOCKSTEP_SOAK" in os.environ
 """Whether `make soak` runs the tests."""
@@ -56,7 +36,7 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
     """Run scenarios in two processes and return the results of each. A warning in either process is an error."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", *_named(name), folder, *scenarios],
+        [sys.executable, "-W", "error", *LAUNCHERS[name], "tests.backends.ranks", *named(name), folder, *scenarios],
         cwd=root,
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,
@@ -67,12 +47,6 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 
-def _named(launcher: str) -> tuple[str, str]:
-    """Return the name of a backend, and what adds up over its ranks."""
-    name, _, distributed = launcher.partition(" ")
-    return name, distributed or "native"
-
-
 @pytest.fixture(scope="session", params=LAUNCHED)
 def launched(request: pytest.FixtureRequest) -> str:
     """Return one of `LAUNCHERS`. All engines of this file use it."""
@@ -81,7 +55,7 @@ def launched(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def backend(launched: str) -> Backend:
-    return backends.load(_named(launched)[0])
+    return backends.load(named(launched)[0])
 
 
 @pytest.fixture(scope="session")
@@ -93,20 +67,20 @@ def world(backend: Backend) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def ranks(launched: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    possible = tuple(name for name in UNCOMPILED if not lacks(_named(launched)[0], SCENARIOS[name].recipe.precision))
+    possible = tuple(name for name in UNCOMPILED if not lacks(named(launched)[0], SCENARIOS[name].recipe.precision))
     return run_ranks(launched, pytestconfig.rootpath, tmp_path_factory.mktemp("ranks"), possible)
 
 
 @pytest.fixture(params=UNCOMPILED)
 def name(request: pytest.FixtureRequest, launched: str) -> str:
     """Return each scenario that is not compiled."""
-    if why := lacks(_named(launched)[0], SCENARIOS[request.param].recipe.precision):
+    if why := lacks(named(launched)[0], SCENARIOS[request.param].recipe.precision):
         pytest.skip(why)
     return request.param
 
 
 def test_every_framework_that_has_ranks_has_a_launcher() -> None:
-    assert {_named(launcher)[0] for launcher in LAUNCHERS} == set(FRAMEWORKS) - WITHOUT
+    assert {named(launcher)[0] for launcher in LAUNCHERS} == set(FRAMEWORKS) - WITHOUT
 
 
 def way(found: Found) -> Arrays:

@@ -16,7 +16,7 @@ from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import distance
 from tests.backends import autograd
 from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics
-from tests.backends.test_steps import STEPS, TRAJECTORIES
+from tests.backends.steps import STEPS, TRAJECTORIES
 
 ROUNDING = 3e-6
 """Rounding of a state, which is float32 after every step: 6e-8 of a value, and more of a small difference."""

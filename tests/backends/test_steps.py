@@ -1,7 +1,6 @@
 """Tests for every engine: training steps, against mathematics in float64 (`oracle`)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,8 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, distance, largest
 from tests.backends import oracle
 from tests.backends.cases import (
-    BASIC,
     FP16,
-    NARROWED,
-    OTHER_COLOURS,
     RATES,
-    V1,
     Step,
     all_bits,
     moved,
@@ -32,35 +27,10 @@ from tests.backends.cases import (
     steady_state,
 )
 from tests.backends.conftest import Start
+from tests.backends.steps import STEPS, TRAJECTORIES
 
 # One step
 
-OF_NARROW_MODELS = {
-    "at 32 pixels": Step(mixup="sample"),
-    "at 64 pixels": Step(mixup="sample", size=64),
-    "not smoothed": Step({"label_smoothing": 0.0}),
-    "with one mixup coefficient": Step(mixup="batch"),
-    "with SAME padding and 1001 logits": Step({"padding": "same", "logits": 1001}),
-    "in two parts": Step(mixup="sample", parts=2),
-}
-STEPS = {
-    "smoothed": Step(),
-    "not smoothed": Step({"label_smoothing": 0.0}),
-    "one mixup coefficient": Step(mixup="batch"),
-    "a mixup coefficient each": Step(mixup="sample"),
-    "1001 logits": Step({"logits": 1001}, "sample"),
-    "SAME padding": Step({"padding": "same"}),
-    "basic blocks": Step({"model": BASIC}),
-    "v1 strides": Step({"model": V1}),
-    "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
-    "other colours": Step(OTHER_COLOURS, "sample"),
-    "two parts": Step(parts=2),
-    "two parts with mixup": Step(mixup="sample", parts=2),
-} | {
-    f"{model} {kind}": replace(step, changes=step.changes | changes, is_steady=True)
-    for model, changes in NARROWED.items()
-    for kind, step in OF_NARROW_MODELS.items()
-}
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
 
@@ -171,16 +141,6 @@ def test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes(st
         engine.train([batch], 0)
         velocities.append(engine.read().momentum[name])
     assert velocities[0].tobytes() == velocities[1].tobytes()
-
-
-TRAJECTORIES = {
-    "plain": ({}, "none", 1),
-    "no momentum": ({"momentum": 0.0}, "none", 1),
-    "much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, "none", 1),
-    "mixup": ({}, "sample", 1),
-    "two parts": ({}, "none", 2),
-    "moving average": ({"ema_decay": 0.9}, "none", 1),
-}
 
 
 @pytest.mark.parametrize(("changes", "mixup", "parts"), TRAJECTORIES.values(), ids=TRAJECTORIES)

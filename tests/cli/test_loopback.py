@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.test_ranks import LAUNCHED
+from tests.backends.launchers import LAUNCHED
 from tests.processes import running, wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

@@ -23,8 +23,7 @@ from lockstep.system.event_log import read_log
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
-from tests.backends.test_across import RING
-from tests.backends.test_ranks import LAUNCHED
+from tests.backends.launchers import LAUNCHED, RING
 from tests.processes import call, finish, running, wait_until
 
 SOAK = "LOCKSTEP_SOAK" in os.environ

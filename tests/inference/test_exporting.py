@@ -21,7 +21,7 @@ from lockstep.system.machine import arithmetic
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import open_weights
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.test_inference import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, random_tensors
 
 MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
 

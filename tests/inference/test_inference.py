@@ -13,28 +13,13 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.weights import checkpoint
+from tests.inference.cases import CLASSES, random_tensors
 
-CLASSES = ("blobs", "bricks", "checks", "dots", "grid", "rays", "rings", "spiral", "stripes", "zigzag")
 SaveWeights = Callable[..., Path]
-
-
-def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
-    """Return weights that give different images different results: scaled so that activations neither vanish nor grow."""
-    random = np.random.default_rng(seed)
-    values = {}
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
-        drawn = random.standard_normal(tensor.shape, np.float32)
-        if tensor.role in ("conv_weight", "fc_weight"):
-            drawn *= math.sqrt(2 / math.prod(tensor.shape[1:]))
-        elif tensor.role in ("bn_scale", "bn_var"):
-            drawn = np.exp(0.2 * drawn)
-        values[tensor.name] = drawn
-    return values
 
 
 @pytest.fixture(autouse=True, scope="module")

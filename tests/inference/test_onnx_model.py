@@ -16,7 +16,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
 from lockstep.weights import checkpoint
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.test_inference import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, random_tensors
 
 MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
 SIZES = [(40, 40), (32, 57), (71, 33)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
@@ -19,22 +19,10 @@ from lockstep.recipes.order import (
 )
 from lockstep.recipes.philox import Purpose, draw
 from lockstep.system.errors import RecipeError
-
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES
 
 KOLMOGOROV_ONE_IN_A_THOUSAND = 1.95
 """Distance of distribution functions times the square root of the count. It is exceeded once in a thousand cases."""
-
-RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
-MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")
-
-
-def sizes_of(images: int) -> np.ndarray:
-    i = np.arange(images)
-    return np.stack([20 + 137 * i % 380, 20 + 211 * i % 390], axis=1)
-
-
-SIZES = sizes_of(40)
 
 
 def numbers_of(count: int, epoch: int = 0) -> Callable[[Purpose, int], np.ndarray]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan, evaluated_samples, evaluation_plans
-from tests.recipes.test_order import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
+from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
 
 
 @EXAMPLES

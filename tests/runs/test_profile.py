@@ -12,7 +12,7 @@ from lockstep.runs.spans import spans
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
-from tests.runs.test_recorder import figures
+from tests.runs.cases import figures
 
 EXECUTION = Execution(backend="torch" if "torch" in BACKENDS else BACKENDS[0], log_every_steps=2)
 STEPS = 14  # 60 images, 8 per step, 2 epochs

@@ -1,38 +1,21 @@
 """The recorder's events reach the log, TensorBoard's files and the listener."""
 
 import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
 
 from lockstep.runs.recorder import Recorder
 from lockstep.system.event_log import read_log
+from tests.runs.cases import events, figures
 
 RATES = np.linspace(0.1, 1.0, 10)
 
 
 def train_event(step: int, **figures: Any) -> dict[str, Any]:
     return {"kind": "train", "step": step, "first_step": max(step - 2, 0), "images": 16, "images_per_sec": 4.0} | figures
-
-
-def events(folder: Path) -> Iterator[Event]:
-    """Yield TensorBoard's events. A frame has a length, a checksum, an event and a checksum."""
-    for file in sorted((folder / "tensorboard").iterdir()):
-        data = file.read_bytes()
-        while data:
-            (length,) = struct.unpack_from("<Q", data)
-            yield Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-
-
-def figures(folder: Path) -> dict[tuple[str, int], float]:
-    found = [(event.step, value) for event in events(folder) for value in event.summary.value]
-    return {(value.tag, step): value.simple_value for step, value in found}
 
 
 def test_an_event_is_in_the_log_as_soon_as_it_is_logged(tmp_path: Path) -> None:

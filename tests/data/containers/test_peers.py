@@ -20,8 +20,8 @@ from PIL import Image
 from lockstep.data.containers import Sample, Stored, recordio, tfrecord, webdataset
 from lockstep.data.containers.recordio import Header, framed, packed
 from tests.data.containers.shared import MAGIC, listed, write
+from tests.processes import mxnet_python
 
-ROOT = Path(__file__).parents[3]
 PEERS = Path(__file__).parent / "peers"
 HEIGHT, WIDTH = 20, 30
 
@@ -58,12 +58,6 @@ def asked(python: Path | str, script: str, *arguments: object) -> Any:
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
-
-
-def mxnet_python() -> Path:
-    python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
-    assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
-    return python
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from lockstep.runs.report import read_report
 from lockstep.system.errors import Interrupted, UserError
 from lockstep.system.event_log import read_log
 from tests.backends.conftest import BACKENDS
+from tests.runs.cases import events
 from tests.runs.loggers.conftest import Notebook
-from tests.runs.test_recorder import events
 
 EXECUTION = Execution(
     backend="torch" if "torch" in BACKENDS else BACKENDS[0], log_every_steps=1, loggers=("tensorboard", "wandb")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from lockstep.runs.loggers import Opening, Picture
 from lockstep.runs.loggers.tensorboard import open_logger
-from tests.runs.test_recorder import events
+from tests.runs.cases import events
 
 
 def test_an_image_is_in_the_events_pixel_for_pixel(picture: Picture, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import from_bfloat16, mxnet_params, nvidia_mxnet
 from lockstep.weights.formats.common import Original
-from tests.data.containers.test_peers import mxnet_python
+from tests.processes import mxnet_python
 from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
 
 pytestmark = pytest.mark.slow

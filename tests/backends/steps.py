@@ -1,0 +1,41 @@
+"""The steps and the trajectories that engines are compared on."""
+
+from dataclasses import replace
+
+from tests.backends.cases import BASIC, NARROWED, OTHER_COLOURS, V1, Step
+
+OF_NARROW_MODELS = {
+    "at 32 pixels": Step(mixup="sample"),
+    "at 64 pixels": Step(mixup="sample", size=64),
+    "not smoothed": Step({"label_smoothing": 0.0}),
+    "with one mixup coefficient": Step(mixup="batch"),
+    "with SAME padding and 1001 logits": Step({"padding": "same", "logits": 1001}),
+    "in two parts": Step(mixup="sample", parts=2),
+}
+STEPS = {
+    "smoothed": Step(),
+    "not smoothed": Step({"label_smoothing": 0.0}),
+    "one mixup coefficient": Step(mixup="batch"),
+    "a mixup coefficient each": Step(mixup="sample"),
+    "1001 logits": Step({"logits": 1001}, "sample"),
+    "SAME padding": Step({"padding": "same"}),
+    "basic blocks": Step({"model": BASIC}),
+    "v1 strides": Step({"model": V1}),
+    "other batch norm": Step({"bn_momentum": 0.4, "bn_epsilon": 0.01}),
+    "other colours": Step(OTHER_COLOURS, "sample"),
+    "two parts": Step(parts=2),
+    "two parts with mixup": Step(mixup="sample", parts=2),
+} | {
+    f"{model} {kind}": replace(step, changes=step.changes | changes, is_steady=True)
+    for model, changes in NARROWED.items()
+    for kind, step in OF_NARROW_MODELS.items()
+}
+
+TRAJECTORIES = {
+    "plain": ({}, "none", 1),
+    "no momentum": ({"momentum": 0.0}, "none", 1),
+    "much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, "none", 1),
+    "mixup": ({}, "sample", 1),
+    "two parts": ({}, "none", 2),
+    "moving average": ({"ema_decay": 0.9}, "none", 1),
+}
