@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,16 @@ from lockstep.backends import Backend, Engine, World
 from lockstep.models.architectures import ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
+from tests.backends import native as natives
 from tests.backends.cases import RATES, lacks, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
 COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
 """Whether engines are compiled if a test does not choose. Only MXNet builds a graph very quickly."""
+
+of_frameworks = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"], indirect=True)
+"""Runs a test for every engine except the reference, which has no framework."""
 
 collect_ignore_glob = [f"test_{name}*.py" for name in ("mxnet", "paddle", "tensorflow", "torch") if name not in BACKENDS]
 if "torch" not in BACKENDS:  # its autograd is the oracle there
@@ -27,6 +32,7 @@ if "torch" not in BACKENDS:  # its autograd is the oracle there
 Start = Callable[..., Engine]
 OF_LAUNCHERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "TF_CONFIG", "DMLC_PS_ROOT_URI"),
+    *("LOCKSTEP_TORCH_STORE", "MASTER_ADDR", "MASTER_PORT"),
     *("PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS", "TF_NUM_INTRAOP_THREADS"),
 )
 """Variables that launchers set for their ranks."""
@@ -55,6 +61,12 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
     return backends.load(request.param)
+
+
+@pytest.fixture
+def native(backend: Backend) -> ModuleType:
+    """What the tests need of the framework itself: a module of the folder `native`."""
+    return natives.of(backend)
 
 
 @pytest.fixture(scope="module")  # not the session's: the tests of single engines replace `backend`
@@ -100,7 +112,7 @@ def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None 
     def start(
         recipe: Recipe, state: State | None = None, rates: Any = RATES, *, new: bool = False, **execution: Any
     ) -> Engine:
-        if why := lacks(getattr(backend, "__name__", "").rpartition(".")[2], recipe.precision):
+        if why := lacks(natives.name_of(backend), recipe.precision):
             pytest.skip(why)
         how = Execution.of({"compile": COMPILE, "reference_dtype": "float32"} | execution)
         table = np.asarray(rates, np.float64)

@@ -111,8 +111,7 @@ class PaddleEngine:
             try:
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
-                reason = (str(error).strip() or "none is left").splitlines()[-1]
-                raise too_little_memory(len(batch.labels), self._parts, reason) from None
+                raise too_little_memory(len(batch.labels), self._parts, _reason(error)) from None
             self._update(self._world.sum(gradient, self._all_reduce_mb), step)
             rows.append(sums)
             self._done = step + 1
@@ -339,6 +338,12 @@ def _rank_of(logits: Tensor, labels: Tensor) -> Tensor:
     before = paddle.arange(logits.shape[1]).unsqueeze(0) < labels.unsqueeze(1)
     comes_first = ~(logits <= own) | ((logits == own) & before)
     return comes_first.cast("int64").sum(axis=1)
+
+
+def _reason(error: MemoryError) -> str:
+    """Return the line of Paddle's error that says how much memory is missing. Around it are hints and places in its code."""
+    lines = str(error).strip().splitlines() or ["none is left"]
+    return next((line for line in lines if "memory" in line.lower()), lines[-1])
 
 
 def _configure(recipe: Recipe, execution: Execution, world: PaddleWorld) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.backends import World, refuse_layout
+from lockstep.backends import World, refuse_horovod, refuse_layout
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
@@ -32,6 +32,7 @@ class ReferenceWorld:
             raise BackendError("the reference engine computes on CPUs; leave device at auto")
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise BackendError(_ALONE)
+        refuse_horovod(execution.distributed)
         refuse_layout(execution.layout, "nhwc")
         self.device = f"{devices()[0]}, {execution.reference_dtype}"
 

@@ -14,6 +14,7 @@ from lockstep.backends import Interval, World
 from lockstep.backends.reference import functions as f
 from lockstep.backends.reference.loss_scale import LossScale
 from lockstep.backends.reference.model import Network
+from lockstep.backends.shared.device import too_little_memory
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
@@ -74,7 +75,10 @@ class ReferenceEngine:
         # skips a step.
         with np.errstate(over="ignore", invalid="ignore"):
             for step, batch in enumerate(batches, first):
-                done = self._step(batch, step)
+                try:
+                    done = self._step(batch, step)
+                except MemoryError as error:
+                    raise too_little_memory(len(batch.labels), self._parts, str(error) or "none is left") from None
                 losses.append(done.loss_sum / done.images)
                 counts += done
         return ReferenceHandle(first, np.array(losses, np.float64), counts, self._scale.value, time.perf_counter())

@@ -63,10 +63,10 @@ class Workers(TensorflowWorld):
 
     def __init__(self, execution: Execution) -> None:
         super().__init__(execution)
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._questions = 0
         if not os.environ.get("TF_CONFIG"):
             raise BackendError("several ranks, but no TF_CONFIG with their addresses; start them with `lockstep launch`")
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._questions = 0
         kind = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
         self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)

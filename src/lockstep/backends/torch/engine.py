@@ -133,7 +133,9 @@ class TorchEngine:
         for step, batch in enumerate(batches, first):
             try:
                 sums.append(self._step(batch, step))
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not _is_lack_of_memory(error):
+                    raise
                 raise too_little_memory(len(batch.labels), self._parts, str(error)) from None
             self._done = step + 1
         return self._handle(first, sums)
@@ -372,6 +374,11 @@ def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str)
     check_fit({name: tuple(tensor.shape) for name, tensor in into.items()}, values, what)
     for name, tensor in into.items():
         tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
+
+
+def _is_lack_of_memory(error: RuntimeError) -> bool:
+    """Return whether memory is short. On a CPU, PyTorch raises a plain `RuntimeError`, which its text identifies."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _configure(recipe: Recipe, execution: Execution, device: torch.device) -> None:

@@ -25,6 +25,7 @@ class TorchWorld(HostQuestions):
         self.on_gpu = self.torch_device.type == "cuda"
         self._host_group: dist.ProcessGroup | None = None
         if self.ranks > 1:
+            _check_addresses()
             backend = "nccl" if self.on_gpu else "gloo"
             try:
                 self._meet(backend)
@@ -57,6 +58,13 @@ class TorchWorld(HostQuestions):
         """Leave the process group."""
         if self.ranks > 1:
             dist.destroy_process_group()
+
+
+def _check_addresses() -> None:
+    """Raise `BackendError` if the variables are missing by which several ranks find each other."""
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing and STORE not in os.environ:
+        raise BackendError(f"several ranks, but no {', '.join(missing)}; start them with `lockstep launch` or torchrun")
 
 
 def _device(execution: Execution, local_rank: int) -> torch.device:

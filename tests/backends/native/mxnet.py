@@ -1,0 +1,69 @@
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends.mxnet.loss_scale import LossScale  # first, because it sets the number of threads
+from lockstep.recipes import Recipe
+
+# isort: split
+import mxnet as mx
+
+FRAMEWORK = "mxnet"
+LOGITS = np.float32
+ANY_SIZE = False
+ADVICE = "mxnet-cu112"
+REASON = "Failed to allocate CPU Memory"
+STEP = "_forward_and_back"
+BATCH = "a step"
+
+
+def images(normalised: np.ndarray) -> Any:
+    return mx.nd.array(normalised.transpose(0, 3, 1, 2))
+
+
+def array(logits: Any) -> np.ndarray:
+    return logits.asnumpy()
+
+
+def exhausted(*_: object) -> Any:
+    # MXNet refuses an array of more than 2**31 values for another reason.
+    raise mx.MXNetError("Traceback:\n  Failed to allocate CPU Memory")
+
+
+def trained(module: Any) -> set[str]:
+    return {name for name, parameter in module.collect_params().items() if parameter.grad_req != "null"}
+
+
+def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
+    with mx.autograd.record(train_mode=False):
+        loss = module(x).square().sum()
+    loss.backward(train_mode=False)
+    parameters = module.collect_params().items()
+    return {name: parameter.grad().asnumpy() for name, parameter in parameters if parameter.grad_req != "null"}
+
+
+def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    patch.setattr(mx.context, "num_gpus", lambda: count)
+
+
+def loss_scale(recipe: Recipe) -> LossScale:
+    return LossScale(recipe, mx.cpu())
+
+
+def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+    """Take the step as the engine does, which divides by a scale that does not adapt itself."""
+    gradient = mx.nd.array(np.concatenate(gradients))
+    unscaled = scale.step(gradient)[0] if scale.is_dynamic else gradient / scale.fixed
+    ends = np.cumsum([len(each) for each in gradients])
+    return [part.tolist() for part in np.split(1 - 0.5 * unscaled.asnumpy(), ends[:-1])]
+
+
+def tensorfloat() -> list[bool]:
+    """Return the switch of NVIDIA's libraries. They use TensorFloat-32 unless it is 0."""
+    return [os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"]
+
+
+def set_tensorfloat(used: list[bool]) -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = str(int(*used))

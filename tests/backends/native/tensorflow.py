@@ -1,0 +1,65 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends.tensorflow.loss_scale import LossScale  # first, because it suppresses TensorFlow's greetings
+from lockstep.recipes import Recipe
+
+# isort: split
+import tensorflow as tf
+
+FRAMEWORK = "tensorflow"
+LOGITS = np.float32
+ANY_SIZE = True
+ADVICE = "TF_CPP_MIN_LOG_LEVEL=0"
+REASON = "OOM when allocating"
+STEP = "_train_step"
+BATCH = "16 images"
+
+
+def images(normalised: np.ndarray) -> Any:
+    return tf.constant(normalised)
+
+
+def array(logits: Any) -> np.ndarray:
+    return logits.numpy()
+
+
+def exhausted(*_: object) -> Any:
+    # TensorFlow would ask for memory again for ten seconds.
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[64,112,112]\nand much more")
+
+
+def trained(module: Any) -> set[str]:
+    return {variable.name.removesuffix(":0") for variable in module.trainable_variables}
+
+
+def gradients(module: Any, x: Any) -> dict[str, np.ndarray]:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(module(x)))
+    found = zip(module.trainable_variables, tape.gradient(loss, module.trainable_variables), strict=True)
+    return {variable.name.removesuffix(":0"): gradient.numpy() for variable, gradient in found if gradient is not None}
+
+
+def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    gpus = [f"GPU {number}" for number in range(count)]
+    patch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    patch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+
+
+def loss_scale(recipe: Recipe) -> LossScale:
+    return LossScale(recipe)
+
+
+def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+    unscaled, _ = scale.step({str(number): tf.constant(gradient) for number, gradient in enumerate(gradients)})
+    return [(1 - 0.5 * gradient.numpy()).tolist() for gradient in unscaled.values()]
+
+
+def tensorfloat() -> list[bool]:
+    return [tf.config.experimental.tensor_float_32_execution_enabled()]
+
+
+def set_tensorfloat(used: list[bool]) -> None:
+    tf.config.experimental.enable_tensor_float_32_execution(*used)

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.recipes import Recipe
+
+FRAMEWORK = "torch"
+LOGITS = np.float32
+ANY_SIZE = True
+ADVICE = "doctor"
+REASON = "can't allocate memory"
+STEP = "_loss"
+BATCH = "16 images"
+
+
+def images(normalised: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(normalised.transpose(0, 3, 1, 2).copy())
+
+
+def array(logits: torch.Tensor) -> np.ndarray:
+    return logits.detach().numpy()
+
+
+def exhausted(*_: object) -> torch.Tensor:
+    return torch.empty(2**50)
+
+
+def trained(module: torch.nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def gradients(module: torch.nn.Module, x: torch.Tensor) -> dict[str, np.ndarray]:
+    module(x).square().sum().backward()
+    return {name: parameter.grad.numpy() for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    patch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def loss_scale(recipe: Recipe) -> LossScale:
+    return LossScale(recipe, torch.device("cpu"))
+
+
+def stepped(scale: LossScale, gradients: list[list[float]]) -> list[list[float]]:
+    """Take the step with `torch.optim.SGD`, which divides by the scale itself and skips the step on an overflow."""
+    weights = [torch.ones(len(gradient), requires_grad=True) for gradient in gradients]
+    optimizer = torch.optim.SGD(weights, lr=torch.tensor(0.5), momentum=0.9, fused=True)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = torch.tensor(gradient)
+
+    def update(value: torch.Tensor | None, overflow: torch.Tensor | None) -> None:
+        optimizer.grad_scale, optimizer.found_inf = value, overflow  # type: ignore[attr-defined]
+        optimizer.step()
+
+    scale.step([torch.tensor(gradient) for gradient in gradients], update)
+    return [weight.tolist() for weight in weights]
+
+
+def tensorfloat() -> list[bool]:
+    return [torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32]
+
+
+def set_tensorfloat(used: list[bool]) -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = used

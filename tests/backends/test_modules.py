@@ -1,0 +1,110 @@
+"""Tests for every engine: the module that `load_module` returns."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.backends import Backend
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import Arrays, parameters, random_images, random_state
+from tests.backends.conftest import Start, of_frameworks
+
+
+def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return float32 [N, H, W, 3] of uint8 images [N, H, W, 3]."""
+    return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+
+
+class Loaded:
+    """A loaded module as a function of images, uint8 [N, H, W, 3], to logits [N, logits]."""
+
+    def __init__(self, backend: Backend, native: ModuleType, recipe: Recipe, tensors: Mapping[str, np.ndarray]) -> None:
+        self.module: Any = backend.load_module(recipe, dict(tensors))
+        self._native, self._recipe = native, recipe
+
+    def inputs(self, images: np.ndarray) -> Any:
+        """Return images as the framework takes them."""
+        return self._native.images(normalised(images, self._recipe))
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self._native.array(self.module(self.inputs(images)))
+
+
+@pytest.fixture
+def loaded(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> Loaded:
+    return Loaded(backend, native, tiny_recipe, random_state(tiny_recipe).tensors)
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+@pytest.mark.parametrize("size", [32, 37])
+def test_a_loaded_module_has_the_logits_of_float64(
+    backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str, size: int
+) -> None:
+    recipe = tiny_recipe.replace(padding=padding, eval_crop=size, eval_resize=size)
+    values, images = random_state(recipe).tensors, random_images(5, size)
+    logits = Loaded(backend, native, recipe, values)(images)
+    assert (logits.dtype, logits.shape) == (native.LOGITS, (5, recipe.logits))
+    assert distance(logits, oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+def test_a_loaded_module_takes_images_of_any_size_and_shape(
+    backend: Backend, native: ModuleType, tiny_recipe: Recipe, padding: str
+) -> None:
+    if padding == "same" and not native.ANY_SIZE:
+        pytest.skip("with SAME padding, this engine's module is for images of the recipe's eval_crop")
+    recipe = tiny_recipe.replace(padding=padding)
+    values, images = random_state(recipe).tensors, random_images(2, 80)
+    module = Loaded(backend, native, recipe, values)
+    for height, width in ((33, 32), (32, 33), (45, 64), (7, 80)):
+        cut = images[:, :height, :width]
+        assert distance(module(cut), oracle.logits(recipe, values, cut)) < BOUNDS["logits"].value, (height, width)
+
+
+def test_a_loaded_module_computes_what_the_engine_does(start: Start, loaded: Loaded, tiny_recipe: Recipe) -> None:
+    images = random_images(4)
+    assert distance(loaded(images), start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
+
+
+def test_a_loaded_module_has_memory_of_its_own(backend: Backend, native: ModuleType, tiny_recipe: Recipe) -> None:
+    values, images = random_state(tiny_recipe).tensors, random_images(4)
+    module = Loaded(backend, native, tiny_recipe, values)
+    before = module(images)
+    for value in values.values():
+        value[:] = 0
+    assert module(images).tobytes() == before.tobytes()
+
+
+@of_frameworks
+def test_running_statistics_of_a_loaded_module_are_not_for_training(
+    loaded: Loaded, native: ModuleType, tiny_recipe: Recipe
+) -> None:
+    assert native.trained(loaded.module) == parameters(random_state(tiny_recipe)).keys()
+
+
+@of_frameworks
+def test_gradients_reach_every_weight_of_a_loaded_module(loaded: Loaded, native: ModuleType, tiny_recipe: Recipe) -> None:
+    gradients: Arrays = native.gradients(loaded.module, loaded.inputs(random_images(4)))
+    assert gradients.keys() == parameters(random_state(tiny_recipe)).keys()
+    assert all(gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("shape", r"fc\."), ("missing", r"missing \['fc.bias'\]"), ("unknown", "fc.biases.*mean fc.bias")]
+)
+def test_a_module_is_not_loaded_with_weights_of_another_model(
+    backend: Backend, tiny_recipe: Recipe, fault: str, message: str
+) -> None:
+    values = random_state(tiny_recipe.replace(logits=11) if fault == "shape" else tiny_recipe).tensors
+    if fault == "missing":
+        del values["fc.bias"]
+    elif fault == "unknown":
+        values["fc.biases"] = values["fc.bias"]
+    with pytest.raises(CheckpointError, match=message):
+        backend.load_module(tiny_recipe, values)

@@ -1,0 +1,178 @@
+"""Tests for every engine: its device, its ranks, and what it leaves when it is closed."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from lockstep.backends import Backend, World
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
+from tests.backends.conftest import BACKENDS, COMPILE, Start, of_frameworks
+from tests.backends.native import name_of
+
+SWITCHES = ("mxnet", "tensorflow", "torch")
+"""Engines with switches for TensorFloat-32 that are there without a GPU. Paddle's are only in its package for GPUs."""
+
+# The device
+
+
+@of_frameworks
+def test_a_gpu_that_is_not_there_is_an_error(backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch) -> None:
+    native.set_gpus(alone, 0)
+    with pytest.raises(BackendError, match=rf"finds no GPU here; use --set device=cpu.*{native.ADVICE}"):
+        backend.world(Execution(device="cuda"))
+
+
+@of_frameworks
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_without_a_gpu_the_cpu_is_used(backend: Backend, native: ModuleType, device: Any, alone: pytest.MonkeyPatch) -> None:
+    native.set_gpus(alone, 0)
+    world = backend.world(Execution(device=device))
+    assert (world.rank, world.ranks, world.on_gpu) == (0, 1, False)
+    assert world.device == f"CPU, {backend.libraries()['threads']} threads"
+    assert backend.devices() == [world.device]
+    world.close()
+
+
+@of_frameworks
+def test_a_local_rank_without_a_gpu_of_its_own_is_refused(
+    backend: Backend, native: ModuleType, alone: pytest.MonkeyPatch
+) -> None:
+    native.set_gpus(alone, 2)
+    alone.setenv("LOCAL_RANK", "2")
+    with pytest.raises(BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"):
+        backend.world(Execution())
+
+
+@pytest.fixture
+def switch(native: ModuleType) -> Iterator[ModuleType]:
+    """What has the switches for TensorFloat-32. They and the environment variables are restored afterwards."""
+    with patch.dict(os.environ):
+        before = native.tensorfloat()
+        yield native
+        native.set_tensorfloat(before)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in SWITCHES], indirect=True)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("before", [False, True])
+def test_tensorfloat_products_are_used_in_tf32_alone(
+    backend: Backend,
+    switch: ModuleType,
+    world: World,
+    tiny_recipe: Recipe,
+    precision: str,
+    before: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switch.set_tensorfloat([before] * len(switch.tensorfloat()))
+    monkeypatch.setattr(world, "on_gpu", True)
+    execution = Execution(compile="off", deterministic=False)
+    with backend.engine(tiny_recipe.replace(precision=precision), np.zeros(1), world, execution):
+        assert set(switch.tensorfloat()) == {precision == "tf32"}
+
+
+# Ranks
+
+
+@pytest.mark.parametrize("told", [{"RANK": "0", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}], ids=",".join)
+def test_several_ranks_that_do_not_know_each_other_are_refused(
+    backend: Backend, told: dict[str, str], alone: pytest.MonkeyPatch
+) -> None:
+    for name, value in told.items():
+        alone.setenv(name, value)
+    with pytest.raises(BackendError, match="`lockstep launch`"):
+        backend.world(Execution(device="cpu"))
+
+
+HAVE_HOROVOD = ("mxnet", "tensorflow")
+
+
+def test_horovod_that_does_not_work_or_is_missing_is_refused(backend: Backend, alone: pytest.MonkeyPatch) -> None:
+    name = name_of(backend)
+    alone.setitem(sys.modules, "horovod", None)
+    alone.delitem(sys.modules, f"lockstep.backends.{name}.horovod_world", raising=False)
+    message = rf"`make {name}-horovod`" if name in HAVE_HOROVOD else "Horovod works only with TensorFlow's and MXNet's"
+    with pytest.raises(BackendError, match=message):
+        backend.world(Execution(distributed="horovod"))
+
+
+# Memory
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
+    start: Start, native: ModuleType, world: World, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    engine: Any = start(tiny_recipe, accumulation_steps=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, native.STEP, native.exhausted)
+        patched.setattr(world, "ranks", ranks)
+        with pytest.raises(BackendError) as refused:
+            engine.train([random_batch(tiny_recipe)], 0)
+    first, advice = str(refused.value).splitlines()
+    assert first.startswith(f"the device has too little memory for {native.BATCH} in 2 parts: ")
+    assert native.REASON in first
+    assert advice == "Compute a step in more parts: --set accumulation_steps=4"
+
+
+def test_training_goes_on_after_a_batch_that_was_too_large(
+    start: Start, native: ModuleType, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = start(tiny_recipe)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, native.STEP, native.exhausted)
+        with pytest.raises(BackendError, match="too little memory"):
+            engine.train([random_batch(tiny_recipe)], 0)
+    engine.train([random_batch(tiny_recipe)], 0)
+    found = engine.read()
+    engine.write(random_state(tiny_recipe))
+    engine.train([random_batch(tiny_recipe)], 0)
+    assert all_bits(found) == all_bits(engine.read())
+
+
+# Closing
+
+
+def test_an_engine_that_is_closed_leaves_no_thread(backend: Backend, world: World, tiny_recipe: Recipe) -> None:
+    before = set(threading.enumerate())
+    with backend.engine(tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})) as engine:
+        engine.write(random_state(tiny_recipe))
+        engine.fetch(engine.train(random_batches(tiny_recipe, 2), 0))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), thread.name
+
+
+def test_closing_an_engine_changes_no_other(backend: Backend, start: Start, world: World, tiny_recipe: Recipe) -> None:
+    batches = random_batches(tiny_recipe, 2)
+    disturbed, undisturbed = start(tiny_recipe), start(tiny_recipe)
+    disturbed.train(batches[:1], 0)
+    with backend.engine(tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})) as other:
+        other.write(random_state(tiny_recipe, seed=1))
+    disturbed.train(batches[1:], 1)
+    undisturbed.train(batches, 0)
+    assert all_bits(disturbed.read()) == all_bits(undisturbed.read())
+
+
+def test_an_error_within_an_engine_gets_out_of_it(backend: Backend, world: World, tiny_recipe: Recipe) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        backend.engine(tiny_recipe, np.zeros(1), world, Execution.of({"compile": COMPILE})),
+    ):
+        raise ZeroDivisionError
+
+
+def test_a_world_may_be_closed_and_another_opened(backend: Backend, alone: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        world = backend.world(Execution(device="cpu"))
+        assert world.any(True)
+        world.close()
