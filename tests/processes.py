@@ -1,4 +1,4 @@
-"""Run `lockstep` as a user does, in a separate process; and the Python of another environment."""
+"""Run `lockstep` as a user does, and programs of tests, in separate processes."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +24,12 @@ def mxnet_python() -> Path:
     python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
     assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
     return python
+
+
+def python(program: str, **more: Any) -> tuple[int, str, str]:
+    """Run a Python program; return its exit code, output and errors. `more` is passed on to `subprocess.run`."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, **more)
+    return done.returncode, done.stdout, done.stderr
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:

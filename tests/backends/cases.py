@@ -92,6 +92,11 @@ def random_images(count: int, size: int = 32, seed: int = 0) -> np.ndarray:
     return np.clip(patches[:, :size, :size] + noise, 0, 255).astype(np.uint8)
 
 
+def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return the images that a loaded module expects, float32 [N, H, W, 3], of uint8 images [N, H, W, 3]."""
+    return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
+
+
 def random_batch(recipe: Recipe, count: int = 16, seed: int = 0, *, mixup: str = "none", size: int = 32) -> Batch:
     """Return a batch. `mixup` says whether it has one coefficient for the "batch" or one for each "sample".
 

@@ -1,13 +1,16 @@
-"""Arrays and batches that lie in memory in unusual ways, and what an engine must make of them."""
+"""Unusual inputs, and what an engine must make of them: arrays and batches in memory, and logits far apart."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lockstep.data import Batch
 from lockstep.recipes import Recipe
-from tests.backends.cases import all_bits, random_batch, random_batches
+from lockstep.verification.bounds import BOUNDS, distance
+from tests.backends import oracle
+from tests.backends.cases import RATES, all_bits, random_batch, random_batches, state_with_logits
 
 COLUMNS = ("images", "labels", "coefficients", "partners")
 
@@ -63,3 +66,20 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
         engine.train(each, 0)
         ends.append(all_bits(engine.read()))
     assert ends[0] == ends[1]
+
+
+def check_far_logits(start: Any, recipe: Recipe, mixup: str) -> None:
+    """Check losses and gradients of logits that are hundreds apart.
+
+    Paddle's `log_softmax` on a CPU returns -64 for every logit that is more than 64 below the largest.
+    """
+    recipe = recipe.replace(label_smoothing=0.1 if mixup == "none" else 0.0)
+    state = state_with_logits(recipe, [400.0, -300.0, 0.0, 5.0, -500.0, 200.0, 399.0, -70.0, 70.0, 64.0])
+    batch = random_batch(recipe, mixup=mixup)
+    engine = start(recipe, state)
+    scores = engine.evaluate([batch])
+    interval = engine.fetch(engine.train([batch], 0))
+    expected = oracle.train(recipe, state, [batch], RATES)
+    assert interval.losses == pytest.approx(expected.losses, rel=BOUNDS["loss"].value)
+    assert scores.losses == pytest.approx(400.0 - state.tensors["fc.bias"][batch.labels], rel=BOUNDS["loss"].value, abs=0.4)
+    assert distance(engine.read().momentum, expected.state.momentum) < BOUNDS["gradient"].value

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import Backend
 from lockstep.data import Batch
 from lockstep.models.architectures import ModelSpec, model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
@@ -122,11 +121,6 @@ def test_a_moving_average_is_refused_where_the_recipe_has_none(start: Start, tin
         start(tiny_recipe, random_state(tiny_recipe.replace(ema_decay=0.9)))
 
 
-def test_a_module_is_not_loaded_with_weights_of_another_model(backend: Backend, tiny_recipe: Recipe) -> None:
-    with pytest.raises(CheckpointError, match="fc"):
-        backend.load_module(tiny_recipe, random_state(tiny_recipe.replace(logits=11)).tensors)
-
-
 # Logits
 
 NARROW_RESNET50, NARROW_RESNEXT101 = NARROWED.values()
@@ -162,6 +156,13 @@ def test_logits_are_those_of_float64(start: Start, tiny_recipe: Recipe, changes:
     logits = start(recipe, state).predict(images)
     assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
     assert distance(logits, oracle.logits(recipe, state.tensors, images)) < BOUNDS["logits"].value
+
+
+def test_an_engine_predicts_any_number_of_images_of_any_size(start: Start, tiny_recipe: Recipe) -> None:
+    engine, values = start(tiny_recipe), random_state(tiny_recipe).tensors
+    for count, size in ((2, 32), (7, 45), (1, 64)):
+        images = random_images(count, size)
+        assert distance(engine.predict(images), oracle.logits(tiny_recipe, values, images)) < BOUNDS["logits"].value
 
 
 # Evaluation and prediction

@@ -1,8 +1,6 @@
 """Tests for every engine with a framework: what a process prints that imports it."""
 
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from lockstep.backends import Backend
 from tests.backends.conftest import of_frameworks
 from tests.backends.native import name_of, of
+from tests.processes import python
 
 pytestmark = [of_frameworks, pytest.mark.usefixtures("alone")]
 
@@ -24,19 +23,17 @@ os.write(2, b"below")
 """
 
 
-def python(name: str, **environment: str) -> tuple[int, str, str]:
+def load(name: str, **environment: str) -> tuple[int, str, str]:
     """Load a backend in a separate process; return its exit code, output and errors."""
     levels = {"TF_CPP_MIN_LOG_LEVEL", "GLOG_minloglevel"}
     kept = {variable: value for variable, value in os.environ.items() if variable not in levels}
-    command = [sys.executable, "-c", LOAD.format(name=name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=kept | environment)
-    return done.returncode, done.stdout, done.stderr
+    return python(LOAD.format(name=name), env=kept | environment)
 
 
 @cache
 def loaded(name: str) -> tuple[int, str, str]:
-    """Return what `python` does, with a warning as an error; once for several tests."""
-    return python(name, PYTHONWARNINGS="error::FutureWarning,error::UserWarning")
+    """Return what `load` does, with a warning as an error; once for several tests."""
+    return load(name, PYTHONWARNINGS="error::FutureWarning,error::UserWarning")
 
 
 @pytest.mark.slow
@@ -56,7 +53,7 @@ def test_a_framework_that_cannot_be_imported_tells_why(backend: Backend, tmp_pat
     broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
     (tmp_path / f"{of(backend).FRAMEWORK}.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code, output, errors = python(name_of(backend), PYTHONPATH=path)
+    code, output, errors = load(name_of(backend), PYTHONPATH=path)
     assert (code, output) == (1, "")
     assert errors.startswith("before\nlibcudart.so: undefined symbol\n")
     assert errors.endswith("ImportError: it cannot be loaded\n")

@@ -10,7 +10,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import random_images
 from tests.backends.conftest import Start
-from tests.backends.inputs import KINDS, check_arrays, check_refilled
+from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,6 +20,11 @@ def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_rec
 
 def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
     check_refilled(start, tiny_recipe)
+
+
+@pytest.mark.parametrize("mixup", ["none", "sample"])
+def test_losses_of_logits_hundreds_apart_are_those_of_float64(start: Start, tiny_recipe: Recipe, mixup: str) -> None:
+    check_far_logits(start, tiny_recipe, mixup)
 
 
 def test_one_image_may_stand_for_all_of_a_batch(start: Start, tiny_recipe: Recipe) -> None:

@@ -12,13 +12,8 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
-from tests.backends.cases import Arrays, parameters, random_images, random_state
+from tests.backends.cases import Arrays, normalised, parameters, random_images, random_state
 from tests.backends.conftest import Start, of_frameworks
-
-
-def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """Return float32 [N, H, W, 3] of uint8 images [N, H, W, 3]."""
-    return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
 
 
 class Loaded:

@@ -31,7 +31,7 @@ from lockstep.backends.mxnet.hosts import Hosts, meet
 from lockstep.backends.mxnet.launching import parameter_server
 from lockstep.backends.mxnet.world import MxnetWorld
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import BackendError, CheckpointError, LockstepError
+from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.ranks import free_ports
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
@@ -39,6 +39,7 @@ from tests.backends.cases import (
     RATES,
     all_bits,
     moved,
+    normalised,
     random_batches,
     random_images,
     random_state,
@@ -46,6 +47,7 @@ from tests.backends.cases import (
     steady_state,
 )
 from tests.backends.conftest import Start
+from tests.backends.native import mxnet as native
 
 
 @pytest.fixture(scope="session")
@@ -53,36 +55,15 @@ def backend() -> Backend:
     return backends.load("mxnet")
 
 
-def normalised(images: np.ndarray, recipe: Recipe) -> Any:
-    """Return images as a module takes them: float32 [N, 3, H, W]."""
-    x = ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
-    return mx.nd.array(x.transpose(0, 3, 1, 2))
-
-
-@pytest.mark.parametrize("padding", ["symmetric", "same"])
-def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding: str) -> None:
-    recipe = tiny_recipe.replace(padding=padding)
-    values, images = random_state(recipe).tensors, random_images(5, recipe.eval_crop)
-    logits = mxnet_backend.load_module(recipe, values)(normalised(images, recipe))
-    assert (logits.dtype, logits.shape) == (np.float32, (5, recipe.logits))
-    assert distance(logits.asnumpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
-
-
 @pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet's own warning about the input of every graph that it reads
 def test_a_loaded_module_is_an_ordinary_block(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    values, images = random_state(tiny_recipe).tensors, normalised(random_images(2), tiny_recipe)
+    values, images = random_state(tiny_recipe).tensors, native.images(normalised(random_images(2), tiny_recipe))
     block = mxnet_backend.load_module(tiny_recipe, values)
     assert isinstance(block, mx.gluon.Block)
     logits = block(images).asnumpy()
     block.export(str(tmp_path / "model"))
     read = mx.gluon.SymbolBlock.imports(str(tmp_path / "model-symbol.json"), ["data"], str(tmp_path / "model-0000.params"))
     assert read(images).asnumpy().tobytes() == logits.tobytes()
-
-
-def test_a_module_of_other_tensors_is_refused(tiny_recipe: Recipe) -> None:
-    values = random_state(tiny_recipe).tensors
-    with pytest.raises(CheckpointError, match=r"missing \['fc.bias'\]"):
-        mxnet_backend.load_module(tiny_recipe, {name: value for name, value in values.items() if name != "fc.bias"})
 
 
 @pytest.mark.parametrize("compile", ["on", "off"])
@@ -138,18 +119,6 @@ def test_training_waits_for_nothing(start: Start, tiny_recipe: Recipe, monkeypat
 
 
 # Several processes
-
-
-def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
-    alone.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BackendError, match="lockstep launch"):
-        mxnet_backend.world(Execution())
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(BackendError, match="MXNet finds no GPU"):
-        mxnet_backend.world(Execution(device="cuda"))
 
 
 @pytest.mark.usefixtures("alone")
@@ -395,20 +364,6 @@ def test_horovods_own_launcher_starts_ranks(tiny_recipe: Recipe, textures: Path,
     done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((run / "report.json").read_text())["ranks"] == 2
-
-
-@pytest.mark.parametrize("reason", ["Failed to allocate CPU Memory", "cudaMalloc failed: out of memory"])
-def test_too_little_memory_is_told_with_what_to_do(
-    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
-    engine = start(tiny_recipe, accumulation_steps=2)
-
-    def fail(*_: Any) -> None:
-        raise mx.MXNetError(f"Traceback:\n  {reason}")
-
-    monkeypatch.setattr(engine, "_forward_and_back", fail)
-    with pytest.raises(BackendError, match=f"{reason}\nCompute a step in more parts: --set accumulation_steps=4"):
-        engine.train(random_batches(tiny_recipe, 1), 0)
 
 
 def test_an_evaluation_of_nothing_has_no_scores_among_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

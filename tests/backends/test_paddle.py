@@ -20,20 +20,17 @@ from lockstep.backends import paddle as paddle_backend
 # isort: split
 import paddle
 
-from lockstep.backends.paddle.loss_scale import LossScale
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import Compiled
-from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
-    FP16,
     RATES,
     all_bits,
     bits,
-    parameters,
+    normalised,
     random_batch,
     random_batches,
     random_images,
@@ -42,6 +39,7 @@ from tests.backends.cases import (
     steady_state,
 )
 from tests.backends.conftest import Start
+from tests.backends.native import paddle as native
 
 
 @pytest.fixture(scope="session")
@@ -72,43 +70,6 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
 # The module
 
 
-def normalised(images: np.ndarray, recipe: Recipe) -> Any:
-    """Return images as a module takes them: float32 [N, 3, H, W]."""
-    x = ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
-    return paddle.to_tensor(x.transpose(0, 3, 1, 2))
-
-
-@pytest.fixture
-def module(tiny_recipe: Recipe) -> Any:
-    return paddle_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
-
-
-@pytest.mark.parametrize("padding", ["symmetric", "same"])
-@pytest.mark.parametrize("size", [32, 37])
-def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding: str, size: int) -> None:
-    recipe = tiny_recipe.replace(padding=padding)
-    values, images = random_state(recipe).tensors, random_images(5, size)
-    logits = paddle_backend.load_module(recipe, values)(normalised(images, recipe))
-    assert (logits.dtype, logits.shape) == (paddle.float32, [5, recipe.logits])
-    assert distance(logits.numpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
-
-
-@pytest.mark.parametrize("compile", ["off", "on"])
-def test_a_loaded_module_computes_what_the_engine_does(start: Start, module: Any, tiny_recipe: Recipe, compile: str) -> None:
-    images = random_images(4)
-    logits = module(normalised(images, tiny_recipe)).numpy()
-    assert distance(logits, start(tiny_recipe, compile=compile).predict(images)) < BOUNDS["logits"].value
-
-
-@pytest.mark.parametrize("padding", ["symmetric", "same"])
-@pytest.mark.parametrize("shape", [(33, 32), (32, 33), (45, 64), (7, 80)])
-def test_a_loaded_module_takes_images_that_are_not_square(tiny_recipe: Recipe, padding: str, shape: tuple[int, int]) -> None:
-    recipe = tiny_recipe.replace(padding=padding)
-    values, images = random_state(recipe).tensors, random_images(2, 80)[:, : shape[0], : shape[1]]
-    logits = paddle_backend.load_module(recipe, values)(normalised(images, recipe))
-    assert distance(logits.numpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
-
-
 def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None:
     values = random_state(tiny_recipe).tensors
     state = paddle_backend.load_module(tiny_recipe.replace(precision="bf16"), values).state_dict()
@@ -117,34 +78,12 @@ def test_a_loaded_module_has_a_canonical_state_dict(tiny_recipe: Recipe) -> None
     assert bits({name: tensor.numpy() for name, tensor in state.items()}) == bits(values)
 
 
-def test_a_loaded_module_takes_a_state_dict(module: Any, tiny_recipe: Recipe) -> None:
-    images, other = normalised(random_images(4), tiny_recipe), random_state(tiny_recipe, seed=3).tensors
+def test_a_loaded_module_takes_a_state_dict(tiny_recipe: Recipe) -> None:
+    module = paddle_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
+    images, other = native.images(normalised(random_images(4), tiny_recipe)), random_state(tiny_recipe, seed=3).tensors
     missing, unexpected = module.set_state_dict({name: paddle.to_tensor(value) for name, value in other.items()})
     assert (missing, unexpected) == ([], [])
     assert module(images).numpy().tobytes() == paddle_backend.load_module(tiny_recipe, other)(images).numpy().tobytes()
-
-
-def test_a_loaded_module_is_ready_for_inference(module: Any) -> None:
-    assert not any(layer.training for layer in module.sublayers(include_self=True))
-
-
-def test_running_statistics_of_a_loaded_module_are_not_for_training(module: Any, tiny_recipe: Recipe) -> None:
-    assert {name for name, _ in module.named_parameters()} == parameters(random_state(tiny_recipe)).keys()
-
-
-def test_gradients_reach_every_weight_of_a_loaded_module(module: Any, tiny_recipe: Recipe) -> None:
-    module(normalised(random_images(4), tiny_recipe)).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.numpy().any() for parameter in module.parameters())
-
-
-def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
-    values = random_state(tiny_recipe).tensors
-    module = paddle_backend.load_module(tiny_recipe, values)
-    images = normalised(random_images(4), tiny_recipe)
-    before = module(images).numpy()
-    for value in values.values():
-        value[:] = 0
-    assert module(images).numpy().tobytes() == before.tobytes()
 
 
 # Programs
@@ -266,17 +205,10 @@ def test_a_program_that_fails_leaves_the_process_as_it_was(
     assert paddle.get_flags("FLAGS_use_mkldnn") == flag
 
 
-class _OfTwo(PaddleWorld):
-    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
-
-    def __init__(self) -> None:
-        self.rank, self.ranks, self.on_gpu, self.device = 0, 2, False, "made up"
-
-
 def made(recipe: Recipe, compile: Any) -> Any:
     """Return the engine of one of two ranks."""
     execution = Execution(backend="paddle", device="cpu", compile=compile)
-    return paddle_backend.engine(recipe, np.zeros(1), _OfTwo(), execution)
+    return paddle_backend.engine(recipe, np.zeros(1), native.OfTwo(), execution)
 
 
 @pytest.mark.parametrize(("compile", "programs"), [("on", True), ("auto", True), ("off", False)])
@@ -351,39 +283,3 @@ def test_a_max_pool_and_its_gradient_are_right_at_every_size(
         assert y.numpy().tobytes() == expected.tobytes(), shape
         # The gradient of a 0 does not matter, since a ReLU comes before the pool.
         assert distance(back.numpy() * (x > 0), expected_back * (x > 0)) < BOUNDS["operation"].value, shape
-
-
-# The loss scale
-
-
-def scaled(recipe: Recipe, **changes: Any) -> LossScale:
-    return LossScale(recipe.replace(**FP16, **changes))
-
-
-def used(scale: LossScale, gradient: list[float]) -> bool:
-    """Return whether a gradient is to be used. If it is not, assert that it is replaced by zeros."""
-    unscaled, is_used = scale.step(paddle.to_tensor(gradient))
-    assert is_used or not unscaled.numpy().any()
-    return bool(is_used)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_a_gradient_that_is_not_finite_skips_the_update(tiny_recipe: Recipe, bad: float) -> None:
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert not used(scale, [1.0, 2.0, bad, 4.0])
-    assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
-
-
-def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares exceed float32.
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert used(scale, [3e38, -3e38])
-    assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
-
-
-@pytest.mark.parametrize("loss_scaling", ["static", "none"])
-def test_a_scale_that_does_not_adapt_updates_whatever_comes(tiny_recipe: Recipe, loss_scaling: str) -> None:
-    scale = scaled(tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
-    assert used(scale, [float("inf")])
-    assert scale.value.item() == (128.0 if loss_scaling == "static" else 1.0)
-    assert scale.read() == {}

@@ -1,14 +1,10 @@
 """Tests for Paddle's ranks and processes: devices, launchers, sockets, output and signals."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lockstep import backends
@@ -20,15 +16,13 @@ from lockstep.backends import paddle as paddle_backend
 # isort: split
 import paddle
 
-from lockstep.backends.paddle import loading
 from lockstep.backends.paddle.launching import trainers
-from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.errors import BackendError, LockstepError
-from tests.backends.cases import (
-    random_batch,
-)
+from lockstep.system.errors import LockstepError
+from tests.backends.cases import random_batch
 from tests.backends.conftest import Start
+from tests.backends.native.paddle import OfTwo
+from tests.processes import python
 
 
 @pytest.fixture(scope="session")
@@ -36,73 +30,14 @@ def backend() -> Backend:
     return backends.load("paddle")
 
 
-def values(*shape: int, seed: int = 0) -> Any:
-    return paddle.to_tensor(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
-
-
-class _OfTwo(PaddleWorld):
-    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
-
-    def __init__(self) -> None:
-        self.rank, self.ranks, self.on_gpu, self.device = 0, 2, False, "made up"
-
-
-def made(recipe: Recipe, compile: Any) -> Any:
-    """Return the engine of one of two ranks."""
-    execution = Execution(backend="paddle", device="cpu", compile=compile)
-    return paddle_backend.engine(recipe, np.zeros(1), _OfTwo(), execution)
-
-
 # The world
-
-
-@pytest.fixture
-def without_gpu(alone: pytest.MonkeyPatch) -> None:
-    alone.setattr(paddle, "is_compiled_with_cuda", lambda: False)
-
-
-@pytest.mark.usefixtures("without_gpu")
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(BackendError, match=r"finds no GPU.*device=cpu.*paddlepaddle-gpu"):
-        paddle_backend.world(Execution(backend="paddle", device="cuda"))
-
-
-@pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_without_a_gpu_the_cpu_is_used(device: Any) -> None:
-    world = paddle_backend.world(Execution(backend="paddle", device=device))
-    assert (world.rank, world.ranks, world.on_gpu) == (0, 1, False)
-    assert world.device == f"CPU, {loading.threads} threads"
-    assert paddle_backend.devices() == [world.device]
-
-
-def test_a_local_rank_without_a_gpu_of_its_own_is_refused(alone: pytest.MonkeyPatch) -> None:
-    alone.setattr(paddle, "is_compiled_with_cuda", lambda: True)
-    alone.setattr(paddle.device.cuda, "device_count", lambda: 2)
-    alone.setenv("LOCAL_RANK", "2")
-    with pytest.raises(BackendError, match="local rank 2 has no GPU: there are 2; launch fewer processes"):
-        paddle_backend.world(Execution(backend="paddle"))
-
-
-def test_several_ranks_that_do_not_know_each_other_are_refused(alone: pytest.MonkeyPatch) -> None:
-    alone.setenv("RANK", "0")
-    alone.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BackendError, match=r"no PADDLE_TRAINER_ENDPOINTS .*start them with `lockstep launch`"):
-        paddle_backend.world(Execution(backend="paddle", device="cpu"))
-
-
-def test_horovod_is_refused(alone: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendError, match="Horovod works only with TensorFlow's and MXNet's engines"):
-        paddle_backend.world(Execution(backend="paddle", distributed="horovod"))
-    with pytest.raises(BackendError, match="Horovod works only with TensorFlow's and MXNet's engines"):
-        paddle_backend.launch(2, ["doctor"], "horovod")
 
 
 @pytest.mark.parametrize("said", ["", "Connection reset by peer", "where\nConnection reset by peer\n"])
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, ConnectionResetError])
 def test_an_exchange_that_fails_among_several_ranks_is_laid_to_a_peer(kind: type[Exception], said: str) -> None:
     reason = "Connection reset by peer" if said else kind.__name__
-    with pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"), _OfTwo().watched():
+    with pytest.raises(LockstepError, match=rf"^another rank has ended; .* \({reason}\)$"), OfTwo().watched():
         raise kind(said)
 
 
@@ -112,8 +47,8 @@ def test_an_exchange_that_fails_alone_is_told_as_it_is(alone: pytest.MonkeyPatch
         raise RuntimeError("it fails")
 
 
-def test_memory_that_is_short_is_not_laid_to_a_peer() -> None:
-    with pytest.raises(MemoryError), _OfTwo().watched():
+def test_an_exchange_without_memory_is_not_laid_to_a_peer() -> None:
+    with pytest.raises(MemoryError), OfTwo().watched():
         raise MemoryError
 
 
@@ -137,7 +72,7 @@ def test_a_sum_over_ranks_is_taken_so_many_megabytes_at_a_time(
         tensor.scale_(2.0)
 
     monkeypatch.setattr(paddle.distributed, "all_reduce", doubled)
-    found = _OfTwo().sum(paddle.ones([length]), megabytes)
+    found = OfTwo().sum(paddle.ones([length]), megabytes)
     assert exchanged == sizes
     assert (found.numpy() == 2).all()
 
@@ -146,7 +81,7 @@ def test_gradients_are_added_up_so_many_megabytes_at_a_time(start: Start, tiny_r
     engine: Any = start(tiny_recipe, all_reduce_mb=7)
     asked: list[tuple[int, ...]] = []
 
-    class Noting(_OfTwo):
+    class Noting(OfTwo):
         def sum(self, tensor: Any, *megabytes: int) -> Any:
             asked.append((len(tensor), *megabytes))
             return tensor
@@ -175,17 +110,7 @@ def test_trainers_divide_the_cores_among_them(count: int, threads: str, monkeypa
     assert {trainers(count)(rank)["OMP_NUM_THREADS"] for rank in range(count)} == {threads}
 
 
-def test_the_paddle_backend_is_found_by_name() -> None:
-    assert backends.load("paddle") is paddle_backend
-
-
 # Processes
-
-
-def python(program: str, **more: Any) -> tuple[int, str, str]:
-    """Run a program; return its exit code, output and errors."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, **more)
-    return done.returncode, done.stdout, done.stderr
 
 
 SHARE = """
@@ -288,26 +213,6 @@ def test_paddle_is_not_imported_after_tensorflow() -> None:
     code, output, _ = python(AFTER_TENSORFLOW)
     assert code == 0
     assert "import paddle first, or use a process for each" in output
-
-
-LOAD = "import sys\nfrom lockstep import backends\nbackends.load('paddle')\n"
-
-
-@pytest.mark.slow
-def test_after_the_import_errors_are_heard_again() -> None:
-    program = f"print('before', file=sys.stderr)\n{LOAD}import os\nprint('after', file=sys.stderr)\nos.write(2, b'below')"
-    assert python(f"import sys\n{program}") == (0, "", "before\nafter\nbelow")
-
-
-def test_a_paddle_that_cannot_be_imported_tells_why(tmp_path: Path, alone: pytest.MonkeyPatch) -> None:
-    # Output of its libraries, and output of Python.
-    broken = "import os\nos.write(2, b'libcudart.so: undefined symbol\\n')\nraise ImportError('it cannot be loaded')"
-    (tmp_path / "paddle.py").write_text(broken)
-    alone.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    code, output, errors = python(LOAD)
-    assert (code, output) == (1, "")
-    assert errors.startswith("libcudart.so: undefined symbol\n")
-    assert errors.endswith("ImportError: it cannot be loaded\n")
 
 
 SUMS = """

@@ -19,11 +19,14 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import Start
+from tests.backends.conftest import BACKENDS, Start
 
 OVERFLOWING = 2.0**60
 """A loss scale with which every gradient exceeds fp16's largest number, 65,504."""
 
+
+COMPILED = ("mxnet", "paddle", "tensorflow")
+"""Engines that compile what depends on the loss scale. PyTorch's compiles no more than the loss before it is scaled."""
 
 FEW = 4
 """Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second for four images."""
@@ -101,6 +104,20 @@ def test_an_overflow_skips_the_update(start: Start, tiny_recipe: Recipe) -> None
     assert bits(parameters(end)) == bits(parameters(state))
     assert bits(end.momentum) == bits(state.momentum)
     assert end.step == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in COMPILED], indirect=True)
+def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
+    state = with_scaler(tiny_recipe, OVERFLOWING)
+    engine = start(dynamic(tiny_recipe), state, compile="on")
+    interval = engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+    end = engine.read()
+    assert bits(parameters(end)) == bits(parameters(state))
+    assert bits(end.momentum) == bits(state.momentum)
+    assert end.scaler == {"scale": OVERFLOWING / 2, "good_steps": 0, "bad_steps": 0}
+    assert interval.loss_scale == OVERFLOWING / 2
+    assert np.isfinite(interval.losses).all()
 
 
 SCALERS = {

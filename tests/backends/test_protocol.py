@@ -1,5 +1,6 @@
 """Finding a backend. Nothing is loaded before a backend is requested."""
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -14,7 +15,7 @@ from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, Framework
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
-from tests.backends.conftest import DEFAULT
+from tests.backends.conftest import BACKENDS, DEFAULT
 
 FOREIGN = ("torch", "tensorflow", "paddle", "mxnet", "jax")
 """Frameworks that the core never imports."""
@@ -66,6 +67,22 @@ def test_a_backend_has_the_functions_of_the_protocol(backend: Backend) -> None:
         if not name.startswith("_"):
             expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
             assert list(inspect.signature(getattr(backend, name)).parameters) == expected
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_is_found_by_its_name(name: str) -> None:
+    assert backends.load(name) is importlib.import_module(f"lockstep.backends.{name}")
+
+
+@pytest.mark.parametrize(("given", "taken"), [(None, "2000"), ("7", "7")])
+def test_threads_of_a_framework_give_way_unless_told_otherwise(
+    given: str | None, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    backends.load("reference")
+    assert os.environ["GOMP_SPINCOUNT"] == taken
 
 
 LAYOUTS_ON_A_CPU = {"torch": ["nhwc", "nchw"], "reference": ["nhwc"], "tensorflow": ["nhwc"]}

@@ -93,12 +93,14 @@ def test_running_statistics_take_the_unbiased_variance(start: Start, tiny_recipe
 
 
 def test_weights_move_by_the_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    state = random_state(tiny_recipe)
-    engine = start(tiny_recipe, state, rates=[0.3])
-    engine.train([random_batch(tiny_recipe)], 0)
-    end = engine.read()
-    expected = {name: state.tensors[name] - np.float64(0.3) * v for name, v in end.momentum.items()}
-    assert distance(parameters(end), expected) < BOUNDS["operation"].value
+    rates, states = [0.3, 0.1], [random_state(tiny_recipe)]
+    engine = start(tiny_recipe, states[0], rates=rates)
+    for step in (0, 1):
+        engine.train([random_batch(tiny_recipe, seed=step)], step)
+        states.append(engine.read())
+        before, after = parameters(states[step]), states[step + 1]
+        expected = {name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()}
+        assert distance(parameters(after), expected) < BOUNDS["operation"].value
 
 
 def test_a_step_takes_the_rate_of_its_number(start: Start, tiny_recipe: Recipe) -> None:
@@ -156,14 +158,17 @@ def test_eight_steps_at_changing_rates_lead_where_float64_goes(
 
 
 def test_momentum_keeps_the_rate_outside_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    # At rate 0 nothing changes, so both steps have the same gradient g, and v = m * g + g for any rates.
+    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1) g. With the rate inside
+    # the velocity, as in Keras' SGD, it would be w0 - rate g.
     state, batch = random_state(tiny_recipe), random_batch(tiny_recipe)
-    engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0, 0.5])
+    engine = start(tiny_recipe.replace(weight_decay=0.0, momentum=0.75), state, rates=[0, 0.5])
     engine.train([batch], 0)
     gradient = engine.read().momentum
     engine.train([batch], 1)
-    velocity = engine.read().momentum
-    assert distance(velocity, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
+    end = engine.read()
+    assert distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
+    expected = {name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()}
+    assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
 def test_without_momentum_the_velocity_is_the_last_gradient(start: Start, tiny_recipe: Recipe) -> None:

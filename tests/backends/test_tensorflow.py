@@ -1,8 +1,5 @@
 """Tests for TensorFlow alone: modules, tracing, XLA, grouped convolutions, loss scale, and how the process behaves."""
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from lockstep.models.state import State
 import tensorflow as tf
 
 from lockstep.backends.tensorflow import model as tensorflow_model
-from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
@@ -29,13 +25,12 @@ from lockstep.system.errors import BackendError
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends import oracle
 from tests.backends.cases import (
-    FP16,
     NARROWED,
     RATES,
     Step,
     bits,
     moved,
-    parameters,
+    normalised,
     random_batch,
     random_batches,
     random_images,
@@ -43,6 +38,8 @@ from tests.backends.cases import (
     statistics,
 )
 from tests.backends.conftest import Kept, Start, starter
+from tests.backends.native.tensorflow import OfTwo
+from tests.processes import python
 
 
 @pytest.fixture(scope="session")
@@ -50,42 +47,12 @@ def backend() -> Backend:
     return backends.load("tensorflow")
 
 
-@pytest.fixture(autouse=True)
-def flags() -> Iterator[None]:
-    """Restore settings that an engine changes for the whole process."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    yield
-    tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
-def python(program: str, *arguments: str, **more: Any) -> tuple[int, str, str]:
-    """Run a program; return its exit code, output and errors."""
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **more)
-    return done.returncode, done.stdout, done.stderr
-
-
 # The module
-
-
-def normalised(images: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """Return images as a module takes them: float32 [N, H, W, 3]."""
-    return ((images - np.array(recipe.mean)) / np.array(recipe.std)).astype(np.float32)
 
 
 @pytest.fixture
 def module(tiny_recipe: Recipe) -> Any:
     return tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
-
-
-@pytest.mark.parametrize("padding", ["symmetric", "same"])
-@pytest.mark.parametrize("size", [32, 37])
-def test_a_loaded_module_has_the_logits_of_float64(tiny_recipe: Recipe, padding: str, size: int) -> None:
-    recipe = tiny_recipe.replace(padding=padding)
-    values, images = random_state(recipe).tensors, random_images(5, size)
-    logits = tensorflow_backend.load_module(recipe, values)(normalised(images, recipe))
-    assert (logits.dtype, logits.shape) == (tf.float32, (5, recipe.logits))
-    assert distance(logits.numpy(), oracle.logits(recipe, values, images)) < BOUNDS["logits"].value
 
 
 def test_a_loaded_module_computes_the_same_in_a_graph(module: Any, tiny_recipe: Recipe) -> None:
@@ -106,34 +73,12 @@ def test_a_loaded_module_has_a_variable_of_float32_for_every_tensor(tiny_recipe:
     assert {variable.dtype for variable in module.variables} == {tf.float32}
 
 
-def test_running_statistics_of_a_loaded_module_are_not_for_training(module: Any, tiny_recipe: Recipe) -> None:
-    trainable = {variable.name.removesuffix(":0") for variable in module.trainable_variables}
-    assert trainable == parameters(random_state(tiny_recipe)).keys()
-
-
-def test_gradients_reach_every_weight_of_a_loaded_module(module: Any, tiny_recipe: Recipe) -> None:
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.square(module(normalised(random_images(4), tiny_recipe))))
-    gradients = tape.gradient(loss, module.trainable_variables)
-    assert all(gradient is not None and np.any(gradient.numpy()) for gradient in gradients)
-
-
 def test_a_loaded_module_is_saved_and_restored_by_tensorflow(module: Any, tiny_recipe: Recipe, tmp_path: Path) -> None:
     other = tensorflow_backend.load_module(tiny_recipe, random_state(tiny_recipe, seed=3).tensors)
     images = normalised(random_images(4), tiny_recipe)
     path = tf.train.Checkpoint(model=module).write(str(tmp_path / "module"))
     tf.train.Checkpoint(model=other).read(path).assert_consumed()
     assert other(images).numpy().tobytes() == module(images).numpy().tobytes()
-
-
-def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
-    values = random_state(tiny_recipe).tensors
-    module = tensorflow_backend.load_module(tiny_recipe, values)
-    images = normalised(random_images(4), tiny_recipe)
-    before = module(images).numpy()
-    for value in values.values():
-        value[:] = 0
-    assert module(images).numpy().tobytes() == before.tobytes()
 
 
 # The step: XLA
@@ -223,26 +168,6 @@ def test_three_steps_are_compiled_once(pytestconfig: pytest.Config, alone: pytes
     assert (second, third) == (first, first)
 
 
-@pytest.mark.slow
-def test_a_compiled_step_backs_off_after_an_overflow(start: Start, tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(**FP16, loss_scaling="dynamic", loss_scale=2.0**60)
-    state = random_state(recipe)
-    engine = start(recipe, state, compile="on")
-    engine.train([random_batch(recipe)], 0)
-    end = engine.read()
-    assert bits(parameters(end)) == bits(parameters(state))
-    assert end.scaler == {"scale": 2.0**59, "good_steps": 0, "bad_steps": 0}
-
-
-class _OfTwo(TensorflowWorld):
-    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
-
-    rank, ranks = 0, 2
-
-    def __init__(self, on_gpu: bool) -> None:
-        self.on_gpu, self.device = on_gpu, "made up"
-
-
 def built(recipe: Recipe, world: TensorflowWorld, compile: Any) -> Any:
     execution = Execution(backend="tensorflow", device="cpu", compile=compile, deterministic=False)
     return tensorflow_backend.engine(recipe, np.zeros(1), world, execution)
@@ -250,23 +175,23 @@ def built(recipe: Recipe, world: TensorflowWorld, compile: Any) -> Any:
 
 def test_xla_is_refused_to_batch_norm_over_several_ranks(tiny_recipe: Recipe) -> None:
     with pytest.raises(BackendError, match="XLA cannot compile batch norm over all ranks; leave compile at auto"):
-        built(tiny_recipe.replace(batch_norm="synchronised"), _OfTwo(on_gpu=False), "on")
+        built(tiny_recipe.replace(batch_norm="synchronised"), OfTwo(on_gpu=False), "on")
 
 
 @pytest.mark.parametrize("compile", ["auto", "off"])
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_batch_norm_over_several_ranks_is_not_refused_without_xla(tiny_recipe: Recipe, compile: str, on_gpu: bool) -> None:
-    assert built(tiny_recipe.replace(batch_norm="synchronised"), _OfTwo(on_gpu), compile) is not None
+    assert built(tiny_recipe.replace(batch_norm="synchronised"), OfTwo(on_gpu), compile) is not None
 
 
 def test_xla_on_a_gpu_needs_leave_to_be_not_deterministic(tiny_recipe: Recipe) -> None:
     execution = Execution(backend="tensorflow", compile="on")
     with pytest.raises(BackendError, match="--set deterministic=false"):
-        tensorflow_backend.engine(tiny_recipe, np.zeros(1), _OfTwo(on_gpu=True), execution)
+        tensorflow_backend.engine(tiny_recipe, np.zeros(1), OfTwo(on_gpu=True), execution)
 
 
 def test_xla_is_not_refused_to_several_ranks_that_normalise_by_themselves(tiny_recipe: Recipe) -> None:
-    assert built(tiny_recipe, _OfTwo(on_gpu=False), "on") is not None
+    assert built(tiny_recipe, OfTwo(on_gpu=False), "on") is not None
 
 
 # The step: grouped convolutions
@@ -322,89 +247,6 @@ def test_a_tensorflow_without_onednn_computes_the_same(
     assert float(output) == pytest.approx(expected.item(), rel=BOUNDS["loss"].value)
 
 
-# The step: the update
-
-
-def test_the_velocity_stays_canonical_when_the_rate_changes(start: Start, tiny_recipe: Recipe) -> None:
-    # At rate 0 nothing changes, so both steps have the same gradient g, and w = w0 - rate (m + 1) g. With the rate inside
-    # the velocity, as in Keras' SGD, it would be w0 - rate g.
-    recipe = tiny_recipe.replace(weight_decay=0.0, momentum=0.75)
-    state, batch = random_state(recipe), random_batch(recipe)
-    engine = start(recipe, state, rates=[0, 0.5])
-    engine.train([batch], 0)
-    gradient = engine.read().momentum
-    engine.train([batch], 1)
-    end = engine.read()
-    assert distance(end.momentum, {name: 1.75 * g for name, g in gradient.items()}) < BOUNDS["operation"].value
-    expected = {name: state.tensors[name] - np.float64(0.5) * 1.75 * g for name, g in gradient.items()}
-    assert distance(parameters(end), expected) < BOUNDS["operation"].value
-
-
-def test_every_step_goes_by_its_own_rate_times_the_velocity(start: Start, tiny_recipe: Recipe) -> None:
-    rates, states = [0.3, 0.1], [random_state(tiny_recipe)]
-    engine = start(tiny_recipe, states[0], rates=rates)
-    for step in (0, 1):
-        engine.train([random_batch(tiny_recipe, seed=step)], step)
-        states.append(engine.read())
-        before, after = parameters(states[step]), states[step + 1]
-        expected = {name: before[name] - np.float64(rates[step]) * v for name, v in after.momentum.items()}
-        assert distance(parameters(after), expected) < BOUNDS["operation"].value
-
-
-def scaled(recipe: Recipe, **changes: Any) -> LossScale:
-    return LossScale(recipe.replace(**FP16, **changes))
-
-
-def used(scale: LossScale, *gradients: list[float]) -> bool:
-    """Return whether gradients are to be used. If they are not, assert that they are replaced by zeros."""
-    unscaled, is_used = scale.step({str(i): tf.constant(gradient) for i, gradient in enumerate(gradients)})
-    if not is_used:
-        assert all((value.numpy() == 0).all() for value in unscaled.values())
-    return bool(is_used)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_one_gradient_that_is_not_finite_skips_the_update(tiny_recipe: Recipe, bad: float) -> None:
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert not used(scale, [1.0, 2.0], [3.0, bad], [4.0])
-    assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
-
-
-def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares exceed float32.
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert used(scale, [3e38, -3e38])
-    assert scale.read() == {"scale": 128.0, "good_steps": 1, "bad_steps": 0}
-
-
-@pytest.mark.parametrize("loss_scaling", ["static", "none"])
-def test_a_scale_that_does_not_adapt_updates_whatever_comes(tiny_recipe: Recipe, loss_scaling: str) -> None:
-    scale = scaled(tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
-    assert used(scale, [float("inf")])
-    assert scale.value.numpy() == (128.0 if loss_scaling == "static" else 1.0)
-    assert scale.read() == {}
-
-
-# Batches
-
-
-def test_too_little_memory_is_told_with_what_to_do(
-    start: Start, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*_: Any) -> None:
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating [64,112,112]\nand much more")
-
-    engine: Any = start(tiny_recipe, accumulation_steps=2)
-    monkeypatch.setattr(engine, "_train_step", exhausted)
-    with pytest.raises(BackendError) as refused:
-        engine.train([random_batch(tiny_recipe)], 0)
-    message = str(refused.value)
-    assert "16 images in 2 parts" in message
-    assert "OOM when allocating" in message
-    assert "much more" not in message
-    assert "--set accumulation_steps=4" in message
-
-
 # Tracing
 
 
@@ -415,14 +257,6 @@ def test_predicting_any_number_of_images_of_any_size_traces_once(start: Start, t
         logits = engine.predict(images)
         assert (logits.dtype, logits.shape) == (np.float32, (count, tiny_recipe.logits))
     assert engine._logits.experimental_get_tracing_count() == 1
-
-
-def test_predictions_of_any_number_and_size_are_those_of_float64(start: Start, tiny_recipe: Recipe) -> None:
-    engine, values = start(tiny_recipe), random_state(tiny_recipe).tensors
-    for count, size in ((2, 32), (7, 45), (1, 64)):
-        images = random_images(count, size)
-        expected = oracle.logits(tiny_recipe, values, images)
-        assert distance(engine.predict(images), expected) < BOUNDS["logits"].value
 
 
 def test_evaluating_batches_of_any_size_traces_once(start: Start, tiny_recipe: Recipe) -> None:

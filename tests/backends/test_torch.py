@@ -1,4 +1,4 @@
-"""Tests for PyTorch alone: modules, memory, flags, the compiler and the loss scale on the device."""
+"""Tests for PyTorch alone: modules, memory, flags and the compiler."""
 
 import ast
 import copy
@@ -18,7 +18,6 @@ from lockstep import backends
 from lockstep.backends import Backend
 from lockstep.backends import torch as torch_backend
 from lockstep.backends.torch.compiling import pays_on_cpu
-from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.recipes import Execution, Recipe
@@ -37,7 +36,6 @@ from tests.backends.cases import (
 from tests.backends.conftest import Start
 
 SOURCE = Path(torch_backend.__file__).parent
-CPU = torch.device("cpu")
 
 PARAMETERS = {
     # https://pytorch.org/vision/stable/models.html; v1 has the same as v1.5.
@@ -53,26 +51,9 @@ PARAMETERS = {
 }
 
 
-FLAGS: tuple[tuple[Any, str], ...] = (
-    (torch.backends.cudnn, "deterministic"),
-    (torch.backends.cudnn, "benchmark"),
-    (torch.backends.cudnn, "allow_tf32"),
-    (torch.backends.cuda.matmul, "allow_tf32"),
-)
-
-
 @pytest.fixture(scope="session")
 def backend() -> Backend:
     return backends.load("torch")
-
-
-@pytest.fixture(autouse=True)
-def flags() -> Iterator[None]:
-    """Restore settings that an engine changes for the whole process."""
-    before = [getattr(place, name) for place, name in FLAGS]
-    yield
-    for (place, name), value in zip(FLAGS, before, strict=True):
-        setattr(place, name, value)
 
 
 # The module
@@ -132,17 +113,6 @@ def module(tiny_recipe: Recipe) -> torch.nn.Module:
     return torch_backend.load_module(tiny_recipe, random_state(tiny_recipe).tensors)
 
 
-def test_a_loaded_module_computes_what_the_engine_does(module: torch.nn.Module, start: Start, tiny_recipe: Recipe) -> None:
-    images = random_images(4)
-    with torch.no_grad():
-        logits = module(autograd.normalised(images, tiny_recipe).float()).numpy()
-    assert distance(logits, start(tiny_recipe).predict(images)) < BOUNDS["logits"].value
-
-
-def test_a_loaded_module_is_ready_for_inference(module: torch.nn.Module) -> None:
-    assert not any(each.training for each in module.modules())
-
-
 def test_a_loaded_module_can_be_trained(module: torch.nn.Module, tiny_recipe: Recipe) -> None:
     module.train()(autograd.normalised(random_images(4), tiny_recipe).float()).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
@@ -159,13 +129,6 @@ def test_a_loaded_module_can_be_copied(module: torch.nn.Module) -> None:
     twin = copy.deepcopy(module)
     twin.get_parameter("fc.bias").data.zero_()
     assert module.get_parameter("fc.bias").any()
-
-
-def test_a_loaded_module_has_memory_of_its_own(tiny_recipe: Recipe) -> None:
-    values = random_state(tiny_recipe).tensors
-    module = torch_backend.load_module(tiny_recipe, values)
-    values["fc.bias"][:] = 0
-    assert module.get_parameter("fc.bias").all()
 
 
 # The step
@@ -424,49 +387,9 @@ def test_both_layouts_compute_the_same(start: Start, tiny_recipe: Recipe) -> Non
     np.testing.assert_allclose(losses["nchw"], losses["nhwc"], rtol=1e-5)
 
 
-# Loss scaling, on gradients made by hand
-
-
-def scaled(recipe: Recipe, **changes: Any) -> LossScale:
-    return LossScale(recipe.replace(precision="fp16", **changes), CPU)
-
-
-def stepped(scale: LossScale, *gradients: list[float]) -> list[list[float]]:
-    """Return weights of 1 after one step of `torch.optim.SGD` at a rate of 0.5."""
-    weights = [torch.ones(len(gradient), requires_grad=True) for gradient in gradients]
-    optimizer = torch.optim.SGD(weights, lr=torch.tensor(0.5), momentum=0.9, fused=True)
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = torch.tensor(gradient)
-
-    def update(value: torch.Tensor | None, overflow: torch.Tensor | None) -> None:
-        optimizer.grad_scale, optimizer.found_inf = value, overflow  # type: ignore[attr-defined]
-        optimizer.step()
-
-    scale.step([torch.tensor(gradient) for gradient in gradients], update)
-    return [weight.tolist() for weight in weights]
-
-
-@pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
-def test_gradients_are_divided_by_the_scale(tiny_recipe: Recipe, loss_scaling: str) -> None:
-    scale = scaled(tiny_recipe, loss_scaling=loss_scaling, loss_scale=128.0)
-    assert stepped(scale, [128.0, -64.0], [32.0]) == [[0.5, 1.25], [0.875]]
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_one_gradient_that_is_not_finite_skips_all(tiny_recipe: Recipe, bad: float) -> None:
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert stepped(scale, [1.0, 2.0], [3.0, bad], [4.0]) == [[1.0, 1.0], [1.0, 1.0], [1.0]]
-    assert scale.read() == {"scale": 64.0, "good_steps": 0, "bad_steps": 0}
-
-
-def test_large_finite_gradients_are_no_overflow(tiny_recipe: Recipe) -> None:
-    # Their squares exceed float32.
-    scale = scaled(tiny_recipe, loss_scaling="dynamic", loss_scale=128.0)
-    assert stepped(scale, [3e38, -3e38]) != [[1.0, 1.0]]
-    assert scale.read()["good_steps"] == 1
-
-
-def test_a_static_scale_updates_whatever_comes(tiny_recipe: Recipe) -> None:
-    scale = scaled(tiny_recipe, loss_scaling="static", loss_scale=128.0)
-    assert stepped(scale, [float("inf")]) == [[float("-inf")]]
-    assert scale.value.item() == 128.0
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_kernels_are_chosen_for_speed_only_if_they_may_differ(tiny_recipe: Recipe, deterministic: bool) -> None:
+    execution = Execution(device="cpu", compile="off", deterministic=deterministic)
+    torch_backend.engine(tiny_recipe, np.zeros(1), torch_backend.world(execution), execution)
+    assert torch.backends.cudnn.deterministic == deterministic
+    assert torch.backends.cudnn.benchmark != deterministic

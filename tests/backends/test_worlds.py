@@ -103,6 +103,9 @@ def test_horovod_that_does_not_work_or_is_missing_is_refused(backend: Backend, a
     message = rf"`make {name}-horovod`" if name in HAVE_HOROVOD else "Horovod works only with TensorFlow's and MXNet's"
     with pytest.raises(BackendError, match=message):
         backend.world(Execution(distributed="horovod"))
+    if name not in HAVE_HOROVOD:
+        with pytest.raises(BackendError, match=rf"{message}|the {name} engine runs in one process"):
+            backend.launch(2, ["doctor"], "horovod")
 
 
 # Memory
@@ -122,6 +125,20 @@ def test_too_little_memory_is_told_with_what_to_do_and_not_laid_to_a_peer(
     assert first.startswith(f"the device has too little memory for {native.BATCH} in 2 parts: ")
     assert native.REASON in first
     assert advice == "Compute a step in more parts: --set accumulation_steps=4"
+
+
+@of_frameworks
+def test_too_little_memory_of_a_gpu_is_told_with_what_to_do(
+    start: Start, native: ModuleType, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = start(tiny_recipe, accumulation_steps=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, native.STEP, native.full)
+        with pytest.raises(BackendError) as refused:
+            engine.train([random_batch(tiny_recipe)], 0)
+    first, advice = str(refused.value).splitlines()
+    assert native.FULL in first
+    assert advice.endswith("--set accumulation_steps=4")
 
 
 def test_training_goes_on_after_a_batch_that_was_too_large(

@@ -15,6 +15,7 @@ LOGITS = np.float32
 ANY_SIZE = False
 ADVICE = "mxnet-cu112"
 REASON = "Failed to allocate CPU Memory"
+FULL = "cudaMalloc failed: out of memory"
 STEP = "_forward_and_back"
 BATCH = "a step"
 
@@ -30,6 +31,10 @@ def array(logits: Any) -> np.ndarray:
 def exhausted(*_: object) -> Any:
     # MXNet refuses an array of more than 2**31 values for another reason.
     raise mx.MXNetError("Traceback:\n  Failed to allocate CPU Memory")
+
+
+def full(*_: object) -> Any:
+    raise mx.MXNetError(f"Traceback:\n  {FULL}")
 
 
 def trained(module: Any) -> set[str]:

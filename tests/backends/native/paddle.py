@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.backends.paddle.loss_scale import LossScale  # first, because it suppresses Paddle's greetings
+from lockstep.backends.paddle.world import PaddleWorld
 from lockstep.recipes import Recipe
 
 # isort: split
@@ -14,8 +15,16 @@ LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "paddlepaddle-gpu"
 REASON = "Fail to alloc memory"
+FULL = "Out of memory error on GPU 0. Cannot allocate 20.0GB memory on GPU 0"
 STEP = "_gradients_of_part"
 BATCH = "16 images"
+
+
+class OfTwo(PaddleWorld):
+    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks, self.on_gpu, self.device = 0, 2, False, "made up"
 
 
 def images(normalised: np.ndarray) -> Any:
@@ -28,6 +37,10 @@ def array(logits: Any) -> np.ndarray:
 
 def exhausted(*_: object) -> Any:
     return paddle.empty([2**50])
+
+
+def full(*_: object) -> Any:
+    raise MemoryError(f"\n\nResourceExhaustedError: \n\n{FULL}, 70.0GB memory has been allocated.\n\nPlease check it.\n")
 
 
 def trained(module: Any) -> set[str]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.backends.tensorflow.loss_scale import LossScale  # first, because it suppresses TensorFlow's greetings
+from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.recipes import Recipe
 
 # isort: split
@@ -14,8 +15,18 @@ LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "TF_CPP_MIN_LOG_LEVEL=0"
 REASON = "OOM when allocating"
+FULL = "OOM when allocating tensor with shape[64,112,112] and type float on GPU:0"
 STEP = "_train_step"
 BATCH = "16 images"
+
+
+class OfTwo(TensorflowWorld):
+    """Rank 0 of two. The other rank never starts, so this world is only for building an engine."""
+
+    rank, ranks = 0, 2
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu, self.device = on_gpu, "made up"
 
 
 def images(normalised: np.ndarray) -> Any:
@@ -29,6 +40,10 @@ def array(logits: Any) -> np.ndarray:
 def exhausted(*_: object) -> Any:
     # TensorFlow would ask for memory again for ten seconds.
     raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[64,112,112]\nand much more")
+
+
+def full(*_: object) -> Any:
+    raise tf.errors.ResourceExhaustedError(None, None, f"{FULL} by allocator GPU_0_bfc\nand much more")
 
 
 def trained(module: Any) -> set[str]:

@@ -10,6 +10,7 @@ LOGITS = np.float32
 ANY_SIZE = True
 ADVICE = "doctor"
 REASON = "can't allocate memory"
+FULL = "Tried to allocate 20 GiB"
 STEP = "_loss"
 BATCH = "16 images"
 
@@ -24,6 +25,10 @@ def array(logits: torch.Tensor) -> np.ndarray:
 
 def exhausted(*_: object) -> torch.Tensor:
     return torch.empty(2**50)
+
+
+def full(*_: object) -> torch.Tensor:
+    raise torch.OutOfMemoryError(f"CUDA out of memory. {FULL}.")
 
 
 def trained(module: torch.nn.Module) -> set[str]:
