@@ -2,12 +2,14 @@
 
 import json
 import os
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend
+from lockstep.backends import Backend, World
 
 # First, because it suppresses TensorFlow's greetings.
 from lockstep.backends import tensorflow as tensorflow_backend
@@ -16,8 +18,9 @@ from lockstep.backends import tensorflow as tensorflow_backend
 import tensorflow as tf
 
 from lockstep.backends.tensorflow.launching import workers
-from lockstep.recipes import Execution
+from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
+from tests.backends.cases import random_batch, random_state
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
 
@@ -71,6 +74,20 @@ def test_workers_add_up_so_many_megabytes_at_a_time(alone: pytest.MonkeyPatch) -
     world.sum([tf.zeros([3])])
     tf.function(world.sum, input_signature=[[tf.TensorSpec([None, 4])]])([tf.zeros([2, 4])])
     assert replica.packs == [7 * 2**20, None]
+
+
+def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
+    world: World, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution, before = Execution(backend="tensorflow", compile="off", deterministic=False), set(threading.enumerate())
+    monkeypatch.setattr(world, "on_gpu", True)
+    engine = tensorflow_backend.engine(tiny_recipe, np.zeros(1), world, execution)
+    with engine:
+        engine.write(random_state(tiny_recipe))
+        engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
+        (thread,) = set(threading.enumerate()) - before
+    thread.join(timeout=10)
+    assert not thread.is_alive()
 
 
 def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -157,16 +156,6 @@ def test_training_goes_on_after_a_batch_that_was_too_large(
 
 
 # Closing
-
-
-def test_an_engine_that_is_closed_leaves_no_thread(backend: Backend, world: World, tiny_recipe: Recipe) -> None:
-    before = set(threading.enumerate())
-    with backend.engine(tiny_recipe, np.asarray(RATES), world, Execution.of({"compile": COMPILE})) as engine:
-        engine.write(random_state(tiny_recipe))
-        engine.fetch(engine.train(random_batches(tiny_recipe, 2), 0))
-    for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=10)
-        assert not thread.is_alive(), thread.name
 
 
 def test_closing_an_engine_changes_no_other(backend: Backend, start: Start, world: World, tiny_recipe: Recipe) -> None:
