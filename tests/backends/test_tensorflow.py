@@ -16,6 +16,7 @@ from lockstep.models.state import State
 
 # isort: split
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from lockstep.backends.tensorflow import model as tensorflow_model
 from lockstep.backends.tensorflow.world import TensorflowWorld
@@ -188,6 +189,7 @@ def test_xla_on_a_gpu_needs_leave_to_be_not_deterministic(tiny_recipe: Recipe) -
     execution = Execution(backend="tensorflow", compile="on")
     with pytest.raises(BackendError, match="--set deterministic=false"):
         tensorflow_backend.engine(tiny_recipe, np.zeros(1), OfTwo(on_gpu=True), execution)
+    assert not is_op_determinism_enabled(), "a refused engine has changed the process"
 
 
 def test_xla_is_not_refused_to_several_ranks_that_normalise_by_themselves(tiny_recipe: Recipe) -> None:

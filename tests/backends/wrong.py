@@ -258,10 +258,10 @@ class EvaluatesWhatIsTrained(ReferenceEngine):
 
 
 class AveragesLate(ReferenceEngine):
-    """Uses the coefficient of the next step."""
+    """Uses the coefficient of the next step. The last step has none, and uses its own."""
 
     def _average(self, step: int) -> None:
-        super()._average(step + 1)
+        super()._average(min(step + 1, len(self._ema_decays) - 1))
 
 
 class AveragesParametersAlone(ReferenceEngine):

@@ -63,7 +63,6 @@ class TensorflowEngine:
         self._recipe, self._world = recipe, world
         self._parts = execution.accumulation_steps
         self._done = 0
-        _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
             raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
@@ -71,6 +70,7 @@ class TensorflowEngine:
             raise BackendError(
                 "XLA has no deterministic max pool on GPUs; add --set deterministic=false, or leave compile at auto"
             )
+        _configure(recipe, execution, world)
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
         self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
