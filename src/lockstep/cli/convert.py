@@ -6,12 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import print, print_json
-from lockstep.data.listing import printable
+from lockstep.cli.terminal import in_line, print, print_json
 
 
 def command(
-    source: Annotated[Path, typer.Argument(help="A run's folder, a checkpoint, or another program's weights.")],
+    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
     target: Annotated[
         Path | None, typer.Argument(help="A new file, folder, or for NVIDIA's formats a prefix such as model.ckpt-0.")
     ] = None,
@@ -25,17 +24,14 @@ def command(
     which: options.Which = "newest",
     ema: options.Ema = False,
     classes: options.Classes = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."),
-    ] = None,
+    model: options.Model = None,
     certificate: Annotated[
         bool, typer.Option(help="Check that source and target compute the same, and write TARGET.certificate.json.")
     ] = True,
     inspected: Annotated[bool, typer.Option("--inspect", help="Show what SOURCE is, and convert nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --inspect: print JSON.")] = False,
 ) -> None:
-    """Write weights in another format, with a certificate; nothing is overwritten."""
+    """Write weights in another format, with a certificate."""
     if inspected:
         _inspect(source, which, as_json)
         return
@@ -66,11 +62,11 @@ def _inspect(source: Path, which: str, as_json: bool) -> None:
         return
     for name, value in found.items():
         if name not in ("remarks", "oddities"):
-            print(f"{name.replace('_', ' '):<16} {printable(_shown(name, value))}")
+            print(f"{name.replace('_', ' '):<16} {in_line(_shown(name, value))}")
     for remark in found["remarks"]:
-        print(f"note: {printable(remark)}")
+        print(f"note: {in_line(remark)}")
     for oddity in found["oddities"]:
-        print(f"odd: {printable(oddity)}")
+        print(f"odd: {in_line(oddity)}")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -11,13 +11,11 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 
 def command(
-    source: Annotated[
-        Path,
-        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
-    ],
+    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
     data: Annotated[Path, typer.Option(help="Validation images in any storage format, or a folder of images.")],
     which: options.Which = "newest",
     ema: options.Ema = False,
+    model: options.Model = None,
     classes: options.Classes = None,
     split: Annotated[
         float | None,
@@ -47,7 +45,7 @@ def command(
             if not as_json:
                 reporter(event)
 
-        how |= {"classes": classes, "split": split, "batch_images": batch, "listener": listener}
+        how |= {"model": model, "classes": classes, "split": split, "batch_images": batch, "listener": listener}
         result = evaluate(source, data, which=which, ema=ema, **how)
     if not is_leading():
         return

@@ -10,14 +10,12 @@ from lockstep.cli.terminal import print
 
 
 def command(
-    source: Annotated[
-        Path,
-        typer.Argument(help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."),
-    ],
+    source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[str, typer.Option(help="Format: savedmodel, paddle-inference or onnx.")] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
+    model: options.Model = None,
     precision: Annotated[
         str | None, typer.Option(help="Precision of a SavedModel: fp32 (default), bf16 or fp16.", show_default=False)
     ] = None,
@@ -25,7 +23,7 @@ def command(
     """Write a model for a framework's server, with its preprocessing."""
     from lockstep import export
 
-    result = export(source, folder, to=to, which=which, ema=ema, precision=precision)
+    result = export(source, folder, to=to, which=which, ema=ema, model=model, precision=precision)
     print(f"wrote {result['written']}")
     for remark in result["remarks"]:
         print(f"note: {remark}")

@@ -21,6 +21,11 @@ Set = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
 ]
 Which = Annotated[str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--as", metavar="MODEL", help="The model of a file that fits several, such as resnet50-v1."),
+]
+WEIGHTS = "A run's folder, a checkpoint, or weights of another program (docs/weights.md)."
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 Classes = Annotated[
     Path | None,

@@ -14,13 +14,12 @@ def command(
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     source: Annotated[
         Path,
-        typer.Option(
-            "--run", help="A run's folder, a checkpoint (also of TensorFlow, Paddle or MXNet) or a .safetensors file."
-        ),
+        typer.Option("--run", help=options.WEIGHTS),
     ],
     top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
     which: options.Which = "newest",
     ema: options.Ema = False,
+    model: options.Model = None,
     classes: options.Classes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object for each image.")] = False,
     backend: options.Backend = DEFAULT_BACKEND,
@@ -31,7 +30,8 @@ def command(
     from lockstep.weights.class_names import described
 
     how = options.for_inference(assignments, backend)
-    found = predict(source, images, top=top, which=which, ema=ema, classes=classes, **how, listener=options.show_note)
+    how |= {"model": model, "classes": classes, "listener": options.show_note}
+    found = predict(source, images, top=top, which=which, ema=ema, **how)
     if as_json:
         rows = [
             {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}

@@ -27,6 +27,7 @@ def evaluate(
     *,
     which: str = "newest",
     ema: bool = False,
+    model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
     split: float | None = None,
@@ -42,6 +43,7 @@ def evaluate(
     Every image counts once. `classes` replaces the names of the weights' classes: names, class 0 first, or a file that lists
     them. If the images have names of classes too, an image's label is the output with that name.
 
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
     `listener` gets a note about it. With several processes (torchrun), every process calls this and gets the result.
 
@@ -52,7 +54,7 @@ def evaluate(
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights, execution = open_weights(source, which=which, ema=ema), execution or Execution()
+    weights, execution = open_weights(source, which=which, ema=ema, model=model), execution or Execution()
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     data = Path(data)

@@ -22,6 +22,7 @@ def export(
     to: str = "savedmodel",
     which: str = "newest",
     ema: bool = False,
+    model: str | None = None,
     precision: str | None = None,
 ) -> dict[str, Any]:
     """Write a model for a framework's server, with preprocessing and softmax inside; return what was written.
@@ -35,6 +36,8 @@ def export(
       must have the evaluation's size.
     - "onnx": `model.onnx`, in fp32 only. Inputs and outputs are those of "savedmodel".
 
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+
     The folder appears only when it is complete; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and
     `BackendError` if the framework or package is missing.
     """
@@ -43,7 +46,7 @@ def export(
         raise CheckpointError(f"there is no format {to!r} to export to. {nearest(to, FORMATS)}")
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
-    found = open_weights(source, which=which, ema=ema)
+    found = open_weights(source, which=which, ema=ema, model=model)
     weights = found.in_precision(precision or "fp32")
     remarks, backend = list(weights.remarks), FORMATS[to]
     if precision is None and found.recipe.precision in ("bf16", "fp16"):

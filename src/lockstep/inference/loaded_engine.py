@@ -19,19 +19,22 @@ ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or 
 """What to do if results are not finite numbers."""
 
 
-def load(source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False) -> Any:
+def load(
+    source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False, model: str | None = None
+) -> Any:
     """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
 
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
     float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the
-    moving average.
+    moving average. `model` names the model of a file that fits several, such as resnet50 and
+    resnet50-v1.
 
     >>> import lockstep, torch
     >>> module = lockstep.load("run")
     >>> module(torch.zeros(2, 3, 64, 64)).shape
     torch.Size([2, 10])
     """
-    weights = open_weights(source, which=which, ema=ema)
+    weights = open_weights(source, which=which, ema=ema, model=model)
     return backends.load(backend).load_module(weights.recipe, weights.tensors)
 
 

@@ -37,6 +37,7 @@ def predict(
     top: int = 5,
     which: str = "newest",
     ema: bool = False,
+    model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
     execution: Execution | None = None,
@@ -49,15 +50,16 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed. `precision` replaces the
-    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `listener` gets a note about
-    names that are assumed and about precision.
+    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `listener` gets notes about
+    the weights, names that are assumed, and precision.
 
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
     `DivergedError` if a logit is not a finite number.
     """
-    weights = open_weights(source, which=which, ema=ema)
+    weights = open_weights(source, which=which, ema=ema, model=model)
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     execution = execution or Execution()
@@ -65,6 +67,8 @@ def predict(
     world = backends.load(execution.backend).world(execution)
     try:
         recorder = Recorder(listener if world.rank == 0 else None)
+        for remark in weights.remarks:
+            recorder.note(remark)
         weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
         with engine_with(weights, world, execution) as engine:
             return [found for path in paths for found in _predicted(weights, engine, path, top)]
