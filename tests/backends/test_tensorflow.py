@@ -141,17 +141,19 @@ def test_compiled_steps_take_the_rates_of_their_numbers(start: Start, tiny_recip
 
 COMPILED_STEPS = """
 import os
+from dataclasses import replace
 from pathlib import Path
 import numpy as np
 from lockstep import backends
 from lockstep.recipes import Execution
-from tests.backends.cases import random_batches, random_state
+from tests.backends.cases import BASIC, random_batches, random_state
 from tests.conftest import TINY
 
+recipe = TINY.replace(model=replace(BASIC, layers=(1, 1, 1, 1)))  # XLA takes long for every convolution
 backend, execution = backends.load("tensorflow"), Execution(backend="tensorflow", device="cpu", compile="on")
-with backend.engine(TINY, np.linspace(0.1, 0.2, 8), backend.world(execution), execution) as engine:
-    engine.write(random_state(TINY))
-    for step, batch in enumerate(random_batches(TINY, 3)):
+with backend.engine(recipe, np.linspace(0.1, 0.2, 8), backend.world(execution), execution) as engine:
+    engine.write(random_state(recipe))
+    for step, batch in enumerate(random_batches(recipe, 3)):
         engine.fetch(engine.train([batch], step))
         print(len(list(Path(os.environ["WRITTEN"]).glob("*before_optimizations.txt"))))
 """
