@@ -1,4 +1,4 @@
-"""Tests for MXNet alone: modules, graphs (static or not), several processes, and how a command finds its environment."""
+"""Tests for MXNet alone: modules, graphs (static or not) and several processes."""
 
 import json
 import multiprocessing

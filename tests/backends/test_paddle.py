@@ -1,4 +1,4 @@
-"""Tests for Paddle alone: modules, programs, oneDNN's kernels, the loss scale, and how the process behaves.
+"""Tests for Paddle alone: modules, programs and the max pool.
 
 The other tests of engines run uncompiled. Here the same is tested with programs.
 """

@@ -1,4 +1,4 @@
-"""Tests for Paddle's ranks and processes: devices, launchers, sockets, output and signals."""
+"""Tests for Paddle's ranks and processes: launchers, exchanges, output and imports."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tests for TensorFlow alone: modules, tracing, XLA, grouped convolutions, loss scale, and how the process behaves."""
+"""Tests for TensorFlow alone: modules, tracing, XLA and grouped convolutions."""
 
 from contextlib import ExitStack
 from pathlib import Path

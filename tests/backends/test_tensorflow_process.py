@@ -1,4 +1,4 @@
-"""Tests for TensorFlow's ranks and processes: devices, launchers, output and imports."""
+"""Tests for TensorFlow's ranks and processes: threads, launchers, exchanges and output."""
 
 import json
 import os
