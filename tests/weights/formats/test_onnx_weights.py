@@ -20,7 +20,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.onnx_weights import find, read
-from tests.inference.test_inference import random_tensors
+from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
 
 V1 = narrowed(MODELS["resnet50-v1"])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from lockstep.models.architectures import MODELS, ModelSpec
+from lockstep.recipes import Recipe
+from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.nvidia_paddle import read
 from tests.weights.formats.cases import RESNET, RESNEXT, Variables, assert_canonical, state_of
-from tests.weights.formats.test_nvidia_paddle import recipe_of
 
 LEAVES = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 OF_BLOCK = {
@@ -19,6 +20,10 @@ OF_BLOCK = {
     "downsample.0": "short.KERNEL",
     "downsample.1": "short.NORM",
 }
+
+
+def recipe_of(model: str, logits: int) -> Recipe:
+    return resnet50_paddle_90ep().replace(model=model, logits=logits, precision="fp32")
 
 
 def paddleclas(tensors: Variables, blocks: dict[str, str], kernel: str, norm: str, others: dict[str, str]) -> Variables:
