@@ -122,7 +122,7 @@ def test_what_batch_norms_add_is_as_the_graph_says(epsilon: float, remarks: tupl
     recipe = recipe_of().replace(bn_epsilon=epsilon)
     write(tmp_path / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
     found = read(tmp_path / "model-0090.params", momentum=False)
-    assert (found.recipe, found.remarks) == (recipe, (EPOCH, *remarks))
+    assert (found.recipe, found.remarks) == (recipe, remarks)
 
 
 def test_the_graph_says_what_a_recipe_does(tmp_path: Path) -> None:
@@ -435,4 +435,4 @@ def test_velocities_that_are_not_all_there_are_left_out(file: Path) -> None:
     with pytest.raises(CheckpointError, match=r"momentum\.params: fc1_bias is float32 \[3\], expected float32 \[1000\]"):
         read(file)
     side.write_text("garbage")
-    assert read(file, momentum=False).remarks == (EPOCH,)
+    assert read(file, momentum=False).remarks == ()

@@ -23,7 +23,7 @@ from lockstep.weights.formats.torch_models import find, read
 from lockstep.weights.formats.torch_writing import write_nvidia_pytorch, write_torchvision
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, assert_canonical, state_of
 
-NO_STEP = "no step is stored, 0 is used"
+NO_STEP = "no step is stored"
 Tensors = dict[str, torch.Tensor]
 
 

@@ -134,6 +134,7 @@ def read(path: Path, *, momentum: bool = True) -> Original:
         for file, stored, names in ((path, arrays, table), (velocities_file, velocities, carried))
     )
     remarks = (
+        *([_about_step(path)] if momentum else []),
         *_remarks(path, arrays, table, layouts, symbol),
         *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
     )
@@ -312,6 +313,11 @@ def _epsilon(recipe: Recipe, symbol: Symbol | None) -> float:
     return recipe.bn_epsilon if symbol is None else min(symbol.epsilons)
 
 
+def _about_step(path: Path) -> str:
+    match = _OF_EPOCH.fullmatch(path.name)
+    return "no step is stored" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+
+
 def _remarks(
     path: Path,
     arrays: Mapping[str, np.ndarray],
@@ -319,8 +325,7 @@ def _remarks(
     layouts: Mapping[str, str],
     symbol: Symbol | None,
 ) -> Iterable[str]:
-    match, graph = _OF_EPOCH.fullmatch(path.name), _graph_of(path)
-    yield "no step is stored" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+    graph = _graph_of(path)
     if symbol is None:
         beside = f"there is no {graph.name}" if graph else "a file without an epoch in its name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon

@@ -131,7 +131,8 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     used = {*table.values(), *sources.values(), *slots.values()}
     others = (name for name in (*stored, *contents.others) if name not in used and not _OF_OPTIMIZER.fullmatch(name))
     remarks = (
-        *_remarks(prefix, contents.arrays, sources, table),
+        *([_about_step(prefix)] if momentum else []),
+        *_remarks(contents.arrays, sources, table),
         *(about_momentum(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
         *left_over(sorted(others)),
     )
@@ -262,12 +263,12 @@ def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor
     return np.array(values, np.float32, order="C")
 
 
-def _remarks(
-    prefix: Path, arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]
-) -> Iterable[str]:
+def _about_step(prefix: Path) -> str:
     epoch = prefix.absolute().parent.name
-    named = f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else ""
-    yield f"no step is stored{named}"
+    return "no step is stored" + (f"; its folder names epoch {epoch}, counted from 0" if epoch.isdecimal() else "")
+
+
+def _remarks(arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], table: Mapping[Tensor, str]) -> Iterable[str]:
     if any(is_stem(tensor) and arrays[name].shape != tensor.shape for tensor, name in table.items()):
         yield FOURTH_CHANNEL
     masters = [source for tensor, source in sources.items() if source != table[tensor]]

@@ -107,7 +107,8 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     average, about_average = _average(path, contents, expected)
     origin = _origin(path, contents.root, stored, trained, groups)
     epochs, about_epoch = _epochs(contents.root, origin)
-    about_run = () if contents.root.keys() == {contents.weights} else (about_epoch, *about_average, *about)
+    is_alone = contents.root.keys() == {contents.weights}
+    about_run = (*([about_epoch] if momentum and not is_alone else []), *about_average, *([] if is_alone else about))
     remarks = (
         *about_run,
         *_about_weights(contents, stored, names, expected, has_classifier),
@@ -316,7 +317,7 @@ def _epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
     store that of the last one. Both count from 0.
     """
     stored, best = _number(root.get("epoch")), next((_number(root[key]) for key in _BEST if key in root), None)
-    no_step = "no step is stored, 0 is used"
+    no_step = "no step is stored"
     if stored is None or stored != int(stored) or stored < 0:
         return None, no_step
     about_best = f"; the best top-1 until then was {best:.2f} %" if best else ""
