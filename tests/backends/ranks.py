@@ -97,8 +97,9 @@ def main(name: str, distributed: str, folder: Path, names: list[str]) -> None:
     backend = backends.load(name)
     world = backend.world(Execution.of({"device": "cpu", "distributed": distributed}))
     found: dict[str, Any] = {name: carry_out(SCENARIOS[name], backend, world) for name in names}
+    world.wait()
     found["asked"] = {
-        "nobody says yes": world.wait(),
+        "nobody says yes": world.any(False),
         "the last says yes": world.any(world.rank == world.ranks - 1),
         "all say yes": world.any(True),
         "all say the same": world.same(-7),
