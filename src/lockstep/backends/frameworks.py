@@ -15,8 +15,8 @@ class Framework:
     """Distributions of which one must be installed."""
     install: str
     """What to type to install it."""
-    exports: tuple[str, ...] = ()
-    """Formats that `lockstep export` writes with the backend's module `export`."""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """Formats that `lockstep export` writes, each with the function of the backend's module `export` that writes it."""
     rank_variables: Mapping[str, str] = field(default_factory=dict)
     """The environment variables of the framework's own launchers, by the usual names: RANK, WORLD_SIZE, LOCAL_RANK."""
     reads_tf_config: bool = False
@@ -64,7 +64,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "paddle": Framework(
         ("paddlepaddle", "paddlepaddle-gpu"),
         "pip install paddlepaddle==3.3.1",
-        exports=("paddle-inference",),
+        exports={"paddle-inference": "export"},
         rank_variables={
             "RANK": "PADDLE_TRAINER_ID",
             "WORLD_SIZE": "PADDLE_TRAINERS_NUM",
@@ -80,7 +80,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "tensorflow": Framework(
         ("tensorflow", "tensorflow-cpu"),
         "pip install tensorflow==2.21.0",
-        exports=("savedmodel",),
+        exports={"savedmodel": "export"},
         rank_variables=_HOROVOD,
         reads_tf_config=True,
         slower={"bf16": "several times"},
@@ -91,6 +91,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "torch": Framework(
         ("torch",),
         "pip install torch==2.13.0",
+        exports={"torchscript": "export_torchscript", "torch-export": "export_program"},
         slower={"bf16": "7 to 16 times", "fp16": "9 times"},
         slower_with_avx_512={"bf16": "5 times"},
         origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),

@@ -12,7 +12,9 @@ from lockstep.cli.terminal import print
 def command(
     source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    to: Annotated[str, typer.Option(help="Format: savedmodel, paddle-inference or onnx.")] = "savedmodel",
+    to: Annotated[
+        str, typer.Option(help="Format: savedmodel, paddle-inference, torchscript, torch-export or onnx.")
+    ] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,

@@ -9,10 +9,10 @@ from lockstep import backends
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights.opening import open_weights
 
-FORMATS: dict[str, str | None] = {
-    form: name for name, framework in backends.FRAMEWORKS.items() for form in framework.exports
-} | {"onnx": None}
-"""Formats, each with the backend whose module `export` writes it; None: no framework is needed."""
+FORMATS: dict[str, tuple[str | None, str]] = {
+    form: (name, function) for name, framework in backends.FRAMEWORKS.items() for form, function in framework.exports.items()
+} | {"onnx": (None, "export")}
+"""Formats, each with the backend whose module `export` writes it, and the function; None: no framework is needed."""
 
 
 def export(
@@ -34,6 +34,8 @@ def export(
       recipe's precision is. Weights are float32.
     - "paddle-inference": `model.json` and `model.pdiparams`, in fp32 only. Inputs and outputs are the same, but images
       must have the evaluation's size.
+    - "torchscript": `model.pt`, and "torch-export": `model.pt2`, for PyTorch, in fp32 only. Inputs and outputs are those of
+      "savedmodel".
     - "onnx": `model.onnx`, in fp32 only. Inputs and outputs are those of "savedmodel".
 
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
@@ -48,7 +50,7 @@ def export(
         raise CheckpointError(f"{folder} already exists; name a new folder")
     found = open_weights(source, which=which, ema=ema, model=model)
     weights = found.in_precision(precision or "fp32")
-    remarks, backend = list(weights.remarks), FORMATS[to]
+    remarks, (backend, function) = list(weights.remarks), FORMATS[to]
     if precision is None and found.recipe.precision in ("bf16", "fp16"):
         trained_in = found.recipe.precision
         other = f" (--precision {trained_in} computes in it)" if to == "savedmodel" else ""
@@ -61,7 +63,8 @@ def export(
     module = importlib.import_module(
         "lockstep.inference.onnx_model" if backend is None else f"lockstep.backends.{backend}.export"
     )
-    module.export(weights.recipe, weights.tensors, weights.classes, unfinished)
+    write = getattr(module, function)
+    write(weights.recipe, weights.tensors, weights.classes, unfinished)
     unfinished.rename(folder)
     return {
         "source": str(weights.source),

@@ -1,0 +1,125 @@
+"""Programs of PyTorch: the recipe's preprocessing, the model and softmax in one TorchScript or `torch.export` archive."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.backends.torch import load_module
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+
+CLASSES = "classes.txt"
+"""The extra file of an archive that names the classes, one on each line. The same file is next to the archive."""
+
+
+def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+    """Write `model.pt`, a TorchScript program for `torch.jit.load` and libtorch.
+
+    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary: `classes`, int64 [N], and
+    `probabilities`, float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped
+    as in evaluation. The names of the classes are in `classes.txt`, in the archive and next to it. Raises `CheckpointError`
+    if the recipe computes in another precision than fp32, or if the tensors do not fit.
+    """
+    program = _Program(recipe, _model(recipe, tensors))
+    example = torch.zeros(2, 3, recipe.eval_crop, recipe.eval_crop)
+    with warnings.catch_warnings():
+        # Tracing warns that SAME padding depends on the size of its input. That size is always the evaluation's.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        program.model = torch.jit.trace(program.model, example)
+    folder.mkdir()
+    extra = {CLASSES: _lines(classes)} if classes else {}
+    torch.jit.save(torch.jit.script(program), str(folder / "model.pt"), _extra_files=extra)
+    _write_classes(classes, folder)
+
+
+def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+    """Write `model.pt2`, a program for `torch.export.load`.
+
+    Inputs, outputs, `classes.txt` and errors are those of `export_torchscript`.
+    """
+    program = _Program(recipe, _model(recipe, tensors))
+    # Lengths of 0 and 1 would become constants of the program, and so would lengths that are equal.
+    example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
+    dynamic = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
+    exported = torch.export.export(program, (example,), dynamic_shapes={"images": dynamic})
+    folder.mkdir()
+    extra = {CLASSES: _lines(classes)} if classes else {}
+    torch.export.save(exported, folder / "model.pt2", extra_files=extra)
+    _write_classes(classes, folder)
+
+
+def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
+    if recipe.precision != "fp32":
+        raise CheckpointError(f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision")
+    return load_module(recipe, tensors).requires_grad_(False)
+
+
+def _lines(classes: tuple[str, ...]) -> str:
+    return "".join(f"{name}\n" for name in classes)
+
+
+def _write_classes(classes: tuple[str, ...], folder: Path) -> None:
+    if classes:
+        (folder / CLASSES).write_text(_lines(classes), encoding="utf-8")
+
+
+class _Program(nn.Module):
+    """Bytes of images to classes and probabilities.
+
+    `forward` is compiled by TorchScript and traced by `torch.export`, with heights and widths as symbols. Therefore nothing
+    branches on them: integer arithmetic decides.
+    """
+
+    mean: Tensor
+    std: Tensor
+    positions: Tensor
+
+    def __init__(self, recipe: Recipe, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.crop, self.shorter_side = recipe.eval_crop, recipe.eval_resize
+        self.filter, self.antialias = recipe.interpolation, recipe.antialias
+        self.register_buffer("mean", torch.tensor(recipe.mean, dtype=torch.float32).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(recipe.std, dtype=torch.float32).view(3, 1, 1))
+        self.register_buffer("positions", torch.arange(recipe.eval_crop))
+        self.eval()
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return classes and probabilities. Raises `ValueError`, as the program runs without Lockstep."""
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
+            raise ValueError("images have another type or shape; expected uint8 RGB [N, height, width, 3]")
+        squares = self._centre(images.permute(0, 3, 1, 2).to(torch.float32))
+        logits = self.model((squares - self.mean) / self.std)
+        return {"classes": logits.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
+
+    def _centre(self, images: Tensor) -> Tensor:
+        """Return the centre squares [N, 3, crop, crop] as in `lockstep.recipes.order.centre_plan`, in whole numbers."""
+        height, width = images.shape[2], images.shape[3]
+        # 0 for images of the evaluation's size only. Their resize is to the same size and changes nothing.
+        difference = max(height, self.crop) - min(height, self.crop) + max(width, self.crop) - min(width, self.crop)
+        side = self.crop + (self.shorter_side - self.crop) * min(difference, 1)
+        shorter = min(height, width)
+        rows, columns = side * height // shorter, side * width // shorter
+        if self.antialias:
+            # Pillow resizes rows first and rounds them to bytes.
+            images = _resized(images, height, columns, self.filter, antialias=True)
+        images = _resized(images, rows, columns, self.filter, antialias=self.antialias)
+        # A slice of all rows and columns would make the layout in memory depend on the size, which torch.export refuses.
+        images = images.index_select(2, self.positions + _offset(rows - self.crop))
+        return images.index_select(3, self.positions + _offset(columns - self.crop))
+
+
+def _resized(images: Tensor, rows: int, columns: int, mode: str, antialias: bool) -> Tensor:
+    """Return images [N, 3, rows, columns] in whole numbers from 0 to 255."""
+    resized = F.interpolate(images, size=[rows, columns], mode=mode, antialias=antialias)
+    return resized.round().clamp(0, 255)
+
+
+def _offset(surplus: int) -> int:
+    """Return half of the surplus; halves are rounded to the even number, as NumPy's `rint` does."""
+    half = surplus // 2
+    return half + surplus % 2 * (half % 2)
