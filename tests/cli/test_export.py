@@ -17,6 +17,12 @@ def test_a_program_for_paddle_inference_is_written(answer: Run, run_folder: Path
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.json", "model.pdiparams"]
 
 
+def test_a_program_for_pytorch_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "torchscript")
+    assert (code, output) == (0, f"wrote {tmp_path / 'model'}\n")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.pt"]
+
+
 def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "onnx")
     assert (code, output) == (0, f"wrote {tmp_path / 'model'}\n")

@@ -122,7 +122,12 @@ def test_a_saved_model_with_a_resize_that_tensorflow_lacks_is_refused(tiny_recip
 
 @pytest.mark.parametrize(
     ("to", "path"),
-    [("savedmodel", "assets.extra/classes.txt"), ("paddle-inference", "classes.txt"), ("onnx", "classes.txt")],
+    [
+        ("savedmodel", "assets.extra/classes.txt"),
+        ("paddle-inference", "classes.txt"),
+        ("torchscript", "classes.txt"),
+        ("onnx", "classes.txt"),
+    ],
 )
 def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, path: str, tmp_path: Path) -> None:
     lockstep.export(weights, tmp_path / "model", to=to)
@@ -265,7 +270,7 @@ def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> Non
         open_predictor(tmp_path)
 
 
-@pytest.mark.parametrize("to", ["paddle-inference", "onnx"])
+@pytest.mark.parametrize("to", ["paddle-inference", "torchscript", "torch-export", "onnx"])
 def test_what_is_fp32_alone_refuses_other_precisions(weights: Path, to: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is in fp32, not in bf16; leave out precision"):
         lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")

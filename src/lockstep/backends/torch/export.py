@@ -46,6 +46,8 @@ def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tupl
     example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
     dynamic = dict.fromkeys((0, 1, 2), torch.export.Dim.DYNAMIC)
     exported = torch.export.export(program, (example,), dynamic_shapes={"images": dynamic})
+    for node in exported.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the folder that Lockstep is installed in
     folder.mkdir()
     extra = {CLASSES: _lines(classes)} if classes else {}
     torch.export.save(exported, folder / "model.pt2", extra_files=extra)

@@ -1,0 +1,130 @@
+"""TorchScript and torch.export programs, compared with the reference in float64 and with Pillow's and OpenCV's pixels."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lockstep
+from lockstep.recipes import Recipe
+from tests.backends.cases import NARROWED, random_images
+from tests.inference.test_inference import CLASSES, image_file, prepared
+from tests.inference.test_onnx_model import MEAN, STD, pictures, saved
+
+SIZES = {"eval_resize": 47, "eval_crop": 40, "mean": MEAN, "std": STD}
+"""The surplus of 7 pixels is odd, so that the rounding of the crop's place is noticed."""
+
+ALONE = """
+import sys
+sys.modules["lockstep"] = None  # an import of it fails
+import numpy as np
+import torch
+
+script, exported, *batches = sys.argv[1:]
+noted, kept = {"classes.txt": ""}, {"classes.txt": ""}
+programs = {"script": torch.jit.load(script, _extra_files=noted)}
+programs["exported"] = torch.export.load(exported, extra_files=kept).module()
+assert noted["classes.txt"].decode() == kept["classes.txt"]
+print(kept["classes.txt"], end="")
+for path in batches:
+    images = torch.from_numpy(np.load(path))
+    for name, program in programs.items():
+        found = program(images)
+        np.savez(path + "." + name, **{key: value.numpy() for key, value in found.items()})
+"""
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return float64 probabilities."""
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def expected(weights: Path, squares: np.ndarray) -> np.ndarray:
+    """Return the reference's probabilities of images of the evaluation's size, float64."""
+    x = ((squares.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
+    return softmax(lockstep.load(weights, backend="reference")(x))
+
+
+def exported(weights: Path, folder: Path) -> Any:
+    """Return the TorchScript program of a checkpoint."""
+    lockstep.export(weights, folder, to="torchscript")
+    return torch.jit.load(str(folder / "model.pt"))
+
+
+def assert_equal(classes: np.ndarray, probabilities: np.ndarray, wanted: np.ndarray) -> None:
+    assert (classes.dtype, probabilities.dtype) == (np.int64, np.float32)
+    # A relative error of a probability is an absolute error of a logit.
+    assert probabilities == pytest.approx(wanted, rel=1e-5)
+    assert classes.tolist() == wanted.argmax(axis=1).tolist()
+    assert wanted.max() < 0.95
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{**NARROWED["narrow resnet50"], "padding": "same"}, {**NARROWED["narrow resnext101-32x4d"], "padding": "symmetric"}],
+    ids=["resnet50, same", "resnext101-32x4d, symmetric"],
+)
+def test_a_torchscript_program_has_the_probabilities_of_float64_for_any_batch(
+    tiny_recipe: Recipe, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    weights = saved(tiny_recipe.replace(**SIZES, **changes), tmp_path)
+    program = exported(weights, tmp_path / "model")
+    for count in (1, 3):
+        squares = random_images(count, 40, seed=count)
+        found = program(torch.from_numpy(squares))
+        assert_equal(found["classes"].numpy(), found["probabilities"].numpy(), expected(weights, squares))
+
+
+@pytest.mark.slow
+def test_pytorch_alone_answers_as_float64_with_both_programs(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    weights = saved(tiny_recipe.replace(**SIZES, padding="same"), tmp_path)
+    batches = [random_images(1, 40, seed=1), random_images(3, 40, seed=3), pictures(71, 33), pictures(40, 57)[:1]]
+    paths = [tmp_path / f"{i}.npy" for i in range(len(batches))]
+    for path, batch in zip(paths, batches, strict=True):
+        np.save(path, batch)
+    programs = []
+    for form, name in (("torchscript", "model.pt"), ("torch-export", "model.pt2")):
+        lockstep.export(weights, tmp_path / form, to=form)
+        programs.append(tmp_path / form / name)
+    command = [sys.executable, "-I", "-c", ALONE, *programs, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == list(CLASSES)
+    outputs = {path: {name: np.load(f"{path}.{name}.npz") for name in ("script", "exported")} for path in paths}
+    for path, batch in zip(paths[:2], batches[:2], strict=True):
+        for found in outputs[path].values():
+            assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
+    for path in paths[2:]:  # TorchScript's resize is compared with Pillow's and OpenCV's below
+        script, other = (outputs[path][name]["probabilities"] for name in ("script", "exported"))
+        assert other == pytest.approx(script, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "antialias", "tolerance"),
+    # OpenCV's bilinear filter rounds its weights to 11 bits, so that every tenth pixel differs by 1.
+    [("bilinear", True, 1e-3), ("bicubic", True, 1e-3), ("bilinear", False, 5e-3), ("bicubic", False, 1e-3)],
+)
+def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
+    tiny_recipe: Recipe, interpolation: str, antialias: bool, tolerance: float, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(**SIZES, interpolation=interpolation, antialias=antialias)
+    weights = saved(recipe, tmp_path)
+    program, reference = exported(weights, tmp_path / "model"), lockstep.load(weights, backend="reference")
+    for height, width in ((96, 131), (71, 33), (40, 57)):
+        path = image_file(tmp_path, height, width)
+        found = program(torch.from_numpy(np.array(Image.open(path)))[None])
+        wanted = softmax(reference(prepared(path, recipe).astype(np.float64)))
+        assert found["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
+
+
+def test_what_is_not_bytes_of_rgb_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    program = exported(saved(tiny_recipe, tmp_path), tmp_path / "model")
+    for images in (torch.zeros(1, 32, 32, 3), torch.zeros(1, 3, 32, 32, dtype=torch.uint8)):
+        with pytest.raises(torch.jit.Error, match=r"expected uint8 RGB \[N, height, width, 3\]"):
+            program(images)
