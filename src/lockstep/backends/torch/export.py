@@ -118,7 +118,7 @@ class _Program(nn.Module):
 def _resized(images: Tensor, rows: int, columns: int, mode: str, antialias: bool) -> Tensor:
     """Return images [N, 3, rows, columns] in whole numbers from 0 to 255."""
     resized = F.interpolate(images, size=[rows, columns], mode=mode, antialias=antialias)
-    return resized.round().clamp(0, 255)
+    return (resized + 0.5).floor().clamp(0, 255)  # halves up, as Pillow and OpenCV round
 
 
 def _offset(surplus: int) -> int:
