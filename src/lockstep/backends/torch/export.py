@@ -29,7 +29,7 @@ def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: 
     with warnings.catch_warnings():
         # Tracing warns that SAME padding depends on the size of its input. That size is always the evaluation's.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
-        program.model = torch.jit.trace(program.model, example)
+        program.model = torch.jit.trace(program.model, example, check_trace=False)  # a check would trace it again
     folder.mkdir()
     extra = {CLASSES: _lines(classes)} if classes else {}
     torch.jit.save(torch.jit.script(program), str(folder / "model.pt"), _extra_files=extra)
