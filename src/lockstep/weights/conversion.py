@@ -22,6 +22,7 @@ from lockstep.weights.formats import (
     torch_writing,
 )
 from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.preprocessing import KNOWN
 
 Written = tuple[tuple[Path, ...], tuple[str, ...]]
 """Files and remarks."""
@@ -67,6 +68,8 @@ def convert(
     (['weights.safetensors', 'weights.safetensors.certificate.json'], 10, 0.0)
     """
     target = Path(target)
+    if not target.name or target.name == "..":
+        raise CheckpointError(f"{target} is no name for a new file; expected a name such as weights.safetensors")
     if to not in TARGETS:
         raise CheckpointError(f"there is no format {to!r} to convert to. {nearest(to, TARGETS)}")
     if classes is not None and not TARGETS[to].has_classes:
@@ -77,6 +80,7 @@ def convert(
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
     files, remarks = TARGETS[to].write(target, weights, certificate)
+    remarks = (*remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe))
     found: Certificate | None = None
     if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
         found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to])
@@ -104,7 +108,9 @@ def _certified(
     """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
     try:
         model = weights.recipe.model
-        written = open_weights(target, model=model if isinstance(model, str) else None)
+        # By a file: a prefix or folder may also name something that was there before.
+        readable = next(path for path in files if not path.name.endswith(_BESIDE))
+        written = open_weights(readable, model=model if isinstance(model, str) else None)
         changes = [*remarks, *([format.invents] if format.invents else [])]
         found = certify(weights, written, files, changes, format.unsaid)
         if not found["holds"]:
@@ -117,10 +123,27 @@ def _certified(
     except BaseException:
         for path in files:
             path.unlink(missing_ok=True)
-        if target.is_dir():  # it was made for these files
+        if files[0].parent == target:  # it was made for these files
             target.rmdir()
         raise
     return found
+
+
+_BESIDE = (".json", ".momentum.params")
+"""How the names of files end from which the other files of a conversion are not found."""
+
+
+def _unlike_assumed(target: "Target", name: str, recipe: Recipe) -> tuple[str, ...]:
+    """Return a remark if weights need another preprocessing than whoever reads the target's format assumes."""
+    assumed = KNOWN.get(target.assumed, {})
+    needed = {field: value for field, value in recipe.fields().items() if field in assumed}
+    unlike = {field: value for field, value in needed.items() if value != _plain_value(assumed[field])}
+    described = ", ".join(f"{field} {value}, not {_plain_value(assumed[field])}" for field, value in unlike.items())
+    return (f"{name} does not say how images are prepared; these weights need {described}",) if unlike else ()
+
+
+def _plain_value(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
@@ -171,15 +194,17 @@ class Target:
     """What it holds that no source has, for the certificate."""
     unsaid: tuple[str, ...] = ("padding", "bn_epsilon", "mean", "std")
     """Fields of the recipe that change logits and that it cannot hold."""
+    assumed: str = ""
+    """The preprocessing, in `KNOWN`, that whoever reads it assumes; "" if the format or its writer says it."""
 
 
 TARGETS: dict[str, Target] = {
     "safetensors": Target(_to_safetensors, has_classes=True, unsaid=()),
-    "torchvision": Target(_plain(torch_writing.write_torchvision), invents=_COUNTERS),
+    "torchvision": Target(_plain(torch_writing.write_torchvision), invents=_COUNTERS, assumed="torchvision-v1"),
     "timm": Target(_to_timm, has_classes=True, invents=_COUNTERS, unsaid=("padding", "bn_epsilon")),
     "keras": Target(_plain(keras_file.write_keras), unsaid=("mean",)),
-    "nvidia-pytorch": Target(_to_nvidia_pytorch, invents=_COUNTERS),
-    "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write)),
-    "nvidia-paddle": Target(_plain(nvidia_paddle.write)),
-    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write)),
+    "nvidia-pytorch": Target(_to_nvidia_pytorch, invents=_COUNTERS, assumed="nvidia-pytorch"),
+    "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), assumed="nvidia-tensorflow"),
+    "nvidia-paddle": Target(_plain(nvidia_paddle.write), assumed="nvidia-paddle"),
+    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), unsaid=("padding", "mean", "std"), assumed="nvidia-mxnet"),
 }

@@ -23,6 +23,7 @@ from lockstep.weights.formats import (
     onnx_weights,
     tensor_bundle,
     timm_folder,
+    torch_file,
     torch_models,
 )
 from lockstep.weights.formats.common import Original
@@ -70,12 +71,18 @@ class Format:
     find: Callable[[Path], Path | None]
     """Returns the file or prefix to read if a path names weights in this format; None otherwise."""
     read: _Read
+    holds: Callable[[Path], bool] | None = None
+    """Returns whether a file is in this format by its content alone, if `find` also goes by its name."""
+
+    def is_content_of(self, file: Path) -> bool:
+        """Return whether a file's content is in this format, whatever its name is."""
+        return self.find(file) is not None if self.holds is None else self.holds(file)
 
 
 BY_CONTENT = (
     Format("timm", timm_folder.find, timm_folder.read),
-    Format("PyTorch", torch_models.find, torch_models.read),
-    Format("safetensors", foreign_safetensors.find, foreign_safetensors.read),
+    Format("PyTorch", torch_models.find, torch_models.read, torch_file.is_torch_file),
+    Format("safetensors", foreign_safetensors.find, foreign_safetensors.read, foreign_safetensors.is_safetensors),
     Format("Keras", keras_file.find, keras_file.read),
     Format("ONNX", onnx_weights.find, onnx_weights.read),
 )
@@ -86,6 +93,8 @@ BY_NAME = (
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
 )
 """Formats of several files, which are found by their names."""
+_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle")
+"""Formats whose files say nothing about preprocessing."""
 
 
 def open_weights(
@@ -109,10 +118,13 @@ def open_weights(
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe is the published one of
     the model, in fp32. Raises `CheckpointError`.
     """
-    path = locate(Path(path), which)
-    found = _of_lockstep(path, ema=ema, momentum=momentum)
-    if found is None:
-        found = _of_original(path, ema=ema, momentum=momentum)
+    try:
+        path = locate(Path(path), which)
+        found = _of_lockstep(path, ema=ema, momentum=momentum)
+        if found is None:
+            found = _of_original(path, ema=ema, momentum=momentum)
+    except OSError as error:
+        raise CheckpointError(f"{path!s:.200} cannot be read: {error.strerror or error}") from None
     if needs_classifier and "fc.bias" not in found.tensors:
         raise CheckpointError(
             f"{found.source} has no classifier, so it cannot classify images; train one: lockstep train --weights {path}"
@@ -157,7 +169,7 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
     if path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-")):
         state, about = checkpoint.load_weights(path, ema=ema, everything=momentum and not ema)
         return _noted(about, state, path)
-    if foreign_safetensors.find(path) is not None:
+    if path.is_file() and foreign_safetensors.is_safetensors(path):
         noted = checkpoint.metadata(path)
         if noted is not None:
             if ema:
@@ -187,7 +199,7 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
         if not state.ema:
             raise CheckpointError(f"{place} has no moving average; leave out --ema")
         state = State(state.step, state.ema, {})
-    changes, assumed = assumed_preprocessing(found.origin, place)
+    changes, assumed = assumed_preprocessing(found.origin, place) if format.name in _UNDESCRIBED else ({}, ())
     recipe = found.recipe.replace(**changes) if changes else found.recipe
     return Opened(recipe, state, found.classes, place, found.origin, (*found.remarks, *assumed), found.epochs)
 
@@ -197,25 +209,34 @@ def _recognised(path: Path) -> tuple[Format, Path]:
 
     Raises `CheckpointError` if a path names nothing that can be read, or several things.
     """
-    found: dict[Path, Format] = {}
-    for format in (*BY_CONTENT, *BY_NAME):
-        place = format.find(path)
-        if place is not None:
-            found.setdefault(place, format)
-        if place is not None and path.is_file() and format in BY_CONTENT:
-            break  # whatever the file's name is
+    if path.is_file() and path.stat().st_size == 0:
+        raise CheckpointError(f"{path} is empty: it was not written or copied to its end; copy it again")
+    format = _of_file(path) if path.is_file() else None
+    if format is not None:
+        return format, format.find(path) or path
+    places = {format: place for format in (*BY_CONTENT, *BY_NAME) if (place := format.find(path)) is not None}
+    if BY_CONTENT[0] in places:  # a hub's folder may hold the same weights twice, of which timm takes one
+        twins = timm_folder.FILES
+        places = {each: place for each, place in places.items() if each is BY_CONTENT[0] or place.name not in twins}
+    found = {place: each for each, place in reversed(places.items())}
     if len(found) == 1:
-        [(place, format)] = found.items()
-        return format, place
+        [(place, each)] = found.items()
+        return each, place
     if found:
-        several = ", ".join(f"{place} ({format.name})" for place, format in found.items())
+        several = ", ".join(f"{place} ({each.name})" for place, each in reversed(found.items()))
         raise CheckpointError(f"{path} holds weights in several formats: {several}; name one of these")
     if not path.exists():
         raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
-    names = ", ".join(format.name for format in (*BY_CONTENT, *BY_NAME))
+    names = ", ".join(each.name for each in (*BY_CONTENT, *BY_NAME))
     raise CheckpointError(
         f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or weights of {names}"
     )
+
+
+def _of_file(path: Path) -> Format | None:
+    """Return the format of a file: by its content, else by its name, so that the format's reader says what is wrong."""
+    by_content = next((format for format in BY_CONTENT if format.is_content_of(path)), None)
+    return by_content or next((format for format in BY_CONTENT if format.find(path) is not None), None)
 
 
 def _as_model(found: Opened, model: str) -> Opened:

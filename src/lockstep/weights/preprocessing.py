@@ -57,23 +57,23 @@ _OF_TORCHVISION = {
     "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
 }
 """The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which end their names."""
-_WITHOUT_DESCRIPTION = ("torchvision", "PyTorch", "timm", "PaddleClas", "ONNX")
-"""Origins whose files may say nothing about preprocessing."""
+_WITHOUT_RECIPE = ("torchvision", "PyTorch", "timm", "PaddleClas")
+"""Origins without a published recipe."""
 
 
 def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, ...]]:
-    """Return the preprocessing to use for another program's weights, and a remark if it is an assumption.
+    """Return the preprocessing to use for weights of a file that does not describe it, and a remark if it is an assumption.
 
-    Both are empty if the weights say it or their origin does.
+    Both are empty if the origin has a published recipe, whose preprocessing is used.
     """
-    if origin not in _WITHOUT_DESCRIPTION or (path.parent / "config.json").is_file() or path.suffix == ".onnx":
+    if origin not in _WITHOUT_RECIPE:
         return {}, ()
     digest = ""
     if path.is_file():
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
     known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)
-    name = known or "torchvision-v1"
+    name = known or ("timm" if origin == "timm" else "torchvision-v1")
     changes = KNOWN[name]
     if known is not None:
         return changes, ()

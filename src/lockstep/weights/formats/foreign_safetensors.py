@@ -8,14 +8,15 @@ from lockstep.weights.formats.torch_models import of_state_dict
 
 
 def find(path: Path) -> Path | None:
-    """Return the path if it is a file of safetensors, by its content; None otherwise."""
-    if not path.is_file():
-        return None
+    """Return the path if it is a file of safetensors by its content or its name; None otherwise."""
+    return path if path.is_file() and (path.suffix == ".safetensors" or is_safetensors(path)) else None
+
+
+def is_safetensors(path: Path) -> bool:
+    """Return whether a file begins as safetensors do: with the length of its header, and the header's first character."""
     with path.open("rb") as file:
         begin = file.read(9)
-    # The length of the header, and its first character. The header of an empty file is missing.
-    is_one = len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
-    return path if is_one or path.suffix == ".safetensors" else None
+    return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:

@@ -28,7 +28,7 @@ from lockstep.weights.formats.common import Original, fitting
 from lockstep.weights.preprocessing import from_timm, to_timm
 
 CONFIG = "config.json"
-_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_SAFE, _PICKLED = FILES = ("model.safetensors", "pytorch_model.bin")
 _COUNTER = "num_batches_tracked"
 
 
