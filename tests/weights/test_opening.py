@@ -1,6 +1,8 @@
 """Find weights: runs, checkpoints and files, of Lockstep and of other programs."""
 
+import hashlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,32 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.runs.given_weights import open_start
 from lockstep.system.errors import CheckpointError
-from lockstep.weights import checkpoint
+from lockstep.weights import checkpoint, preprocessing
 from lockstep.weights.opening import best_step, open_weights
+from tests.weights.small_models import (
+    Writer,
+    hub,
+    keras,
+    keras_recipe,
+    legacy_file,
+    mxnet,
+    nvidia_pytorch,
+    onnx,
+    paddle,
+    plain_state,
+    recipe_of,
+    safetensors_file,
+    tensorflow,
+    timm,
+    use_narrow_models,
+    zip_file,
+)
 
 CLASSES = ("cat", "dog")
 
@@ -186,3 +209,195 @@ def test_the_best_step_is_the_earliest_with_the_highest_top1_of_the_trained_weig
     entries: list[dict[str, Any]], step: int | None
 ) -> None:
     assert best_step(entries) == step
+
+
+# Files of other programs
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+
+
+FILES: list[tuple[str, str, Writer, str]] = [
+    # the file's name, the path to open, how it is written, its origin
+    ("resnet50-0676ba61.pth", "", zip_file, "torchvision"),
+    ("any.pth", "", legacy_file, "PyTorch"),
+    ("zip.safetensors", "", zip_file, "PyTorch"),
+    ("legacy.h5", "", legacy_file, "PyTorch"),
+    ("without a suffix", "", zip_file, "PyTorch"),
+    ("checkpoint.pth.tar", "", nvidia_pytorch, "NVIDIA PyTorch"),
+    ("checkpoint.pth.tar", "..", nvidia_pytorch, "NVIDIA PyTorch"),
+    ("folder", "", timm, "timm"),
+    ("folder", "config.json", timm, "timm"),
+    ("folder", "model.safetensors", timm, "timm"),
+    ("folder", "", hub, "timm"),
+    ("folder", "pytorch_model.bin", hub, "timm"),
+    ("module.safetensors", "", safetensors_file, "PyTorch"),
+    ("safetensors.pth", "", safetensors_file, "PyTorch"),
+    ("weights.h5", "", keras, "Keras"),
+    ("keras.bin", "", keras, "Keras"),
+    ("model.onnx", "", onnx, "ONNX"),
+    ("onnx.pt", "", onnx, "ONNX"),
+    ("model.ckpt-7", "", tensorflow, "NVIDIA TensorFlow"),
+    ("model", "", paddle, "NVIDIA Paddle"),
+    ("model", "", mxnet, "NVIDIA MXNet"),
+]
+
+
+@pytest.mark.parametrize(("name", "named", "write", "origin"), FILES, ids=[f"{w.__name__} {n} {p}" for n, p, w, _ in FILES])
+def test_a_file_is_recognised_by_its_content(
+    name: str, named: str, write: Writer, origin: str, tmp_path: Path, narrow: None
+) -> None:
+    state = plain_state(keras_recipe() if write is keras else recipe_of())
+    write(tmp_path / name, state)
+    found = open_weights(tmp_path / name / named if named != ".." else tmp_path)
+    assert (found.origin, found.recipe.model) == (origin, "resnet50-v1" if write is keras else "resnet50")
+    assert {key: value.tobytes() for key, value in found.tensors.items()} == {
+        key: value.tobytes() for key, value in state.tensors.items()
+    }
+
+
+def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
+    found = open_weights(tmp_path, momentum=True)
+    assert (found.epochs, found.state.ema.keys()) == (3, state.tensors.keys())
+    assert found.state.momentum.keys() == {name for name in state.tensors if "running_" not in name}
+    averages = open_weights(tmp_path, ema=True)
+    assert averages.tensors["fc.bias"].tobytes() == (state.tensors["fc.bias"] + 1).tobytes()
+    assert not averages.state.momentum
+
+
+def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    tensorflow(tmp_path / "model.ckpt-7", state)
+    paddle(tmp_path / "model", state)
+    with pytest.raises(CheckpointError, match=r"several formats: .*ckpt-7 \(TensorFlow\), .*model \(Paddle\); name one"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["text.txt", "zeros", "socket", "link"])
+def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "zeros").write_bytes(bytes(100))
+    (tmp_path / "link").symlink_to(tmp_path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.close()
+    with pytest.raises(CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_a_name_that_the_system_refuses_is_a_clear_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="aaa cannot be read: File name too long"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"weights.{suffix}"
+    file.write_bytes(bytes(8))
+    real = Path.open
+
+    def refused(path: Path, *arguments: Any, **options: Any) -> Any:  # even if root runs the tests
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        with pytest.raises(CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"):
+            open_weights(file)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
+def test_a_file_that_fits_two_models_is_the_one_that_is_named(model: str, tmp_path: Path, narrow: None) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    assert open_weights(tmp_path / "a.pth", model=model).recipe.model == model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("resnet101", r"a\.pth holds resnet50, whose tensors are not those of resnet101"),
+        ("resnet50_v1", "there is no model 'resnet50_v1'. Did you mean resnet50-v1"),
+    ],
+)
+def test_a_file_is_not_opened_as_a_model_that_it_does_not_hold(
+    model: str, message: str, tmp_path: Path, narrow: None
+) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    with pytest.raises(CheckpointError, match=message):
+        open_weights(tmp_path / "a.pth", model=model)
+
+
+def without_classifier(path: Path) -> Path:
+    state = plain_state(recipe_of())
+    zip_file(path, State(0, {name: value for name, value in state.tensors.items() if not name.startswith("fc.")}, {}))
+    return path
+
+
+def test_weights_without_a_classifier_can_only_be_trained(textures: Path, tmp_path: Path, narrow: None) -> None:
+    backbone = without_classifier(tmp_path / "backbone.pth")
+    for use in (
+        lambda: lockstep.evaluate(backbone, textures),
+        lambda: lockstep.predict(backbone, textures / "val"),
+        lambda: lockstep.convert(backbone, tmp_path / "new.safetensors"),
+    ):
+        with pytest.raises(CheckpointError, match=r"no classifier, so it cannot classify images; train one: lockstep train"):
+            use()
+    assert open_start(backbone, recipe_of(), tmp_path / "run") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["backbone.pth"]
+
+
+def test_the_classifier_that_a_file_lacks_is_the_recipes_initial_one(tmp_path: Path, narrow: None) -> None:
+    recipe = recipe_of().replace(logits=7, seed=3)
+    start = open_start(without_classifier(tmp_path / "backbone.pth"), recipe, tmp_path / "run")
+    assert start is not None
+    initial = initial_tensors(recipe)
+    assert all(start.tensors[name].tobytes() == initial[name].tobytes() for name in ("fc.weight", "fc.bias"))
+    assert "the weights have no classifier: the classifier starts from the recipe's initial values" in start.notes
+
+
+# Preprocessing that a file does not say
+
+
+def assumptions(remarks: tuple[str, ...]) -> list[str]:
+    return [remark.partition("; ")[2].partition(" is assumed")[0] for remark in remarks if "is assumed" in remark]
+
+
+def test_an_assumed_preprocessing_is_remarked_upon_beside_any_config_json(tmp_path: Path, narrow: None) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    found = open_weights(tmp_path / "a.pth")
+    assert assumptions(found.remarks) == ["torchvision-v1"]
+    assert (found.recipe.eval_resize, found.recipe.eval_crop, found.recipe.antialias) == (256, 224, True)
+
+
+def test_weights_of_timm_without_its_config_are_prepared_by_its_defaults(tmp_path: Path, narrow: None) -> None:
+    zip_file(tmp_path / "pytorch_model.bin", plain_state(recipe_of()))
+    found = open_weights(tmp_path)
+    assert (assumptions(found.remarks), found.recipe.interpolation) == (["timm"], "bicubic")
+
+
+@pytest.mark.parametrize(("origin", "resize"), [("torchvision-v1", 256), ("torchvision-v2", 232)])
+def test_a_file_that_torchvision_publishes_is_known_by_its_sha256(
+    origin: str, resize: int, tmp_path: Path, narrow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    digest = hashlib.sha256((tmp_path / "a.pth").read_bytes()).hexdigest()[:8]
+    monkeypatch.setitem(preprocessing._OF_TORCHVISION, origin, (digest,))
+    found = open_weights(tmp_path / "a.pth")
+    assert (assumptions(found.remarks), found.recipe.eval_resize) == ([], resize)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(keras, "a.h5"), (onnx, "a.onnx"), (tensorflow, "model.ckpt-7"), (timm, "folder")]
+)
+def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
+    write: Writer, name: str, tmp_path: Path, narrow: None
+) -> None:
+    write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
+    assert assumptions(open_weights(tmp_path / name).remarks) == []

@@ -1,0 +1,106 @@
+"""Narrow models under the names that other programs know, and files of all programs with their weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from lockstep.inference import onnx_model
+from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.weights.formats import (
+    keras_file,
+    nvidia_mxnet,
+    nvidia_paddle,
+    nvidia_tensorflow,
+    timm_folder,
+    torch_writing,
+)
+from tests.weights.formats.cases import state_of
+
+LOGITS = 5
+Arrays = dict[str, np.ndarray]
+
+
+def use_narrow_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ResNet-50 narrow, v1.5 and v1. Its names stay, which some formats need."""
+    for name in ("resnet50", "resnet50-v1"):
+        monkeypatch.setitem(MODELS, name, narrowed(MODELS[name]))
+
+
+def recipe_of(model: str = "resnet50") -> Recipe:
+    return Recipe(model=model, logits=LOGITS, precision="fp32")
+
+
+def keras_recipe() -> Recipe:
+    """A recipe whose weights need no folding in Keras' file."""
+    return recipe_of("resnet50-v1").replace(mean=keras_file.MEAN, std=keras_file.STD, bn_epsilon=keras_file.EPSILON)
+
+
+def plain_state(recipe: Recipe) -> State:
+    """Return a state whose values all differ, with running variances above 0, without velocities."""
+    state = state_of(recipe)
+    tensors = {name: np.abs(value) if name.endswith("running_var") else value for name, value in state.tensors.items()}
+    return State(0, tensors, {})
+
+
+def as_torch(tensors: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in tensors.items()}
+
+
+def zip_file(path: Path, state: State) -> None:
+    torch.save(as_torch(state.tensors), path)
+
+
+def legacy_file(path: Path, state: State) -> None:
+    torch.save(as_torch(state.tensors), path, _use_new_zipfile_serialization=False)
+
+
+def safetensors_file(path: Path, state: State) -> None:
+    save_file({f"module.{name}": value for name, value in state.tensors.items()}, path)
+
+
+def timm(path: Path, state: State) -> None:
+    timm_folder.write(path, recipe_of(), state, ("cat", "owl"))
+
+
+def hub(path: Path, state: State) -> None:
+    """Write a folder with both of the files that a hub may have."""
+    timm(path, state)
+    zip_file(path / "pytorch_model.bin", state)
+
+
+def nvidia_pytorch(path: Path, state: State) -> None:
+    full = State(
+        0, state.tensors, state_of(recipe_of()).momentum, {name: value + 1 for name, value in state.tensors.items()}
+    )
+    torch_writing.write_nvidia_pytorch(path, recipe_of(), full, epochs=3)
+
+
+def keras(path: Path, state: State) -> None:
+    keras_file.write_keras(path.with_name("k.weights.h5"), keras_recipe(), state)
+    path.with_name("k.weights.h5").rename(path)
+
+
+def onnx(path: Path, state: State) -> None:
+    onnx_model.export(recipe_of(), state.tensors, (), path.with_name("exported"))
+    (path.with_name("exported") / "model.onnx").rename(path)
+
+
+def tensorflow(path: Path, state: State) -> None:
+    nvidia_tensorflow.write(path, recipe_of(), state)
+
+
+def paddle(path: Path, state: State) -> None:
+    nvidia_paddle.write(path, recipe_of(), state)
+
+
+def mxnet(path: Path, state: State) -> None:
+    nvidia_mxnet.write(path, recipe_of(), state)
+
+
+Writer = Callable[[Path, State], None]
