@@ -160,7 +160,8 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
 
 
 def _to_timm(target: Path, weights: Opened, certified: bool) -> Written:
-    return timm_folder.write(target, weights.recipe, weights.state, weights.classes)
+    files, remarks = timm_folder.write(target, weights.recipe, weights.state, weights.classes)
+    return files, (*remarks, *_about_averages(weights.state))
 
 
 def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool) -> Written:
@@ -172,10 +173,13 @@ def _plain(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, O
 
     def written(target: Path, weights: Opened, certified: bool) -> Written:
         files, remarks = write(target, weights.recipe, weights.state)
-        averages = ("the moving averages were left out; --ema converts them instead of the weights",)
-        return files, (*remarks, *(averages if weights.state.ema else ()))
+        return files, (*remarks, *_about_averages(weights.state))
 
     return written
+
+
+def _about_averages(state: State) -> tuple[str, ...]:
+    return ("the moving averages were left out; --ema converts them instead of the weights",) if state.ema else ()
 
 
 _COUNTERS = "num_batches_tracked of every batch norm was added, since its modules expect it; it changes no result"

@@ -47,7 +47,7 @@ class Opened:
     remarks: tuple[str, ...] = ()
     """Remarks on weights that another program wrote."""
     epochs: int | None = None
-    """Number of epochs done, if another program's file says it."""
+    """Number of whole epochs done, if another program's file or the run's log says it."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -168,7 +168,7 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
     """Return the weights of a checkpoint folder or a safetensors file of Lockstep; None for anything else."""
     if path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-")):
         state, about = checkpoint.load_weights(path, ema=ema, everything=momentum and not ema)
-        return _noted(about, state, path)
+        return replace(_noted(about, state, path), epochs=_epochs_done(path, state.step))
     if path.is_file() and foreign_safetensors.is_safetensors(path):
         noted = checkpoint.metadata(path)
         if noted is not None:
@@ -177,6 +177,17 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
             tensors, _ = checkpoint.read_weights(path)
             return _noted(noted, State(0, tensors, {}), path)
     return None
+
+
+def _epochs_done(folder: Path, step: int) -> int | None:
+    """Return the number of whole epochs of a step, by the log of the checkpoint's run; None if there is no such log."""
+    log = folder.parent.parent / "log.jsonl"
+    try:
+        begun = [event for event in read_log(log) if event["kind"] == "start"] if log.is_file() else []
+    except CheckpointError:  # the weights are intact, and only this number is missing
+        return None
+    per_epoch = begun[-1].get("steps_per_epoch") if begun else None
+    return step // per_epoch if isinstance(per_epoch, int) and per_epoch > 0 else None
 
 
 def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
