@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from lockstep import backends
 from lockstep.data.textures import PATTERNS, draw_texture
+from lockstep.models.architectures import model_spec
 from lockstep.system.errors import CheckpointError
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
@@ -62,7 +63,7 @@ def certify(
     """Compare the logits of weights and of what was written from them, read back. `files` are those that were written.
 
     `unsaid` are the fields of the recipe that the target's format cannot hold; the source's are used. Raises
-    `CheckpointError` if an engine fails.
+    `CheckpointError` if an engine fails, or if the source's logits are not finite.
     """
     recipe = target.recipe.replace(**{name: source.recipe.fields()[name] for name in ("eval_crop", "eval_resize", *unsaid)})
     by_name = {"source": (source.recipe, source.tensors), "target": (recipe, target.tensors)}
@@ -75,13 +76,18 @@ def certify(
                 {key: np.ascontiguousarray(value, np.float32) for key, value in tensors.items()},
                 folder / f"{part}.safetensors",
             )
-            plain = used.replace(precision="fp32", ema_decay=0.0)
+            plain = used.replace(precision="fp32", ema_decay=0.0, model=model_spec(used.model))
             (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
         versions = {
             engine: _run(folder, engine, [part for part, own in engines.items() if own == engine])
             for engine in dict.fromkeys(engines.values())
         }
         logits = {part: np.load(folder / f"{part}.npy").astype(np.float64) for part in by_name}
+    if not np.isfinite(logits["source"]).all():
+        raise CheckpointError(
+            f"{source.source} computes logits that are not finite, so there can be no certificate; lockstep convert "
+            "--inspect shows which weights are odd, and --no-certificate converts them"
+        )
     largest = float(np.abs(logits["source"]).max())
     differences = np.abs(logits["target"] - logits["source"]) / (largest or 1.0)
     found = float(differences.max())

@@ -1,0 +1,267 @@
+"""A conversion's certificate: what it says, and that nothing is written without one or beyond its bound."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import lockstep
+from lockstep import backends
+from lockstep.backends.torch.model import Model
+from lockstep.models.architectures import model_spec
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import certificate, checkpoint, logits_process
+from lockstep.weights.conversion import TARGETS
+from lockstep.weights.opening import Opened, open_weights
+from tests.processes import ONE_THREAD
+from tests.weights.formats.cases import state_of
+from tests.weights.small_models import as_torch, recipe_of, use_narrow_models
+
+RECIPE = recipe_of().replace(image_size=64, eval_resize=72, eval_crop=64)
+TARGET_NAMES = {
+    "safetensors": "a.safetensors",
+    "timm": "a",
+    "nvidia-pytorch": "a.pth.tar",
+    "nvidia-tensorflow": "a",
+    "nvidia-paddle": "a",
+    "nvidia-mxnet": "a",
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+
+
+def tensors() -> dict[str, np.ndarray]:
+    values = state_of(RECIPE).tensors
+    return {name: np.abs(value) + 0.5 if name.endswith("running_var") else value / 4 for name, value in values.items()}
+
+
+def saved(folder: Path, values: dict[str, np.ndarray], recipe: Recipe = RECIPE) -> Path:
+    """Save a checkpoint with velocities and return its path."""
+    about = {"recipe": recipe.fields(), "classes": []}
+    state = State(7, values, state_of(recipe).momentum)
+    return checkpoint.save(folder / "source", state, data_digest="", about=about)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return saved(tmp_path, tensors())
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute all logits with the reference, in this process, which takes much less time."""
+
+    def run(folder: Path, engine: str, parts: list[str]) -> str:
+        logits_process.logits(folder, "reference", parts)
+        return "(reference)"
+
+    monkeypatch.setattr(certificate, "_run", run)
+
+
+def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any) -> None:
+    """Make a format's writer write other weights than it is given."""
+    real = TARGETS[to].write
+    monkeypatch.setitem(
+        TARGETS, to, replace(TARGETS[to], write=lambda target, weights, certified: real(target, change(weights), certified))
+    )
+
+
+def with_other_bias(weights: Opened) -> Opened:
+    bias = weights.tensors["fc.bias"].copy()
+    bias[2] += 1
+    return replace(weights, state=replace(weights.state, tensors=weights.tensors | {"fc.bias": bias}))
+
+
+def torchs_logits() -> np.ndarray:
+    """Return what a module of PyTorch computes from the certificate's images."""
+    module = Model(model_spec(RECIPE.model), RECIPE)
+    module.load_state_dict(as_torch(tensors()), strict=False)
+    mean, std = (torch.tensor(value).reshape(1, 3, 1, 1) for value in (RECIPE.mean, RECIPE.std))
+    images = torch.from_numpy(certificate.images(64)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        return np.asarray(module.eval()((images - mean) / std).numpy(), np.float64)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "source")
+
+
+def test_two_frameworks_agree_on_converted_weights(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ONE_THREAD.items():
+        monkeypatch.setenv(name, value)
+    result = lockstep.convert(source, tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
+    found = result["certificate"]
+    assert {part: engine.split()[0] for part, engine in found["engines"].items()} == {
+        "source": "torch",
+        "target": "tensorflow",
+    }
+    assert found["engines"]["source"] == f"torch {torch.__version__}"
+    assert 0 < found["largest_difference"] <= found["bound"] == 1e-4
+    assert found["mean_difference"] <= found["largest_difference"]
+    assert (found["holds"], found["top1_agreement"], found["tensors_equal"]) == (True, 1, found["tensors"])
+    assert json.loads((tmp_path / "model.ckpt-7.certificate.json").read_text()) == found
+    assert result["written"][-1] == str(tmp_path / "model.ckpt-7.certificate.json")
+
+
+def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path, in_this_process: None) -> None:
+    found = lockstep.convert(source, tmp_path / "a", to="nvidia-paddle")["certificate"]
+
+    def digests(*paths: Path) -> dict[str, str]:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+    assert found["source_sha256"] == digests(*source.iterdir())
+    assert found["target_sha256"] == digests(tmp_path / "a.pdparams", tmp_path / "a.pdopt")
+    assert any("fourth input channel" in change for change in found["changes"])
+
+
+@pytest.mark.parametrize("to", TARGET_NAMES)
+def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
+    to: str, source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_what_is_written(monkeypatch, to, with_other_bias)
+    share = 1 / np.abs(torchs_logits()).max()
+    expected = rf"logits differ by {share:.2g} of the largest; expected at most 0\.0001\. Nothing is written; --no-certif"
+    with pytest.raises(CheckpointError, match=expected):
+        lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)
+    assert left(tmp_path) == []
+
+
+def test_a_graph_with_another_epsilon_does_not_get_a_certificate(
+    source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(weights: Opened) -> Opened:
+        return replace(weights, recipe=weights.recipe.replace(bn_epsilon=0.1))
+
+    change_what_is_written(monkeypatch, "nvidia-mxnet", change)
+    with pytest.raises(CheckpointError, match="would not compute as"):
+        lockstep.convert(source, tmp_path / "a", to="nvidia-mxnet")
+    assert left(tmp_path) == []
+
+
+def test_what_a_target_named_before_is_not_what_is_certified(
+    source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_what_is_written(monkeypatch, "nvidia-paddle", with_other_bias)
+    before = sorted(source.iterdir())
+    with pytest.raises(CheckpointError, match="would not compute as"):  # the source is a folder of the prefix's name
+        lockstep.convert(source, source, to="nvidia-paddle")
+    assert (sorted(source.iterdir()), list(source.parent.iterdir())) == (before, [source])
+
+
+def test_the_epoch_that_is_written_is_certified_beside_a_later_one(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    other = saved(tmp_path / "other", {name: value + 1 for name, value in tensors().items()})
+    lockstep.convert(other, tmp_path / "model-0009.params", to="nvidia-mxnet", certificate=False)
+    found = lockstep.convert(source, tmp_path / "model", to="nvidia-mxnet")["certificate"]
+    assert (found["target"], found["tensors_equal"]) == ("model-0000.params", found["tensors"])
+
+
+def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = tmp_path / "source" / "python"
+    failing.write_text("#!/bin/sh\necho some framework broke >&2\nexit 3\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(backends, "interpreter", lambda name: failing)
+    with pytest.raises(CheckpointError, match=r"torch cannot compute the logits for the certificate: some framework broke"):
+        lockstep.convert(source, tmp_path / "a.safetensors")
+    assert left(tmp_path) == []
+
+
+def test_an_interrupted_certificate_leaves_no_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(certificate, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.convert(source, tmp_path / "a", to="timm")
+    assert left(tmp_path) == []
+
+
+def test_weights_whose_logits_are_not_finite_get_no_certificate(tmp_path: Path, in_this_process: None) -> None:
+    values = tensors()
+    values["fc.bias"][1] = np.nan
+    source = saved(tmp_path, values)
+    with pytest.raises(CheckpointError, match=r"logits that are not finite.*--inspect.*--no-certificate"):
+        lockstep.convert(source, tmp_path / "a.safetensors")
+    assert left(tmp_path) == []
+    assert lockstep.convert(source, tmp_path / "a.safetensors", certificate=False)["certificate"] is None
+
+
+def test_without_a_certificate_the_files_metadata_says_so(source: Path, tmp_path: Path, in_this_process: None) -> None:
+    for name, certified in (("with", True), ("without", False)):
+        lockstep.convert(source, tmp_path / f"{name}.safetensors", certificate=certified)
+        with safe_open(tmp_path / f"{name}.safetensors", framework="numpy") as file:
+            noted = json.loads(file.metadata()["lockstep"])
+        assert noted.get("certificate") == (None if certified else "none")
+    assert left(tmp_path) == ["with.safetensors", "with.safetensors.certificate.json", "without.safetensors"]
+
+
+def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors.certificate.json").write_text("mine")
+    for certified in (True, False):
+        with pytest.raises(CheckpointError, match=r"a\.safetensors\.certificate\.json already exists"):
+            lockstep.convert(source, tmp_path / "a.safetensors", certificate=certified)
+    assert left(tmp_path) == ["a.safetensors.certificate.json"]
+
+
+@pytest.mark.parametrize("target", [".", "..", "/"])
+def test_a_target_without_a_name_is_refused(target: str, source: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no name for a new file"):
+        lockstep.convert(source, target)
+
+
+def test_a_format_whose_framework_is_missing_is_computed_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert certificate.own_engine("NVIDIA Paddle") == "paddle"
+    assert certificate.own_engine("ONNX") == "reference"
+    monkeypatch.setattr(backends, "interpreter", lambda name: None)
+    assert certificate.own_engine("NVIDIA Paddle") == "reference"
+
+
+KILLED = """
+import importlib, os, signal, sys
+from dataclasses import replace
+import lockstep
+from lockstep.models.architectures import MODELS, narrowed
+MODELS["resnet50"] = replace(narrowed(MODELS["resnet50"]), layers=(1, 1, 1, 1))
+def killed(*arguments, **options):
+    {first}
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(importlib.import_module("lockstep.weights.{module}"), "{function}", killed)
+lockstep.convert(sys.argv[1], sys.argv[2], to="nvidia-mxnet")
+"""
+MOMENTS = {
+    "computing": ("certificate", "_run", "pass", ["a-0000.momentum.params", "a-0000.params", "a-symbol.json"]),
+    "writing": (
+        "formats.mxnet_params",
+        "dump",
+        "open(arguments[0], 'wb').write(b'half')",
+        [".a-0000.momentum.params.partial", "a-symbol.json"],
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_conversion_that_is_killed_leaves_files_that_are_whole(moment: str, source: Path, tmp_path: Path) -> None:
+    module, function, first, expected = MOMENTS[moment]
+    program = KILLED.format(module=module, function=function, first=first)
+    ended = subprocess.run([sys.executable, "-c", program, source, tmp_path / "new" / "a"], check=False)
+    assert ended.returncode == -9
+    assert left(tmp_path / "new") == expected
+    if moment == "computing":
+        found = open_weights(tmp_path / "new" / "a").tensors
+        assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in tensors().items()}
