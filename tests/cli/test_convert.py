@@ -1,7 +1,17 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.weights import certificate, checkpoint, logits_process
 from lockstep.weights.opening import open_weights
+from tests.weights.small_models import nvidia_pytorch, plain_state, recipe_of, use_narrow_models, zip_file
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,3 +65,143 @@ def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -
     assert (code, output) == (2, "")
     assert errors == f"lockstep: {target} already exists; name a new file, or remove this one\n"
     assert target.read_text() == "mine"
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute all logits with the reference, in this process, which takes much less time."""
+
+    def run(folder: Path, engine: str, parts: list[str]) -> str:
+        logits_process.logits(folder, "reference", parts)
+        return "1.2.3"
+
+    monkeypatch.setattr(certificate, "_run", run)
+    monkeypatch.setattr(logits_process, "tell", lambda done, total: None)
+
+
+def test_the_certificate_is_the_last_line(answer: Run, run_folder: Path, tmp_path: Path, in_this_process: None) -> None:
+    target = tmp_path / "weights.safetensors"
+    code, output, errors = answer("convert", run_folder, target)
+    assert (code, errors) == (0, "")
+    assert output.splitlines() == [
+        f"wrote {target}",
+        f"wrote {target}.certificate.json",
+        "note: left out, since the file holds only weights: step 7",
+        "certificate: logits differ by at most 0 of the largest (bound 0.0001), 87 of 87 tensors are equal; computed by "
+        "torch 1.2.3",
+    ]
+    assert json.loads((tmp_path / "weights.safetensors.certificate.json").read_text())["holds"] is True
+
+
+def test_an_existing_certificate_is_not_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "weights.safetensors.certificate.json"
+    theirs.write_text("mine")
+    code, output, errors = answer("convert", run_folder, tmp_path / "weights.safetensors")
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: {theirs} already exists; name a new file, or remove this one\n"
+
+
+def test_a_model_without_a_name_gets_no_certificate_where_it_cannot_be_read_back(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    code, output, _ = answer("convert", run_folder, tmp_path / "model", "--to", "nvidia-paddle")
+    assert code == 0
+    assert "note: there is no certificate: nvidia-paddle cannot be read back for a model that has no name" in output
+
+
+def test_without_a_target_the_command_says_what_is_missing(answer: Run, run_folder: Path) -> None:
+    code, output, errors = answer("convert", run_folder)
+    assert (code, output) == (2, "")
+    assert "expected a target to write to, or --inspect" in errors
+
+
+@pytest.mark.parametrize("target", [".", "/"])
+def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_folder: Path) -> None:
+    code, output, errors = answer("convert", run_folder, target)
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: {target} is no name for a new file; expected a name such as weights.safetensors\n"
+
+
+def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
+    answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_narrow_models(monkeypatch)
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    target = tmp_path / "b.safetensors"
+    assert answer("convert", tmp_path / "a.pth", target, "--as", "resnet50-v1", "--no-certificate")[0] == 0
+    assert open_weights(target).recipe.model == "resnet50-v1"
+    code, _, errors = answer("convert", tmp_path / "a.pth", tmp_path / "c.safetensors", "--as", "resnet51")
+    assert (code, errors.startswith("lockstep: there is no model 'resnet51'. Did you mean resnet")) == (2, True)
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+# --inspect
+
+
+def test_an_inspection_shows_what_a_file_is(answer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+    state = plain_state(recipe_of())
+    nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
+    code, output, errors = answer("convert", tmp_path / "checkpoint.pth.tar", "--inspect")
+    assert (code, errors) == (0, "")
+    shown = {line[:16].strip(): line[17:] for line in output.splitlines()}
+    parameters = sum(value.size for name, value in state.tensors.items() if "running_" not in name)
+    expected = {
+        "origin": "NVIDIA PyTorch",
+        "model": "resnet50",
+        "logits": "5",
+        "classes": "no names",
+        "parameters": str(parameters),
+        "tensors": str(len(state.tensors)),
+        "dtypes": f"float32 {len(state.tensors)}",
+        "step": "unknown",
+        "epochs": "3",
+        "velocities": "yes",
+        "moving average": "yes",
+    }
+    assert {name: shown[name] for name in expected} == expected
+    assert [path.name for path in tmp_path.iterdir() if "certificate" in path.name] == []
+
+
+def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    torch.save({"epoch": 1, "state_dict": {}, "best_prec1": float("nan")}, tmp_path / "a.pth")  # no weights
+    assert answer("convert", tmp_path / "a.pth", "--inspect", "--json")[0] == 2
+    recipe = Recipe(model="resnet18", logits=3)
+    tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(recipe).items()}
+    tensors["conv1.weight"][0] = float("nan")
+    tensors["layer1.0.conv1.weight"][2] = 0
+    tensors["bn1.running_var"][1] = 0
+    scaler = {"scale": float("inf"), "_growth_tracker": 3}
+    torch.save({"model": tensors, "scaler": scaler, "epoch": 4}, tmp_path / "b.pth")
+    code, output, errors = answer("convert", tmp_path / "b.pth", "--inspect", "--json")
+    assert (code, errors) == (0, "")
+    found = json.loads(output, parse_constant=refuse)
+    assert (found["model"], found["logits"], found["loss_scale"]) == ("resnet18", 3, None)
+    assert found["oddities"] == [
+        "values that are not finite: conv1.weight",
+        "output channels whose weights are all 0: layer1.0.conv1.weight",
+        "running variances of 0: bn1.running_var",
+        "all running means are 0: batch norm never saw an image",
+    ]
+
+
+def test_an_inspection_shows_the_classes_of_a_run_and_a_backbone_has_none(
+    answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    output = answer("convert", run_folder, "--inspect")[1]
+    assert "classes          10: " in output
+    assert "step             7\n" in output
+    backbone = {name: value for name, value in initial_tensors(Recipe(model="resnet18")).items() if "fc." not in name}
+    torch.save({name: torch.from_numpy(value) for name, value in backbone.items()}, tmp_path / "backbone.pth")
+    assert "logits           unknown\n" in answer("convert", tmp_path / "backbone.pth", "--inspect")[1]
+
+
+def test_a_hostile_name_is_shown_escaped(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    about = {"recipe": tiny_recipe.fields(), "classes": ["cat\x1b[31m", "owl"]}
+    state = State(1, {name: np.asarray(value) for name, value in initial_tensors(tiny_recipe).items()}, {})
+    checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+    code, output, _ = answer("convert", tmp_path / "run", "--inspect")
+    assert (code, "\x1b" in output, "cat" in output) == (0, False, True)
