@@ -28,7 +28,7 @@ def command(
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="Start a new run from the weights of a run, checkpoint or file (docs/checkpoints.md)."),
+        typer.Option(help="Start a new run from the weights of a run, checkpoint or file (docs/weights.md)."),
     ] = None,
     resume_from: Annotated[
         Path | None,
