@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import lockstep
+from lockstep.models.architectures import MODELS, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
-from lockstep.runs.given_weights import digest_of, read_masks
+from lockstep.runs.given_weights import digest_of, open_start, read_masks
 from lockstep.system.errors import CheckpointError, Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -186,6 +187,14 @@ def test_weights_of_another_model_are_refused_before_there_is_a_folder(
     with pytest.raises(CheckpointError, match="there is no run, no file"):
         lockstep.train(tiny_recipe, textures, tmp_path / "run", weights=tmp_path / "nothing")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -> None:
+    given = Recipe(model="resnet18", logits=10, precision="fp32")
+    zeros = {each.name: np.zeros(each.shape, np.float32) for each in tensors(MODELS["resnet18"], given.logits)}
+    save_file(zeros, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"):
+        open_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
 
 
 # Pruning

@@ -80,6 +80,11 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
             "the classifier starts from the recipe's initial values"
         )
     expected = {tensor.name: tensor.shape for tensor in tensors(model_spec(recipe.model), recipe.logits)}
+    if isinstance(found.recipe.model, str) and expected.keys() != fitted.keys():
+        raise CheckpointError(
+            f"{found.source} holds {found.recipe.model}, which does not fit the recipe's model "
+            f"{recipe.fields()['model']}: --set model={found.recipe.model}"
+        )
     check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
     return Start(found.source.name, digest_of(given), fitted, tuple(notes), found if resumes else None)
 
