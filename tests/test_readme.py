@@ -1,4 +1,4 @@
-"""What README and the page of commands show exists, and the Python example runs unchanged."""
+"""What README and the pages of commands and weights show exists, and the Python example runs unchanged."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,10 @@ import typer
 
 from lockstep.cli import app
 from lockstep.data.textures import draw_data_set
+from lockstep.weights.conversion import TARGETS
 
 ROOT = Path(__file__).parent.parent
-README, COMMANDS = ROOT / "README.md", ROOT / "docs" / "commands.md"
+README, COMMANDS, WEIGHTS = ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "docs" / "weights.md"
 ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
 
 
@@ -37,7 +38,24 @@ def test_links_lead_to_files_of_the_project(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", [README, COMMANDS], ids=lambda page: page.name)
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page, as GitHub makes them: lower case, without marks, hyphens for spaces."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_links_to_a_part_of_a_page_lead_to_its_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert anchor in headings(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def test_the_page_of_weights_has_a_command_for_every_format_that_is_written() -> None:
+    shown = set(re.findall(r"`lockstep convert \S+ \S+ --to ([a-z-]+)`", WEIGHTS.read_text(encoding="utf-8")))
+    assert shown == TARGETS.keys() - {"safetensors"}  # the default
+
+
+@pytest.mark.parametrize("page", [README, COMMANDS, WEIGHTS], ids=lambda page: page.name)
 def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
     known = typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
     shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z]+)", page.read_text(encoding="utf-8")))
