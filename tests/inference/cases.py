@@ -1,12 +1,18 @@
 """Classes and weights of models to use trained weights with."""
 
 import math
+from pathlib import Path
 
+import cv2
 import numpy as np
+from PIL import Image
 
 from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.weights import checkpoint
 
+MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
 CLASSES = ("blobs", "bricks", "checks", "dots", "grid", "rays", "rings", "spiral", "stripes", "zigzag")
 
 
@@ -22,3 +28,42 @@ def random_tensors(recipe: Recipe, seed: int) -> dict[str, np.ndarray]:
             drawn = np.exp(0.2 * drawn)
         values[tensor.name] = drawn
     return values
+
+
+def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> Path:
+    path = folder / f"{height}x{width}{suffix}"
+    coarse = np.random.default_rng(height * width).integers(0, 256, (5, 7, 3), np.uint8)
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def prepared(path: Path, recipe: Recipe) -> np.ndarray:
+    """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the centre, normalise."""
+    picture = Image.open(path).convert("RGB")
+    width, height = picture.size
+    scale = recipe.eval_resize
+    size = (scale * width // height, scale) if height <= width else (scale, scale * height // width)
+    bicubic = recipe.interpolation == "bicubic"
+    if recipe.antialias:
+        pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR))
+    else:
+        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_CUBIC if bicubic else cv2.INTER_LINEAR)
+    top, left = round((size[1] - recipe.eval_crop) / 2), round((size[0] - recipe.eval_crop) / 2)
+    pixels = pixels[top : top + recipe.eval_crop, left : left + recipe.eval_crop]
+    normalised = (pixels.astype(np.float64) - recipe.mean) / recipe.std
+    return normalised.transpose(2, 0, 1)[None].astype(np.float32)
+
+
+def saved(recipe: Recipe, folder: Path) -> Path:
+    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
+    tensors = random_tensors(recipe, 1)
+    tensors["fc.weight"] = tensors["fc.weight"] / 50
+    about = {"recipe": recipe.fields(), "classes": CLASSES}
+    return checkpoint.save(folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about)
+
+
+def pictures(height: int, width: int) -> np.ndarray:
+    """Return three images with large spots."""
+    spots = np.random.default_rng(height).integers(0, 256, (3, 4, 4, 3), np.uint8)
+    rows, columns = (np.arange(length) * 4 // length for length in (height, width))
+    return spots[:, rows][:, :, columns]

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import lockstep
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.weights import checkpoint
-from tests.inference.cases import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, image_file, prepared, random_tensors
 
 SaveWeights = Callable[..., Path]
 
@@ -45,30 +43,6 @@ def save_weights(tiny_recipe: Recipe, tmp_path: Path) -> SaveWeights:
         return checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
 
     return save
-
-
-def image_file(folder: Path, height: int, width: int, suffix: str = ".png") -> Path:
-    path = folder / f"{height}x{width}{suffix}"
-    coarse = np.random.default_rng(height * width).integers(0, 256, (5, 7, 3), np.uint8)
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path)
-    return path
-
-
-def prepared(path: Path, recipe: Recipe) -> np.ndarray:
-    """Return float32 [1, 3, H, W] as the recipe describes it: resize the shorter side, crop the centre, normalise."""
-    picture = Image.open(path).convert("RGB")
-    width, height = picture.size
-    scale = recipe.eval_resize
-    size = (scale * width // height, scale) if height <= width else (scale, scale * height // width)
-    bicubic = recipe.interpolation == "bicubic"
-    if recipe.antialias:
-        pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR))
-    else:
-        pixels = cv2.resize(np.asarray(picture), size, interpolation=cv2.INTER_CUBIC if bicubic else cv2.INTER_LINEAR)
-    top, left = round((size[1] - recipe.eval_crop) / 2), round((size[0] - recipe.eval_crop) / 2)
-    pixels = pixels[top : top + recipe.eval_crop, left : left + recipe.eval_crop]
-    normalised = (pixels.astype(np.float64) - recipe.mean) / recipe.std
-    return normalised.transpose(2, 0, 1)[None].astype(np.float32)
 
 
 def likelihoods(source: Path, path: Path, recipe: Recipe, *, ema: bool = False) -> np.ndarray:

@@ -11,30 +11,12 @@ import onnxruntime
 import pytest
 
 import lockstep
-from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError
-from lockstep.weights import checkpoint
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved
 
-MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
 SIZES = [(40, 40), (32, 57), (71, 33)]
-
-
-def saved(recipe: Recipe, folder: Path) -> Path:
-    """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
-    tensors = random_tensors(recipe, 1)
-    tensors["fc.weight"] = tensors["fc.weight"] / 50
-    about = {"recipe": recipe.fields(), "classes": CLASSES}
-    return checkpoint.save(folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about)
-
-
-def pictures(height: int, width: int) -> np.ndarray:
-    """Return three images with large spots."""
-    spots = np.random.default_rng(height).integers(0, 256, (3, 4, 4, 3), np.uint8)
-    rows, columns = (np.arange(length) * 4 // length for length in (height, width))
-    return spots[:, rows][:, :, columns]
 
 
 def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

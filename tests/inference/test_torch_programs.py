@@ -13,8 +13,7 @@ from PIL import Image
 import lockstep
 from lockstep.recipes import Recipe
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.test_inference import CLASSES, image_file, prepared
-from tests.inference.test_onnx_model import MEAN, STD, pictures, saved
+from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, prepared, saved
 
 SIZES = {"eval_resize": 47, "eval_crop": 40, "mean": MEAN, "std": STD}
 """The surplus of 7 pixels is odd, so that the rounding of the crop's place is noticed."""
