@@ -33,7 +33,9 @@ def command(
 ) -> None:
     """Write weights in another format, with a certificate."""
     if inspected:
-        _inspect(source, which, as_json)
+        if target is not None or classes is not None or ema:
+            raise typer.BadParameter("--inspect shows SOURCE as it is; leave out TARGET, --classes and --ema")
+        _inspect(source, which, model, as_json)
         return
     if target is None:
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
@@ -53,10 +55,10 @@ def command(
         )
 
 
-def _inspect(source: Path, which: str, as_json: bool) -> None:
+def _inspect(source: Path, which: str, model: str | None, as_json: bool) -> None:
     from lockstep.weights.inspection import inspect
 
-    found = inspect(source, which=which)
+    found = inspect(source, which=which, model=model)
     if as_json:
         print_json(found)
         return
@@ -76,4 +78,6 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(f"{key} {each}" for key, each in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "unknown" if value is None else str(value)
+    if value is None:
+        return "none" if name == "logits" else "unknown"
+    return str(value)

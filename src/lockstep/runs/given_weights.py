@@ -151,7 +151,8 @@ def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per
             f"{per_epoch} steps"
         )
     notes = [f"step {step} of {total} is done, which is {step / per_epoch:g} epochs"]
-    notes += [] if found.momentum else ["there are no velocities: they start at 0"]
+    if not found.momentum and not any("velocities" in remark for remark in source.remarks):
+        notes.append("there are no velocities: they start at 0")
     notes += ["there is no moving average: it starts at the weights"] if recipe.ema_decay and not found.ema else []
     notes += ["there is no loss scale: it starts at the recipe's"] if begun.scaler and not found.scaler else []
     momentum = {name: np.ascontiguousarray(value, np.float32) for name, value in found.momentum.items()} or begun.momentum

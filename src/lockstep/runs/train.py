@@ -78,7 +78,9 @@ def train(
     out = Path(out)
     asked = resuming.complete(out, recipe, data, execution, changes=changes)
     if weights is not None and resume_from is not None:
-        raise UserError("weights and resume_from are both given: a run starts from weights, or goes on from a checkpoint")
+        raise UserError(
+            "--weights and --resume-from are both given: a run starts from weights, or goes on from a checkpoint"
+        )
     given = _Given(Path(weights or resume_from or ""), resume_from is not None) if weights or resume_from else None
     with StopRequests() as stop:
         world = backends.load(asked.execution.backend).world(asked.execution)

@@ -14,12 +14,14 @@ from lockstep.weights.preprocessing import FIELDS
 _SHOWN = 5
 
 
-def inspect(source: str | Path, *, which: str = "newest") -> dict[str, Any]:
+def inspect(source: str | Path, *, which: str = "newest", model: str | None = None) -> dict[str, Any]:
     """Return what a run, a checkpoint or another program's file holds, as plain values that JSON can hold.
+
+    `model` names the model of a file that fits several.
 
     Raises `CheckpointError` if it cannot be read.
     """
-    opened = open_weights(source, which=which, momentum=True, needs_classifier=False)
+    opened = open_weights(source, which=which, momentum=True, model=model, needs_classifier=False)
     state = opened.state
     return {
         "source": str(opened.source),

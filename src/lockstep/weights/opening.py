@@ -93,8 +93,8 @@ BY_NAME = (
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
 )
 """Formats of several files, which are found by their names."""
-_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle")
-"""Formats whose files say nothing about preprocessing."""
+_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "Keras", "ONNX")
+"""Formats whose files do not say all of the preprocessing."""
 
 
 def open_weights(

@@ -57,8 +57,10 @@ _OF_TORCHVISION = {
     "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
 }
 """The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which end their names."""
-_WITHOUT_RECIPE = ("torchvision", "PyTorch", "timm", "PaddleClas")
+_WITHOUT_RECIPE = ("torchvision", "PyTorch", "timm", "PaddleClas", "paddle.vision")
 """Origins without a published recipe."""
+_ONLY_COLOURS = ("Keras", "ONNX")
+"""Origins whose mean and standard deviation are known, and nothing else."""
 
 
 def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, ...]]:
@@ -66,6 +68,9 @@ def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, 
 
     Both are empty if the origin has a published recipe, whose preprocessing is used.
     """
+    if origin in _ONLY_COLOURS:
+        changes = {name: value for name, value in KNOWN["torchvision-v1"].items() if name not in _IMAGENET}
+        return changes, (_assumption("torchvision-v1", changes, ""),)
     if origin not in _WITHOUT_RECIPE:
         return {}, ()
     digest = ""
@@ -77,9 +82,13 @@ def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, 
     changes = KNOWN[name]
     if known is not None:
         return changes, ()
-    return changes, (
+    return changes, (_assumption(name, changes, ", ImageNet's mean and standard deviation"),)
+
+
+def _assumption(name: str, changes: Changes, colours: str) -> str:
+    return (
         f"the file does not say how its images were prepared; {name} is assumed: shorter side {changes['eval_resize']}, "
-        f"crop {changes['eval_crop']}, {changes['interpolation']}, ImageNet's mean and standard deviation",
+        f"crop {changes['eval_crop']}, {changes['interpolation']}{colours}"
     )
 
 

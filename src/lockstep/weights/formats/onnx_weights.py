@@ -221,8 +221,7 @@ class _Walk:
         """Return the recipe's mean and std. Without preprocessing in the graph they are those of ImageNet."""
         if not mean.any() and (std == 1).all():
             self._remarks.append(
-                "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed; "
-                "--set mean=... std=... if they were others"
+                "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
             )
             default = Recipe()
             return default.mean, default.std
