@@ -150,15 +150,15 @@ def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per
             f"{source.source} has done {step} steps, but this run ends at step {total}: {recipe.epochs} epochs of "
             f"{per_epoch} steps"
         )
-    notes = [f"step {step} of {total} is done, which is {step / per_epoch:g} epochs"]
+    is_scaled = recipe.loss_scaling == "dynamic"
+    notes = [f"step {step} of {total} is done, {step / per_epoch:g} of {recipe.epochs} epochs"]
     if not found.momentum and not any("velocities" in remark for remark in source.remarks):
         notes.append("there are no velocities: they start at 0")
     notes += ["there is no moving average: it starts at the weights"] if recipe.ema_decay and not found.ema else []
-    notes += ["there is no loss scale: it starts at the recipe's"] if begun.scaler and not found.scaler else []
+    notes += ["there is no loss scale: it starts at the recipe's"] if is_scaled and not found.scaler else []
     momentum = {name: np.ascontiguousarray(value, np.float32) for name, value in found.momentum.items()} or begun.momentum
     average = found.ema if recipe.ema_decay and found.ema else begun.ema
-    scaler = found.scaler if begun.scaler and found.scaler else begun.scaler
-    return State(step, begun.tensors, momentum, average, scaler), notes
+    return State(step, begun.tensors, momentum, average, found.scaler if is_scaled else {}), notes
 
 
 def forget(run: Path) -> None:
