@@ -196,7 +196,7 @@ def test_an_inspection_shows_the_classes_of_a_run_and_a_backbone_has_none(
     assert "step             7\n" in output
     backbone = {name: value for name, value in initial_tensors(Recipe(model="resnet18")).items() if "fc." not in name}
     torch.save({name: torch.from_numpy(value) for name, value in backbone.items()}, tmp_path / "backbone.pth")
-    assert "logits           unknown\n" in answer("convert", tmp_path / "backbone.pth", "--inspect")[1]
+    assert "logits           none\n" in answer("convert", tmp_path / "backbone.pth", "--inspect")[1]
 
 
 def test_a_hostile_name_is_shown_escaped(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
@@ -81,7 +79,6 @@ def convert(
     weights = open_weights(source, which=which, ema=ema, momentum=True, model=model)
     if classes is not None:
         weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
-    _refuse_infinite(weights)
     files, remarks = TARGETS[to].write(target, weights, certificate)
     remarks = (*remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe))
     found: Certificate | None = None
@@ -99,15 +96,6 @@ def convert(
         "remarks": [*weights.remarks, *remarks],
         "certificate": found,
     }
-
-
-def _refuse_infinite(weights: Opened) -> None:
-    bad = [name for name, value in weights.tensors.items() if not np.isfinite(value).all()]
-    if bad:
-        raise CheckpointError(
-            f"{weights.source} has values that are not finite numbers in {len(bad)} tensors, such as {bad[0]}: convert an "
-            "earlier checkpoint"
-        )
 
 
 def _certificate_of(target: Path) -> Path:
