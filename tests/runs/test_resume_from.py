@@ -24,7 +24,8 @@ from lockstep.runs.given_weights import Start, first_state
 from lockstep.system.errors import CheckpointError, Interrupted, UserError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import Opened
+from lockstep.weights.formats import nvidia_paddle
+from lockstep.weights.opening import Opened, open_weights
 
 EXECUTION = Execution(
     backend="reference", reference_dtype="float32", log_every_steps=1, save_every_steps=1, keep_checkpoints=99
@@ -221,3 +222,13 @@ def test_a_loss_scale_is_the_checkpoints_if_it_has_one(scaler: dict[str, float],
     first, told = first_state(recipe, begun.tensors, Start("a.pth", "", begun.tensors, (), found), per_epoch=2)
     assert (first.step, first.scaler) == (4, scaler)
     assert ("there is no loss scale: it starts at the recipe's" in told) == (not scaler)
+
+
+def test_the_loss_scale_of_a_checkpoint_of_paddle_is_opened(recipe: Recipe, tmp_path: Path) -> None:
+    scaler = {"scale": 512.0, "good_steps": 3.0, "bad_steps": 1.0}
+    begun = initial_state(recipe)
+    nvidia_paddle.write(tmp_path / "a", recipe, State(0, begun.tensors, begun.momentum, {}, scaler))
+    assert open_weights(tmp_path / "a", momentum=True).state.scaler == scaler
+    assert open_weights(tmp_path / "a").state.scaler == {}
+    nvidia_paddle.write(tmp_path / "b", recipe, State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": np.nan}))
+    assert open_weights(tmp_path / "b", momentum=True).state.scaler == {}

@@ -29,6 +29,7 @@ Paddle's static/pir_io.py, optimizer/momentum.py, vision/models/resnet.py; Paddl
 legendary_models/resnet.py, model_zoo/resnext.py.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -69,8 +70,9 @@ _MASTER = "_fp32_master_0"
 _STATIC = {"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}
 _LAYER = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
 _OF_OPTIMIZER = re.compile(r"(learning_rate|loss_scaling|num_good_steps|num_bad_steps)_\d+")
-"""Variables of the optimizer besides velocities. The learning rate is not used: the recipe sets the schedule."""
-_SCALER = {"scale": "loss_scaling", "good_steps": "num_good_steps", "bad_steps": "num_bad_steps"}
+"""Variables of the optimizer besides velocities. The recipe sets the learning rate, which is not used."""
+_SCALER = {"loss_scaling": "scale", "num_good_steps": "good_steps", "num_bad_steps": "bad_steps"}
+"""Parts of `State.scaler` by variable."""
 _MASK = "_asp_mask"
 
 
@@ -143,15 +145,18 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     recipe = resnet50_paddle_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
-    state = State(0, found, velocities, scaler=_stored_scaler(optimizer) if momentum else {})
+    state = State(0, found, velocities, scaler=_scaler(optimizer) if momentum else {})
     return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs)
 
 
-def _stored_scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the state of dynamic loss scaling; empty unless the optimizer has all of it, as single finite numbers."""
-    found = {name: value for name, value in optimizer.items() if value.size == 1 and np.isfinite(value).all()}
-    kinds = {kind: next((n for n in found if n.rpartition("_")[0] == variable), None) for kind, variable in _SCALER.items()}
-    return {kind: float(found[name].item()) for kind, name in kinds.items() if name} if all(kinds.values()) else {}
+def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the loss scale as in `State.scaler`; empty if it is incomplete or no number above 0."""
+    known = {match[1]: value for name, value in optimizer.items() if (match := _OF_OPTIMIZER.fullmatch(name))}
+    numbers = {name: known[name] for name in _SCALER if name in known}
+    if len(numbers) < len(_SCALER) or any(value.size != 1 or value.dtype.kind not in "iuf" for value in numbers.values()):
+        return {}
+    found = {_SCALER[name]: float(value.item()) for name, value in numbers.items()}
+    return found if 0 < found["scale"] < math.inf and min(found.values()) >= 0 else {}
 
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
