@@ -267,6 +267,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("a.pth", {}, r"a\.pth: the name of a safetensors file ends in \.safetensors"),
     ("there.safetensors", {}, r"there\.safetensors already exists"),
     ("theirs/model.ckpt-9", {"to": "nvidia-tensorflow"}, r"model\.ckpt-9\.index already exists"),
+    ("link.safetensors", {}, r"link\.safetensors already exists"),
+    ("a" * 300, {"to": "nvidia-paddle"}, "aaa.* cannot be written: File name too long"),
     ("there.safetensors/a.safetensors", {}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-tensorflow"}, "cannot be written"),
     ("there.safetensors/model", {"to": "nvidia-paddle"}, "cannot be written"),
@@ -284,6 +286,7 @@ def test_what_cannot_be_written_is_an_error_and_changes_nothing(
     target: str, arguments: dict[str, Any], message: str, original: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "there.safetensors").write_text("mine")
+    (tmp_path / "link.safetensors").symlink_to("nothing")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=message):
         converted(original, tmp_path / target, **arguments)

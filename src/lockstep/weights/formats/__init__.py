@@ -25,7 +25,11 @@ def from_bfloat16(halves: np.ndarray) -> np.ndarray:
 
 
 def refuse_existing(*paths: Path) -> None:
-    """Raise `CheckpointError` if one of the files exists: a conversion never overwrites anything."""
+    """Raise `CheckpointError` if one of the files exists: a conversion never overwrites anything, nor a link to nothing."""
     for path in paths:
-        if path.exists():
+        try:
+            exists = path.exists() or path.is_symlink()
+        except OSError as error:
+            raise CheckpointError(f"{path!s:.200} cannot be written: {error.strerror or error}") from None
+        if exists:
             raise CheckpointError(f"{path} already exists; name a new file, or remove this one")
