@@ -92,3 +92,23 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
     monkeypatch.setattr(backends, "load", load)
     assert answer("launch", "-n", 2, "--", "train", "--out", run, *said)[0] == 0
     assert launched == [backend]
+
+
+# --resume-from
+
+
+def test_the_checkpoint_to_go_on_from_is_passed_on(answer: Run, trained: Trained, recipe_file: Path, tmp_path: Path) -> None:
+    given = tmp_path / "checkpoint.pth.tar"
+    arguments = ["--recipe", recipe_file, "--data", tmp_path, "--out", tmp_path / "new", "--backend", "reference"]
+    assert answer("train", *arguments, "--resume-from", given)[0] == 0
+    assert [(call["resume_from"], call["weights"]) for call in trained] == [(given, None)]
+
+
+def test_weights_and_a_checkpoint_to_go_on_from_are_not_given_together(
+    answer: Run, recipe_file: Path, tmp_path: Path
+) -> None:
+    arguments = ["--recipe", recipe_file, "--data", tmp_path, "--out", tmp_path / "new", "--backend", "reference"]
+    code, _, errors = answer("train", *arguments, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("lockstep: weights and resume_from are both given")
+    assert not (tmp_path / "new").exists()
