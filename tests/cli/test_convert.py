@@ -115,6 +115,13 @@ def test_without_a_target_the_command_says_what_is_missing(answer: Run, run_fold
     assert "expected a target to write to, or --inspect" in errors
 
 
+def test_json_is_only_for_inspections(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    code, output, errors = answer("convert", run_folder, tmp_path / "a.safetensors", "--json")
+    assert (code, output) == (2, "")
+    assert "add --inspect" in errors
+    assert not (tmp_path / "a.safetensors").exists()
+
+
 @pytest.mark.parametrize("target", [".", "/"])
 def test_a_target_without_a_name_is_one_message(target: str, answer: Run, run_folder: Path) -> None:
     code, output, errors = answer("convert", run_folder, target)

@@ -37,6 +37,8 @@ def command(
             raise typer.BadParameter("--inspect shows SOURCE as it is; leave out TARGET, --classes and --ema")
         _inspect(source, which, model, as_json)
         return
+    if as_json:
+        raise typer.BadParameter("it prints what --inspect finds; add --inspect", param_hint="--json")
     if target is None:
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     from lockstep import convert
