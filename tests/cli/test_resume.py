@@ -110,5 +110,5 @@ def test_weights_and_a_checkpoint_to_go_on_from_are_not_given_together(
     arguments = ["--recipe", recipe_file, "--data", tmp_path, "--out", tmp_path / "new", "--backend", "reference"]
     code, _, errors = answer("train", *arguments, "--resume-from", tmp_path / "a", "--weights", tmp_path / "a")
     assert (code, errors.count("\n")) == (2, 1)
-    assert errors.startswith("lockstep: weights and resume_from are both given")
+    assert errors.startswith("lockstep: --weights and --resume-from are both given")
     assert not (tmp_path / "new").exists()

@@ -21,6 +21,8 @@ MAY_NAME_THEM = {
     "benchmark/iteration_times.py",
 }
 """The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean."""
+NAME_THEM_BY_FORMAT = ("weights", "formats")
+"""Files of other programs hold their names, such as PyTorch's types."""
 
 
 def test_no_frameworks_name_stands_outside_its_folder() -> None:
@@ -29,7 +31,8 @@ def test_no_frameworks_name_stands_outside_its_folder() -> None:
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
         code = re.sub(r"^ *(>>>|\.\.\.) .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        if str(place) not in MAY_NAME_THEM and place.parts[:2] not in {("backends", name) for name in FRAMEWORKS}:
+        own = {NAME_THEM_BY_FORMAT, *(("backends", name) for name in FRAMEWORKS)}
+        if str(place) not in MAY_NAME_THEM and place.parts[:2] not in own:
             found[str(place)] = re.findall(rf"""["']({names})["']""", code)
     assert {place: named for place, named in found.items() if named} == {}
 

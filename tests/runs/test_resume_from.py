@@ -140,7 +140,7 @@ def test_what_mxnet_does_not_store_is_noted(
     given.with_name("model-0001.momentum.params").unlink()  # the original never writes it
     events: list[dict[str, Any]] = []
     lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION, listener=events.append)
-    assert {"there are no velocities: they start at 0", NO_AVERAGE} <= set(notes(events))
+    assert {"there are no velocities (model-0001.momentum.params)", NO_AVERAGE} <= set(notes(events))
     assert not any(value.any() for value in state(tmp_path / "run", 2).momentum.values())
 
 
@@ -195,7 +195,7 @@ def test_weights_without_a_step_or_an_epoch_cannot_be_gone_on_from(
     ("change", "message"),
     [
         ({"logits": 11}, "has 10 logits, but the recipe has 11, so training cannot go on from there: set logits"),
-        ({"model": "resnet18"}, "do not fit the recipe's model"),
+        ({"model": "resnet18"}, "which does not fit the recipe's model resnet18: --set model="),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_before_there_is_a_folder(
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_there_is_a_folder(
 def test_a_run_does_not_start_from_weights_and_a_checkpoint(
     whole: Path, images: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="weights and resume_from are both given"):
+    with pytest.raises(UserError, match="--weights and --resume-from are both given"):
         lockstep.train(recipe, images, tmp_path / "run", weights=whole, resume_from=whole)
     assert not (tmp_path / "run").exists()
 
