@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import MODELS, ModelSpec, tensors
-from lockstep.models.work import Work, forward_macs, layers, work
+from lockstep.models.operations import Work, forward_macs, layers, work
 
 # torchvision's documentation, "GFLOPS" of its weights at 224 px (multiply-adds, in 1e9).
 PUBLISHED_GMACS = {"resnet18": 1.81, "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnet152": 11.51}

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lockstep.data.contact_sheet import contact_sheet, first_plan, write_sheet
-from lockstep.data.facts import facts
+from lockstep.data.dataset_facts import facts
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.host import HostLoader
 from lockstep.recipes import Recipe

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.benchmark import dlll
+from lockstep.benchmark import dllogger
 from lockstep.benchmark.epochs import Epoch, LoggedRun, images_of, read_epochs
 from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
 from lockstep.system.errors import DataError, UserError, nearest
@@ -124,7 +124,7 @@ def timm_summary(run: LoggedRun) -> str:
 FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]] = {
     "nvidia-report": (nvidia_report, None),
     "nvidia-benchmark": (None, nvidia_benchmark),
-    "dlll": (dlll.of_run, dlll.of_benchmark),
+    "dlll": (dllogger.of_run, dllogger.of_benchmark),
     "timm": (timm_summary, None),
 }
 """By name: the functions that write a run and a benchmark report; None if the format does not have it."""

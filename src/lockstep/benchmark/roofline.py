@@ -1,6 +1,6 @@
 """The rate that a machine cannot exceed."""
 
-from lockstep.models.work import Work
+from lockstep.models.operations import Work
 
 
 def limit_images_per_sec(work: Work, gemm_gflops: float, copy_gb_per_sec: float) -> float:

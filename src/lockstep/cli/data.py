@@ -67,7 +67,7 @@ def index(data: Data) -> None:
 @app.command("info")
 def info(data: Data, as_json: AsJson = False) -> None:
     """Print counts, classes, sizes and a histogram of the labels."""
-    from lockstep.data.facts import facts
+    from lockstep.data.dataset_facts import facts
 
     found = {split: facts(index) for split, index in _indexes(data, quiet=as_json)}
     if as_json:

@@ -10,8 +10,8 @@ from PIL import Image
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.data.split import stored_validation
-from lockstep.runs.mistakes import as_evaluated
 from lockstep.runs.reading import Run
+from lockstep.runs.worst_mistakes import as_evaluated
 from lockstep.system.errors import DataError
 
 LARGEST_PIXELS = 160

@@ -9,8 +9,8 @@ import numpy as np
 from lockstep.reporting.curves import Chart, charts
 from lockstep.reporting.views import Matrix, View, views
 from lockstep.runs.reading import Run
-from lockstep.system.drawing import over_steps, plain, save
 from lockstep.system.errors import UserError
+from lockstep.system.figures import over_steps, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

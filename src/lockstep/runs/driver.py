@@ -32,11 +32,11 @@ from lockstep.runs.after_saving import AfterSaving, after_saving
 from lockstep.runs.environment import environment
 from lockstep.runs.given_weights import Start
 from lockstep.runs.image_results import Results, write_results
-from lockstep.runs.mistakes import pictures_of_mistakes
 from lockstep.runs.notes import RunFacts, seldom_meant
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report, changed_fields, read_report, report_of
 from lockstep.runs.spans import Span, spans
+from lockstep.runs.worst_mistakes import pictures_of_mistakes
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent, TrainEvent, read_log
 from lockstep.system.files import write_json

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.system.drawing import over_steps, save
 from lockstep.system.errors import UserError
+from lockstep.system.figures import over_steps, save
 
 
 def check_path(path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 
 from lockstep.models.architectures import model_spec
-from lockstep.models.work import work
+from lockstep.models.operations import work
 from lockstep.recipes import Recipe
 from lockstep.system.machine import Arithmetic
 

@@ -10,7 +10,7 @@ from lockstep.data.loading.host import HostLoader
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import evaluation_plans
-from lockstep.runs.mistakes import pictures_of_mistakes, worst
+from lockstep.runs.worst_mistakes import pictures_of_mistakes, worst
 
 
 def scores(losses: list[float], ranks: list[int], predictions: list[int] | None = None) -> Scores:
