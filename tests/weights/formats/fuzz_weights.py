@@ -1,134 +1,136 @@
 """A fuzzer of the readers of weights: `python -m tests.weights.formats.fuzz_weights --files 10000` (see `make fuzz`).
 
-It damages files of PyTorch (both containers) and of Paddle, and reads them. The answer must be a `CheckpointError`, or
-values. Values of a PyTorch file must be those of the whole file or those that `torch.load(weights_only=True)` reads from the
-damaged one, if it reads it. Values of a Paddle file must be arrays of numbers with at most as many bytes as the file. The
-process may take at most 1 GiB more than at first.
+It damages small weights of every format, and reads them: the bytes of their files, and also values below right checksums and
+lengths, such as the configuration inside a `.keras` archive. `open_weights` must raise a `LockstepError`, or return weights
+that fit the model. The containers of PyTorch and Paddle are read alone, too (`fuzz_pickles`).
+
+Each format is read in a process that may take 1 GiB more memory than for whole files and 20 seconds for a file. If it dies,
+that is a wrong answer, and another process continues with the next file.
 """
 
 import argparse
-import io
+import contextlib
 import json
-import pickle
+import math
+import os
 import resource
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import paddle_pickle, torch_file
+from lockstep.models.architectures import Tensor, model_spec, tensors
+from lockstep.system.errors import LockstepError
+from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
+from tests.weights.formats import fuzz_samples
+from tests.weights.formats.fuzz_damage import damaged
+from tests.weights.formats.fuzz_samples import SAMPLES, Sample
 
 MOST_MEMORY = 2**30
+MOST_SECONDS = 20
+PICKLES = ("pth-zip", "pth-old", "pdparams")
+KINDS = (*SAMPLES, *PICKLES)
+UNWRITABLE = (ValueError, TypeError, KeyError, IndexError, RuntimeError, OSError, AttributeError, LockstepError)
+"""What libraries raise if a random value cannot be written at all. The file is then read whole."""
+Judge = Callable[[np.random.Generator, Path], str]
+"""Writes a damaged file into an empty folder and reads it; returns "refused", "read" or "wrong" with a reason."""
 
 
-def of_torch(rng: np.random.Generator, *, is_zip: bool) -> bytes:
-    """Return a checkpoint: a small network, its optimizer and options."""
-    module = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for parameter in module.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    checkpoint = {
-        "epoch": int(rng.integers(100)),
-        "state_dict": module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "half": torch.rand(2, 3).half().T,
-        "bfloat16": torch.rand(3).bfloat16(),
-        "best": torch.tensor(1.5),
-    }
-    file = io.BytesIO()
-    torch.save(checkpoint, file, _use_new_zipfile_serialization=is_zip)
-    return file.getvalue()
+def unlike(found: Opened) -> str:
+    """Return what does not fit in weights; "" if they are what users of `open_weights` rely on."""
+    recipe, state = found.recipe, found.state
+    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    if "fc.bias" not in state.tensors and found.origin != LOCKSTEP:
+        expected = [tensor for tensor in expected if not tensor.name.startswith("fc.")]
+    trained = [tensor for tensor in expected if tensor.is_trained]
+    parts = {"tensors": (expected, state.tensors), "momentum": (trained, state.momentum), "ema": (expected, state.ema)}
+    for part, (fitting, arrays) in parts.items():
+        if (arrays or part == "tensors") and not _fit(fitting, arrays):
+            return part
+    if type(state.step) is not int or state.step < 0:
+        return "step"
+    if not isinstance(state.scaler, dict) or not all(
+        isinstance(value, float | int) and math.isfinite(value) for value in state.scaler.values()
+    ):
+        return "scaler"
+    if len(found.classes) > recipe.logits or not all(isinstance(name, str) for name in found.classes):
+        return "classes"
+    said = (*found.classes, *found.remarks, found.origin)
+    return "" if all(isinstance(text, str) for text in said) and isinstance(found.epochs, int | None) else "remarks"
 
 
-def of_paddle(rng: np.random.Generator) -> bytes:
-    """Return a `.pdparams` file of any protocol of Paddle's."""
-    arrays: dict[str, Any] = {f"conv2d_{i}.w_0": rng.standard_normal((2, 3), np.float32) for i in range(3)}
-    arrays |= {"half": np.float16([1, 2]), "count_0": np.array([7], np.int32), "StructuredToParameterName@@": {"a": "b"}}
-    return pickle.dumps(arrays, int(rng.integers(2, 5)))
+def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
+    shapes = {name: value.shape for name, value in arrays.items() if isinstance(value, np.ndarray) and value.dtype == "f4"}
+    return len(shapes) == len(arrays) and shapes == {tensor.name: tensor.shape for tensor in expected}
 
 
-def damaged(rng: np.random.Generator, data: bytes) -> bytes:
-    """Return a file with bytes changed, removed, inserted, doubled or exchanged."""
-    found = bytearray(data)
-    for _ in range(int(rng.integers(1, 3))):
-        at, other = (int(rng.integers(len(found))) for _ in range(2))
-        length = int(rng.integers(1, 9))
-        match rng.integers(7):
-            case 0:
-                found[at] = int(rng.integers(256))
-            case 1:
-                found[at] ^= 1 << int(rng.integers(8))
-            case 2:
-                del found[at : at + length]
-            case 3:
-                found[at:at] = rng.bytes(length)
-            case 4:
-                found[at:at] = found[at : at + 10 * length]
-            case 5:
-                found[at : at + length] = found[other : other + length]
-            case _:
-                found[at : at + length] = bytes([255]) * length
-        if len(found) < 2:
-            break
-    return bytes(found)
-
-
-def same(found: Any, expected: Any) -> bool:
-    """Return whether values are those that PyTorch reads."""
-    if isinstance(expected, torch.Tensor):
-        value = (expected.float() if expected.dtype == torch.bfloat16 else expected).detach().resolve_conj().numpy()
-        if not isinstance(found, np.ndarray):
-            return False
-        return found.dtype == value.dtype and found.shape == value.shape and found.tobytes() == value.tobytes()
-    if isinstance(expected, dict):
-        return (
-            isinstance(found, dict)
-            and list(found) == list(expected)
-            and all(same(found[key], value) for key, value in expected.items())
-        )
-    if isinstance(expected, list | tuple):
-        return isinstance(found, list | tuple) and len(found) == len(expected) and all(map(same, found, expected))
-    return not isinstance(expected, int | float | str) or repr(found) == repr(expected)
-
-
-def judged_torch(path: Path, whole: bytes) -> str:
-    """Read a file; return what came of it: "refused", "right", "wrong", or "PyTorch refuses it"."""
+def judged(path: Path) -> str:
     try:
-        found = torch_file.load(path)
-    except CheckpointError:
+        found = open_weights(path, momentum=True, needs_classifier=False)
+    except LockstepError as error:
+        str(error).encode()  # it can be printed
         return "refused"
-    if same(found, torch.load(io.BytesIO(whole), weights_only=True)):
-        return "right"
-    try:
-        expected = torch.load(path, weights_only=True)
-    except Exception:
-        return "PyTorch refuses it"
-    return "right" if same(found, expected) else "wrong"
+    odd = unlike(found)
+    return f"wrong: {odd} do not fit" if odd else "read"
 
 
-def judged_paddle(path: Path, _: bytes) -> str:
-    """Read a file; return what came of it: "refused", "right" or "wrong"."""
-    try:
-        arrays = paddle_pickle.load(path).arrays.values()
-    except CheckpointError:
-        return "refused"
-    fits = sum(array.nbytes for array in arrays) <= path.stat().st_size
-    return "right" if fits and all(array.dtype.kind in "iufb" for array in arrays) else "wrong"
+def of_samples(kind: str) -> Judge:
+    """Return the judge of a format. Raises `AssertionError` if whole weights are not read."""
+    fuzz_samples.shrink_models()
+    samples = SAMPLES[kind]()
+    for sample in samples:
+        for path in sample.paths:
+            with tempfile.TemporaryDirectory() as folder:
+                _store(Path(folder), sample)
+                assert judged(Path(folder) / path) == "read", (kind, path)
+
+    def judge(rng: np.random.Generator, folder: Path) -> str:
+        sample = samples[int(rng.integers(len(samples)))]
+        damage = sample.damages[int(rng.integers(len(sample.damages)))]
+        try:
+            files = damage(rng, sample.files)
+        except UNWRITABLE:
+            files = sample.files | {"damage": b""}
+        _store(folder, Sample(files, sample.paths, ()))
+        return judged(folder / str(rng.choice(sample.paths)))
+
+    return judge
 
 
-KINDS: dict[str, tuple[Callable[[np.random.Generator], bytes], Callable[[Path, bytes], str]]] = {
-    "pth-zip": (lambda rng: of_torch(rng, is_zip=True), judged_torch),
-    "pth-old": (lambda rng: of_torch(rng, is_zip=False), judged_torch),
-    "pdparams": (of_paddle, judged_paddle),
-}
+def _store(folder: Path, sample: Sample) -> None:
+    for name, data in sample.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def of_pickles(kind: str) -> Judge:
+    """Return the judge of a container of PyTorch or Paddle."""
+    import torch
+
+    from tests.weights.formats import fuzz_pickles
+
+    drawn, judged = fuzz_pickles.KINDS[kind]
+
+    def judge(rng: np.random.Generator, folder: Path) -> str:
+        torch.manual_seed(int(rng.integers(2**31)))
+        whole = drawn(rng)
+        (folder / "any").write_bytes(damaged(rng, whole))
+        return judged(folder / "any", whole)
+
+    with tempfile.TemporaryDirectory() as folder:
+        judge(np.random.default_rng(0), Path(folder))
+    return judge
 
 
 def peak() -> int:
@@ -136,35 +138,88 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def child(kind: str, seed: int, numbers: range, keep: Path) -> None:
+    """Read files; print a line before each one and one with the answer. The last line is the growth of memory in bytes."""
+    warnings.simplefilter("ignore")  # PyTorch's, about odd pickles
+    judge = of_pickles(kind) if kind in PICKLES else of_samples(kind)
+    before, mapped = peak(), int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, mapped + MOST_MEMORY))
+    for number in numbers:
+        print(json.dumps({"number": number}), flush=True)
+        signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)  # a library may hang outside of Python: the process is killed
+        folder = keep / f"{kind}-{seed}-{number}"
+        folder.mkdir(parents=True)
+        try:
+            verdict = judge(np.random.default_rng([seed, KINDS.index(kind), number]), folder)
+        except Exception as error:
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/src/lockstep/" in frame.filename]
+            if not frames:
+                raise
+            verdict = f"wrong: {type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not verdict.startswith("wrong"):
+            shutil.rmtree(folder)
+        print(json.dumps({"verdict": verdict}), flush=True)
+    print(json.dumps({"grown": peak() - before}), flush=True)
+
+
+def answers(kind: str, seed: int, files: int, keep: Path) -> Iterator[tuple[str, int]]:
+    """Yield the verdict of each file, and growths of memory, each with the other empty."""
+    begin = 0
+    while begin < files:
+        command = [sys.executable, "-m", "tests.weights.formats.fuzz_weights", "--child", kind, "--keep", str(keep)]
+        command += ["--seed", str(seed), "--begin", str(begin), "--files", str(files)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout is not None
+            number = -1
+            for line in process.stdout:
+                found = json.loads(line)
+                number = found.get("number", number)
+                if "verdict" in found or "grown" in found:
+                    yield found.get("verdict", ""), found.get("grown", 0)
+        if process.returncode == 0:
+            return
+        if process.returncode > 0 or number < begin:
+            raise RuntimeError(f"the process of {kind} ended with {process.returncode}")
+        yield f"wrong: {signal.Signals(-process.returncode).name}", 0
+        begin = number + 1
+
+
+def campaign(kind: str, seed: int, files: int, keep: Path) -> dict[str, Any]:
+    """Return a format's row of the table."""
+    begin, counts, grown = time.monotonic(), Counter[str](), 0
+    for verdict, growth in answers(kind, seed, files, keep):
+        counts.update([verdict] if verdict else [])
+        grown = max(grown, growth)
+    row = {"format": kind, "files": counts.total(), "refused": counts.pop("refused", 0)}
+    wrong = {verdict: count for verdict, count in counts.items() if verdict.startswith("wrong")}
+    row |= {"read": counts.total() - sum(wrong.values()), "wrong": wrong}
+    return row | {"memory_mib": grown // 2**20, "seconds": round(time.monotonic() - begin)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=10_000, help="Number of damaged files of each kind.")
+    parser.add_argument("--files", type=int, default=10_000, help="Number of damaged files of each format.")
+    parser.add_argument("--formats", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Formats that are read at the same time.")
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="Where files with a wrong answer are written.")
+    parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    warnings.simplefilter("ignore")  # PyTorch's, about odd pickles
-    torch.manual_seed(asked.seed)
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    before = peak()
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, (drawn, judged) in KINDS.items():
-            for number in range(asked.files):
-                rng = np.random.default_rng([asked.seed, number])
-                path = Path(folder) / f"any.{kind}"
-                whole = drawn(rng)
-                path.write_bytes(damaged(rng, whole))
-                try:
-                    verdict = judged(path, whole)
-                except Exception as error:
-                    verdict = f"wrong: {type(error).__name__}"
-                counts[kind][verdict] += 1
-                if verdict.startswith("wrong"):
-                    asked.keep.mkdir(parents=True, exist_ok=True)
-                    (asked.keep / f"wrong-{asked.seed}-{number}.{kind}").write_bytes(path.read_bytes())
-    grown = peak() - before
-    print(json.dumps({"files": asked.files, **counts, "memory_mib": grown // 2**20}))
-    wrong = any(verdict.startswith("wrong") for verdicts in counts.values() for verdict in verdicts)
-    sys.exit(1 if wrong or grown > MOST_MEMORY else 0)
+    if asked.child:
+        child(asked.child, asked.seed, range(asked.begin, asked.files), asked.keep)
+        return
+    for kind in asked.formats:
+        for folder in asked.keep.glob(f"{kind}-{asked.seed}-*"):
+            shutil.rmtree(folder)
+    is_right = True
+    with ThreadPoolExecutor(asked.jobs) as pool, contextlib.suppress(BrokenPipeError):
+        for row in pool.map(lambda kind: campaign(kind, asked.seed, asked.files, asked.keep), asked.formats):
+            print(json.dumps(row), flush=True)
+            is_right &= not row["wrong"]
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":
