@@ -66,8 +66,11 @@ def unlike(found: Opened) -> str:
         return "scaler"
     if len(found.classes) > recipe.logits or not all(isinstance(name, str) for name in found.classes):
         return "classes"
-    said = (*found.classes, *found.remarks, found.origin)
-    return "" if all(isinstance(text, str) for text in said) and isinstance(found.epochs, int | None) else "remarks"
+    try:
+        "".join((*found.classes, *found.remarks, found.origin)).encode()
+    except (TypeError, UnicodeEncodeError):
+        return "texts"
+    return "" if isinstance(found.epochs, int | None) else "epochs"
 
 
 def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
@@ -79,7 +82,7 @@ def judged(path: Path) -> str:
     try:
         found = open_weights(path, momentum=True, needs_classifier=False)
     except LockstepError as error:
-        str(error).encode()  # it can be printed
+        str(error).encode(errors="backslashreplace")  # as on the terminal's stderr
         return "refused"
     odd = unlike(found)
     return f"wrong: {odd} do not fit" if odd else "read"
