@@ -15,7 +15,9 @@ Sources: keras/src/saving/saving_lib.py, keras/src/legacy/saving/legacy_h5_forma
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,8 @@ _MOST_DEPTH = 12
 _MOST_GROWTH = 16
 """Values may have at most this many times the bytes that they take in the file. Weights hardly shrink by compression."""
 _MOST_CONFIG = 64 * 2**20
+_OF_ZIP = (ValueError, LookupError, RuntimeError, EOFError, OverflowError, struct.error, zlib.error, zipfile.BadZipFile)
+"""What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a RuntimeError."""
 Layers = dict[str, dict[str, Any]]
 """Configurations of a model's layers by name, as Keras describes them."""
 
@@ -87,7 +91,7 @@ def is_keras(path: Path) -> bool:
             return False
         with zipfile.ZipFile(path) as archive:
             return {_CONFIG, _WEIGHTS} <= set(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, *_OF_ZIP):
         return False
 
 
@@ -103,10 +107,10 @@ def opened(path: Path) -> Iterator[Variables]:
         source: Path | io.BytesIO = path
         layers: Layers = {}
         if zipfile.is_zipfile(path):
-            source, layers = _unpacked(path)
+            source, layers = _unpacked(path, size)
         with h5py.File(source, "r") as file:
             yield _variables(h5py, path, file, layers, size)
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, RuntimeError, EOFError) as error:
+    except (OSError, TypeError, *_OF_ZIP) as error:  # TypeError: of h5py, for types that NumPy does not have
         raise CheckpointError(f"{path} is damaged or not a Keras file: {error}. Save it again, or copy it again.") from None
 
 
@@ -119,7 +123,7 @@ def require_h5py() -> ModuleType:
     return h5py
 
 
-def _unpacked(path: Path) -> tuple[io.BytesIO, Layers]:
+def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
     """Return the weights and the configuration in an archive, read into memory."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -127,6 +131,8 @@ def _unpacked(path: Path) -> tuple[io.BytesIO, Layers]:
             if parts[0] == "" or ".." in parts or ":" in parts[0]:
                 raise ValueError(f"the archive has a member {member.filename!r} outside of itself; expected relative names")
         weights, config = archive.getinfo(_WEIGHTS), archive.getinfo(_CONFIG)
+        if weights.compress_size > size or config.compress_size > size:
+            raise ValueError("its members claim to take more bytes than the file has")
         if weights.file_size > _MOST_GROWTH * weights.compress_size + 2**20 or config.file_size > _MOST_CONFIG:
             raise ValueError("its members unpack to far more bytes than weights take; it may be malicious")
         return io.BytesIO(archive.read(weights)), _layers(archive.read(config))
@@ -150,6 +156,7 @@ def _variables(h5py: ModuleType, path: Path, file: Any, layers: Layers, size: in
     root = file
     if "model_weights" in names:
         root = file["model_weights"]
+        _check_group(h5py, root)
         names = _children(h5py, root, objects)
     for name in names:
         if name not in _OPTIMIZER:
@@ -184,11 +191,14 @@ def _collect(h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str
         raise ValueError(f"its groups are nested deeper than {_MOST_DEPTH}")
     if isinstance(item, h5py.Dataset):
         _check_stored_here(item)
+        if item.shape is None:
+            raise ValueError(f"{item.name} has no values, not even a shape")
         name = f"{path[-2] if len(path) > 1 else ''}/{path[-1].removesuffix(':0')}"
         if name in named:
             raise ValueError(f"it has two variables {name}")
         named[name] = item
         return
+    _check_group(h5py, item)
     children = _children(h5py, item, objects)
     if path[-1] == _VARS and children:
         layer, variables = str(item.attrs.get("name", path[-2])), _BY_POSITION.get(len(children), ())
@@ -198,6 +208,12 @@ def _collect(h5py: ModuleType, item: Any, path: tuple[str, ...], named: dict[str
             return
     for name in children:
         _collect(h5py, item[name], (*path, name), named, objects)
+
+
+def _check_group(h5py: ModuleType, item: Any) -> None:
+    """Raise `ValueError` if an object cannot hold others."""
+    if not isinstance(item, h5py.Group):
+        raise ValueError(f"{item.name} is a {type(item).__name__}; expected a group")
 
 
 def _check_stored_here(dataset: Any) -> None:

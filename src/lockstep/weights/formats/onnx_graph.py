@@ -185,14 +185,18 @@ def _external(graph: Graph, tensor: Any) -> np.ndarray:
     """Return a constant whose bytes are in another file of the model's folder."""
     about = {each.key: each.value for each in tensor.external_data}
     folder = graph.path.absolute().parent.resolve()
-    file = (folder / about.get("location", "")).resolve()
+    try:
+        file = (folder / about.get("location", "")).resolve()
+        is_there = file.is_file()
+    except OSError as error:  # such as of a name that is too long
+        raise ValueError(f"{tensor.name!r} is in the file {about['location'][:60]!r}: {error.strerror}") from None
     if not file.is_relative_to(folder) or Path(about.get("location", "/")).is_absolute():
         raise ValueError(f"{tensor.name!r} is in the file {about.get('location')!r}, which is outside of the model's folder")
     dtype = np.dtype(graph.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     shape, offset = tuple(tensor.dims), int(about.get("offset", "0"))
     count = math.prod(shape)
     length = int(about.get("length", str(count * dtype.itemsize)))
-    if not file.is_file():
+    if not is_there:
         raise ValueError(
             f"{tensor.name!r} is in the file {about['location']!r}, which is not next to the model; copy it there"
         )

@@ -88,7 +88,11 @@ def read(path: Path, *, momentum: bool = True) -> Original:
 def _stored(path: Path) -> Mapping[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return checkpoint.read_weights(path)[0]
-    found: Mapping[str, np.ndarray] = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
+    found = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in found.items()
+    ):
+        raise CheckpointError(f"{path} holds other values than tensors by name; expected a state_dict, as timm saves it")
     return found
 
 
