@@ -41,7 +41,7 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
         state = state_of(tiny_recipe, step)
         state.tensors["fc.bias"][:] = step
         averages = {name: value + 1 for name, value in state.tensors.items()}
-        whole = State(step, state.tensors, state.momentum, averages, {"scale": 8.0})
+        whole = State(step, state.tensors, state.momentum, averages, {"scale": 8.0, "good_steps": 1.0, "bad_steps": 0.0})
         about = {"recipe": tiny_recipe.fields(), "classes": ["cat", "owl"]}
         checkpoint.save(tmp_path / "run" / "checkpoints", whole, data_digest="", about=about)
     return tmp_path / "run"

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import lockstep
+from lockstep.models.architectures import tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
@@ -18,6 +19,7 @@ from lockstep.runs.given_weights import open_start
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint, preprocessing
 from lockstep.weights.opening import best_step, open_weights
+from tests.conftest import TINY_MODEL
 from tests.weights.small_models import (
     Writer,
     hub,
@@ -44,8 +46,15 @@ def evaluation(step: int, percent: float, weights: str = "trained") -> dict[str,
     return {"kind": "evaluate", "step": step, "weights": weights, "top1_percent": percent}
 
 
-def value_at(step: int) -> dict[str, np.ndarray]:
-    return {"fc.bias": np.full(3, step, np.float32)}
+@pytest.fixture
+def tiny_recipe(tiny_recipe: Recipe) -> Recipe:
+    return tiny_recipe.replace(logits=3)
+
+
+def value_at(step: int, *, trained: bool = False) -> dict[str, np.ndarray]:
+    """Return tensors of the tiny model, or its velocities, that are all `step`."""
+    found = tensors(TINY_MODEL, 3)
+    return {each.name: np.full(each.shape, step, np.float32) for each in found if each.is_trained or not trained}
 
 
 @pytest.fixture
@@ -53,8 +62,8 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     """A run with checkpoints at steps 8, 16 and 24. The second one is the best."""
     about = {"recipe": tiny_recipe.fields(), "classes": CLASSES}
     for step in (8, 16, 24):
-        averages = {"fc.bias": np.full(3, -step, np.float32)} if step == 24 else {}
-        state = State(step, value_at(step), value_at(0), averages)
+        averages = value_at(-step) if step == 24 else {}
+        state = State(step, value_at(step), value_at(0, trained=True), averages)
         checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
     entries = [evaluation(8, 10), evaluation(16, 30), evaluation(24, 20)]
     (tmp_path / "run" / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))

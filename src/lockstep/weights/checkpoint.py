@@ -11,6 +11,7 @@ A checkpoint is written under a temporary name, flushed to disk and renamed. Rea
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ from safetensors.numpy import save as serialise
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
+from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.formats import from_bfloat16, refuse_existing
 
 _PARTS = ("model", "momentum", "ema")
@@ -32,6 +34,29 @@ _OWN_DIGEST = "own_sha256"
 _NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
 _NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 """NumPy's dtypes by safetensors' names."""
+
+
+def _is_scaler(value: Any) -> bool:
+    """Return whether a value is `State.scaler`."""
+    return isinstance(value, dict) and (
+        not value or (value.keys() == _SCALER and all(is_number(each) and math.isfinite(each) for each in value.values()))
+    )
+
+
+def _is_digests(value: Any) -> bool:
+    """Return whether a value has digests of parts by name, among them that of the weights."""
+    parts = {f"{part}.safetensors" for part in _PARTS}
+    return isinstance(value, dict) and f"{_PARTS[0]}.safetensors" in value and parts >= value.keys()
+
+
+_SCALER = {"scale", "good_steps", "bad_steps"}
+_FIELDS: dict[str, tuple[Check, str]] = {
+    "step": (is_count, "a number of steps"),
+    "scaler": (_is_scaler, f"nothing, or finite numbers for {', '.join(sorted(_SCALER))}"),
+    "data_digest": (is_text, "a text"),
+    "sha256": (_is_digests, "the digests of the checkpoint's files"),
+}
+"""The fields of `state.json`: checks of their values, and what is expected."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -108,12 +133,15 @@ def _verified(path: Path, *names: str) -> dict[str, Any]:
 
 def _description(file: Path) -> dict[str, Any]:
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
+        about = parsed(file.read_bytes())
         whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = False
     if not whole:
         raise CheckpointError(f"{file} is damaged: its SHA-256 differs from the one that it holds")
+    for name, (check, expected) in _FIELDS.items():
+        if not check(about.get(name)):
+            raise CheckpointError(f"{file}: {name} is {about.get(name)!r:.60}; expected {expected}")
     return about
 
 
@@ -191,7 +219,7 @@ def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | No
             raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
         # safetensors' reader for NumPy supports bfloat16 only if some other package has added that type to NumPy.
         tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
-        return tensors, json.loads(metadata["lockstep"]) if "lockstep" in metadata else None
+        return tensors, parsed(metadata["lockstep"]) if "lockstep" in metadata else None
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
 
@@ -201,7 +229,7 @@ def metadata(path: Path) -> dict[str, Any] | None:
     try:
         with safe_open(path, framework="numpy") as file:
             noted = (file.metadata() or {}).get("lockstep")
-        return None if noted is None else json.loads(noted)
+        return None if noted is None else parsed(noted)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
 

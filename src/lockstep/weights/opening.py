@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from lockstep.models.architectures import MODELS, model_spec, tensors
-from lockstep.models.state import State
+from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
@@ -199,7 +199,22 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
         raise CheckpointError(f"{path}: its metadata does not hold a recipe and a list of classes") from None
     except RecipeError as error:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
-    return Opened(recipe, state, tuple(classes), path, LOCKSTEP)
+    _check_canonical(path, recipe, state)
+    return Opened(recipe, state, _printable(classes), path, LOCKSTEP)
+
+
+def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
+    """Raise `CheckpointError` unless all parts of a state have the model's tensors in float32."""
+    expected = list(tensors(model_spec(recipe.model), recipe.logits))
+    trained = [tensor for tensor in expected if tensor.is_trained]
+    parts = {"weights": state.tensors, "velocities": state.momentum, "averages": state.ema}
+    for part, values in parts.items():
+        fitting = trained if part == "velocities" else expected
+        if values or part == "weights":
+            check_fit({tensor.name: tensor.shape for tensor in fitting}, values, f"{path}, {part}")
+        for name, value in values.items():
+            if value.dtype != np.float32:
+                raise CheckpointError(f"{path}, {part}: {name} is {value.dtype}, expected float32; write them again")
 
 
 def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
@@ -212,7 +227,13 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
         state = State(state.step, state.ema, {})
     changes, assumed = assumed_preprocessing(found.origin, place) if format.name in _UNDESCRIBED else ({}, ())
     recipe = found.recipe.replace(**changes) if changes else found.recipe
-    return Opened(recipe, state, found.classes, place, found.origin, (*found.remarks, *assumed), found.epochs)
+    remarks = _printable((*found.remarks, *assumed))
+    return Opened(recipe, state, _printable(found.classes), place, found.origin, remarks, found.epochs)
+
+
+def _printable(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return texts of a file, in which half a UTF-16 character, which no encoding can write, is spelled out."""
+    return tuple(text.encode(errors="backslashreplace").decode() for text in texts)
 
 
 def _recognised(path: Path) -> tuple[Format, Path]:

@@ -1,0 +1,242 @@
+"""Files that claim more than they hold, or point outside of themselves: a message, and little memory."""
+
+import hashlib
+import io
+import json
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.numpy import save
+
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import open_weights
+from tests.weights.formats.cases import state_of
+
+DEEP = "[" * 100_000
+MOST_BYTES = 32 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    """Fail a test in which Python and NumPy allocate more than 32 MiB."""
+    tracemalloc.start()
+    yield
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < MOST_BYTES
+
+
+def hdf5(change: Callable[[Any], object]) -> bytes:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        file.create_dataset("conv1_conv/conv1_conv/kernel:0", data=np.zeros((7, 7, 3, 64), np.float32))
+        change(file)
+    return memory.getvalue()
+
+
+def huge(file: Any) -> None:
+    file.create_dataset("fc/fc/kernel:0", (2**20, 2**20), np.float32, chunks=(1024, 1024))
+
+
+def virtual(file: Any) -> None:
+    layout = h5py.VirtualLayout((64,), np.float32)
+    layout[:] = h5py.VirtualSource("/etc/passwd", "a", (64,))
+    file.create_virtual_dataset("fc/fc/kernel:0", layout)
+
+
+def empty(file: Any) -> None:
+    file["fc/fc/kernel:0"] = h5py.Empty("f4")
+
+
+def named_type(file: Any) -> None:
+    file["fc/fc/kernel:0"] = np.dtype("f4")
+
+
+def no_group(file: Any) -> None:
+    file["model_weights"] = np.zeros(3)
+
+
+def soft_link(file: Any) -> None:
+    file["fc"] = h5py.SoftLink("/conv1_conv")
+
+
+def external_link(file: Any) -> None:
+    file["fc"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def circle(file: Any) -> None:
+    file["conv1_conv/again"] = file["conv1_conv"]
+
+
+HDF5: dict[str, tuple[Callable[[Any], object], str]] = {
+    "4 TiB that were never written": (huge, r"its arrays have 4,398,\d+,\d+,\d+ bytes, but the file has"),
+    "virtual": (virtual, "are in another file"),
+    "without a shape": (empty, "/fc/fc/kernel:0 has no values, not even a shape"),
+    "a type instead of an array": (named_type, "/fc/fc/kernel:0 is a Datatype; expected a group"),
+    "an array instead of the weights": (no_group, "/model_weights is a Dataset; expected a group"),
+    "a soft link": (soft_link, "is a link to another place"),
+    "an external link": (external_link, "is a link to another place"),
+    "a group inside itself": (circle, "nested deeper than 12"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), HDF5.values(), ids=HDF5)
+def test_an_hdf5_file_that_weights_never_are_is_refused(
+    change: Callable[[Any], object], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.h5").write_bytes(hdf5(change))
+    with pytest.raises(CheckpointError, match=reason):
+        open_weights(tmp_path / "a.h5")
+
+
+def archive(path: Path, field: int, layout: str, value: int) -> None:
+    """Write a `.keras` archive and then change a field of its last central entry."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("config.json", "{}")
+        file.writestr("model.weights.h5", hdf5(lambda _: None))
+    data = bytearray(path.read_bytes())
+    struct.pack_into(layout, data, data.rindex(b"PK\x01\x02") + field, value)
+    path.write_bytes(data)
+
+
+ARCHIVES: dict[str, tuple[int, str, int, str]] = {
+    "a size of 4 GB": (24, "<I", 4_000_000_000, "its members unpack to far more bytes than weights take"),
+    "a compressed size of 4 GB": (20, "<I", 4_000_000_000, "its members claim to take more bytes than the file has"),
+    "two members at one place": (42, "<I", 0, "File name in directory .* differ"),
+    "a place outside": (42, "<I", 2**31, "a.keras is damaged or not a Keras file"),
+    "a newer kind of archive": (6, "<H", 99, "holds no weights that can be read"),
+    "another compression": (10, "<H", 77, "a.keras is damaged or not a Keras file"),
+}
+
+
+@pytest.mark.parametrize(("field", "layout", "value", "reason"), ARCHIVES.values(), ids=ARCHIVES)
+def test_an_archive_whose_directory_lies_is_refused(
+    field: int, layout: str, value: int, reason: str, tmp_path: Path
+) -> None:
+    archive(tmp_path / "a.keras", field, layout, value)
+    with pytest.raises(CheckpointError, match=reason):
+        open_weights(tmp_path / "a.keras")
+
+
+def of_safetensors(header: Any, length: int | None = None, data: bytes = bytes(64)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(begin: int, end: int, *shape: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+
+
+SAFETENSORS = {
+    "a header of 4 EiB": of_safetensors({}, 2**62),
+    "overlapping tensors": of_safetensors({"a": tensor(0, 64, 16), "b": tensor(32, 64, 8)}),
+    "offsets beyond the end": of_safetensors({"a": tensor(2**60, 2**60 + 64, 16)}),
+    "more numbers than bytes": of_safetensors({"a": tensor(0, 64, 2**40)}),
+    "sizes whose product is 0 in 64 bits": of_safetensors({"a": tensor(0, 64, 2**32, 2**32)}),
+    "a deep header": of_safetensors(b"{" + DEEP.encode()),
+    "deep metadata": of_safetensors({"__metadata__": {"lockstep": DEEP}, "a": tensor(0, 64, 16)}),
+}
+
+
+@pytest.mark.parametrize("data", SAFETENSORS.values(), ids=SAFETENSORS)
+def test_a_safetensors_file_whose_header_lies_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is not a safetensors file that can be read"):
+        open_weights(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("location", ["x" * 300, "a\0b", "../../etc/passwd", "/etc/passwd"])
+def test_a_constant_of_onnx_in_a_file_that_cannot_be_is_refused(location: str, tmp_path: Path) -> None:
+    kernel = onnx.TensorProto(name="w", dims=[1, 3, 1, 1], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    kernel.external_data.add(key="location", value=location)
+    images = onnx.helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "a", [images], [images], [kernel]))
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=r"a\.onnx is not a ResNet that can be read: ('w' is in the file|.*null byte)"):
+        open_weights(tmp_path / "a.onnx")
+
+
+def timm_folder(folder: Path, value: Any) -> None:
+    torch.save(value, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text('{"architecture": "resnet18"}')
+
+
+@pytest.mark.parametrize("value", [[1], {"fc.bias": 3}, {1: torch.zeros(2)}])
+def test_timms_pickled_weights_must_be_tensors_by_name(value: Any, tmp_path: Path) -> None:
+    timm_folder(tmp_path, value)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin holds other values than tensors by name"):
+        open_weights(tmp_path)
+
+
+def saved(folder: Path, recipe: Recipe) -> Path:
+    state = state_of(recipe)
+    about = {"recipe": recipe.fields(), "classes": ["a"]}
+    return checkpoint.save(folder, State(7, state.tensors, state.momentum), data_digest="", about=about)
+
+
+def signed(text: str) -> str:
+    """Return `state.json` with the digest that its content has."""
+    about = json.loads(text)
+    about.pop("own_sha256", None)
+    return json.dumps(about | {"own_sha256": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()})
+
+
+FIELDS: list[tuple[str, Any]] = [
+    *(("step", value) for value in (None, -1, "a")),
+    *(("scaler", value) for value in (None, [], {"scale": 1.0}, {"scale": "1", "good_steps": 0, "bad_steps": 0})),
+    *(("data_digest", value) for value in (None, 3)),
+    *(("sha256", value) for value in (None, "a", {}, {"model.safetensors": "", "../../a": ""})),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_a_field_of_state_json_of_another_kind_is_refused(
+    field: str, value: Any, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, tiny_recipe) / "state.json"
+    file.write_text(signed(json.dumps(json.loads(file.read_text()) | {field: value})))
+    with pytest.raises(CheckpointError, match=rf"state\.json: {field} is .*; expected"):
+        open_weights(file.parent)
+
+
+def test_a_state_json_that_is_nested_deep_is_damaged(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    folder = saved(tmp_path, tiny_recipe)
+    (folder / "state.json").write_text(DEEP)
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+        open_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fc.bias": np.zeros(4096, np.float32)}, r"weights: fc\.bias is \(4096,\), expected"),
+        ({"fc.bias": np.zeros(10, np.int8)}, r"weights: fc\.bias is int8, expected float32"),
+        ({"more": np.zeros(1, np.float32)}, r"weights: missing nothing, unknown \['more'\]"),
+    ],
+)
+def test_weights_of_lockstep_that_do_not_fit_their_recipe_are_refused(
+    changes: dict[str, np.ndarray], reason: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": []})}
+    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors | changes, metadata=about))
+    with pytest.raises(CheckpointError, match=reason):
+        open_weights(tmp_path / "a.safetensors")
+
+
+def test_a_name_of_a_class_that_no_encoding_can_write_is_spelled_out(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": ["a", "\ud800"]})}
+    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
+    assert open_weights(tmp_path / "a.safetensors").classes == ("a", "\\ud800")
