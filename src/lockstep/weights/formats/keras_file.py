@@ -27,7 +27,7 @@ from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, block
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import keras_variables
+from lockstep.weights.formats import keras_process, keras_variables
 from lockstep.weights.formats.common import (
     Matching,
     Names,
@@ -64,6 +64,8 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     No velocities are read, whatever `momentum` is. Raises
     `CheckpointError` if the file is damaged, incomplete or of another model, and `BackendError` if h5py is missing.
     """
+    keras_variables.require_h5py()
+    keras_process.check(path)
     with keras_variables.opened(path) as variables:
         variables = _with_layer_names(variables)
         matching, head = _matched(path, variables)

@@ -1,0 +1,53 @@
+"""Read a file of Keras in a separate process first: `python -m lockstep.weights.formats.keras_process FILE`.
+
+HDF5's library never returns from some damaged files (one of 10,000 in the fuzzer), and Ctrl-C does not reach it. It may also
+crash on one. Then this process ends, and the user gets a message. What else is wrong with a file, the reader says.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.system.errors import CheckpointError
+from lockstep.system.workers import end_with_parent
+from lockstep.weights.formats import keras_variables
+
+LEAST_SECONDS = 60.0
+"""Time for the smallest file. Starting the process takes a few seconds on a busy machine."""
+_BYTES_PER_SECOND = 10 * 2**20
+"""The slowest disk that is waited for."""
+
+
+def check(path: Path) -> None:
+    """Raise `CheckpointError` if HDF5's library crashes on a file or does not return from it."""
+    seconds = LEAST_SECONDS + path.stat().st_size / _BYTES_PER_SECOND
+    found = ending([sys.executable, "-P", "-m", "lockstep.weights.formats.keras_process", path], seconds)
+    if found:
+        raise CheckpointError(f"{path} is damaged: HDF5's library {found}. Save it again, or copy it again.")
+
+
+def ending(command: Sequence[str | Path], seconds: float) -> str:
+    """Return why a process did not end by itself: it crashed, or took longer than `seconds`; "" if it ended."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"did not read it within {seconds:.0f} seconds"
+        finally:
+            process.kill()
+    return f"crashed on it ({signal.Signals(-code).name})" if code < 0 else ""
+
+
+def read_all(path: Path) -> None:
+    """Read every variable of a file, and forget it. Raises `CheckpointError` as the reader does."""
+    with keras_variables.opened(path) as variables:
+        for name in variables.shapes:
+            variables.read(name)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    read_all(Path(sys.argv[1]))
