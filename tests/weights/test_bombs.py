@@ -208,6 +208,19 @@ def test_a_field_of_state_json_of_another_kind_is_refused(
         open_weights(file.parent)
 
 
+@pytest.mark.parametrize("read", [checkpoint.load, lambda folder: open_weights(folder, momentum=True)])
+def test_velocities_with_a_right_digest_that_are_no_safetensors_are_refused(
+    read: Callable[[Path], object], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, tiny_recipe)
+    (folder / "momentum.safetensors").write_bytes(b"{}")
+    about = json.loads((folder / "state.json").read_text())
+    about["sha256"]["momentum.safetensors"] = hashlib.sha256(b"{}").hexdigest()
+    (folder / "state.json").write_text(signed(json.dumps(about)))
+    with pytest.raises(CheckpointError, match=r"momentum\.safetensors is not a safetensors file"):
+        read(folder)
+
+
 def test_a_state_json_that_is_nested_deep_is_damaged(tiny_recipe: Recipe, tmp_path: Path) -> None:
     folder = saved(tmp_path, tiny_recipe)
     (folder / "state.json").write_text(DEEP)

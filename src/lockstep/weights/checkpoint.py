@@ -114,7 +114,8 @@ def load(path: Path) -> tuple[State, str]:
     """
     about = _verified(path)
     parts = {
-        part: load_file(path / f"{part}.safetensors") if f"{part}.safetensors" in about["sha256"] else {} for part in _PARTS
+        part: read_weights(path / f"{part}.safetensors")[0] if f"{part}.safetensors" in about["sha256"] else {}
+        for part in _PARTS
     }
     return State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"]), about["data_digest"]
 
@@ -167,7 +168,9 @@ def load_weights(path: Path, *, ema: bool, everything: bool = False) -> tuple[St
     if about is None:
         raise CheckpointError(f"{path / name} has no metadata with its recipe")
     others = (f"{part}.safetensors" for part in _PARTS[1:])
-    momentum, average = (load_file(path / file) if everything and file in description["sha256"] else {} for file in others)
+    momentum, average = (
+        read_weights(path / file)[0] if everything and file in description["sha256"] else {} for file in others
+    )
     return State(description["step"], tensors, momentum, average, description["scaler"] if everything else {}), about
 
 

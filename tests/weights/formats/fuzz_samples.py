@@ -416,9 +416,10 @@ def _signed(text: bytes) -> bytes:
     """Return the text of `state.json` with its digest, as docs/checkpoints.md describes it."""
     try:
         about = json.loads(text)
+        about.pop("own_sha256", None)
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode()).hexdigest()
         return json.dumps(about | {"own_sha256": digest}).encode()
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return text
 
 
