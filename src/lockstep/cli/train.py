@@ -32,7 +32,7 @@ def command(
     ] = None,
     resume_from: Annotated[
         Path | None,
-        typer.Option(help="Go on from a checkpoint of another program, such as NVIDIA's code (docs/weights.md)."),
+        typer.Option(help="Resume from a checkpoint of another program, such as NVIDIA's code (docs/weights.md)."),
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Framework: see `lockstep doctor`; torch by default.")] = None,
     loader: options.Loader = None,

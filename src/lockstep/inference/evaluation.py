@@ -17,7 +17,7 @@ from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
-from lockstep.weights.class_names import Classes, given_classes
+from lockstep.weights.class_names import Classes, assumed_classes, given_classes, imagenet_synsets
 from lockstep.weights.opening import Opened, open_weights
 
 
@@ -98,10 +98,18 @@ def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source,
 
 def _indexed(images: Source, share: float, weights: Opened, recorder: Recorder) -> tuple[Index, list[str]]:
     """Return the index of the images to evaluate, and remarks on them and on the weights."""
-    index, remarks = (
-        open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing")),
-        list(weights.remarks),
-    )
+    index = open_index(images, classes=weights.classes or None, progress=recorder.progress("indexing"))
+    remarks = list(weights.remarks)
+    if not weights.classes and len(index.classes) < weights.recipe.logits:
+        if assumed_classes(weights.recipe) and set(index.classes) <= set(imagenet_synsets()):
+            # A part of ImageNet: the numbers of the folders are not those of the outputs.
+            index = open_index(images, classes=imagenet_synsets(), progress=recorder.progress("indexing"))
+            remarks.append("the weights name no classes; the folders are synsets of ImageNet, so its classes are assumed")
+        else:
+            remarks.append(
+                f"the weights name no classes: the {len(index.classes)} folders, in alphabetical order, are taken for the "
+                f"first of {weights.recipe.logits} outputs; --classes FILE names the outputs"
+            )
     if share:
         images_in_all, index = len(index), divided(index, share)[1]
         remarks.append(

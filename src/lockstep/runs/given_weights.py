@@ -1,4 +1,4 @@
-"""Runs that start from given weights instead of the recipe's initial ones, or go on where another program stopped.
+"""Runs that start from given weights instead of the recipe's initial ones, or resume where another program stopped.
 
 The weights are pruned if the recipe is sparse.
 
@@ -39,19 +39,24 @@ class Start:
     name: str
     """Name of the file or checkpoint, without its folder."""
     digest: str
-    """SHA-256 of the tensors as they were given."""
+    """SHA-256 of the tensors as they were given, and of velocities and moving averages if the run resumes from them."""
     tensors: dict[str, np.ndarray]
     """All tensors of the recipe's model, float32."""
     notes: tuple[str, ...]
     """Notes for the user, such as differences from the recipe."""
     resumed: Opened | None = None
-    """What another program stored beside the weights, if the run goes on from there."""
+    """What another program stored beside the weights, if the run resumes from there."""
+
+    @property
+    def option(self) -> str:
+        """The option that names the weights on the command line."""
+        return "--weights" if self.resumed is None else "--resume-from"
 
 
 def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool = False) -> Start | None:
     """Return the given weights in the shapes of the recipe's model; None if none are given.
 
-    If they have another number of logits, the classifier is the recipe's initial one. With `resumes`, the run goes on where
+    If they have another number of logits, the classifier is the recipe's initial one. With `resumes`, the run resumes where
     the weights' program stopped, which such a classifier forbids. Raises `CheckpointError` if the weights cannot be read or
     do not fit, `RecipeError` if none are given and `run` cannot start without them.
     """
@@ -62,17 +67,22 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
                 "then pass that run as --weights"
             )
         return None
+    if resumes and recipe.sparsity != "none":
+        raise RecipeError(
+            f"sparsity {recipe.sparsity} prunes trained weights before the first step, so a run with it cannot resume "
+            "from a checkpoint: give it as --weights"
+        )
     found = open_weights(weights, momentum=resumes, needs_classifier=False)
     given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
     changed = difference(found.recipe, recipe)
-    notes = [*found.remarks, f"{'goes on from' if resumes else 'starts from the weights of'} {found.source.name}"]
+    notes = [*found.remarks, f"{'resumes from' if resumes else 'starts from the weights of'} {found.source.name}"]
     notes += [f"the weights have {name} {changed[name][0]}, not {changed[name][1]}" for name in _UNSEEN if name in changed]
     fitted = _with_classifier(given, recipe)
     outputs = given["fc.bias"].size if "fc.bias" in given else 0
     if fitted is not given and resumes:
         raise CheckpointError(
-            f"{found.source} has {outputs} logits, but the recipe has {recipe.logits}, so training cannot go "
-            "on from there: set logits, or start from its weights with --weights"
+            f"{found.source} has {outputs} logits, but the recipe has {recipe.logits}, so training cannot "
+            "resume from it: set logits, or start from its weights with --weights"
         )
     if fitted is not given:
         notes.append(
@@ -86,11 +96,13 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
             f"{recipe.fields()['model']}: --set model={found.recipe.model}"
         )
     check_fit(expected, fitted, f"the weights {found.source} do not fit the recipe's model")
-    return Start(found.source.name, digest_of(given), fitted, tuple(notes), found if resumes else None)
+    parts = {"velocity": found.state.momentum, "average": found.state.ema} if resumes else {}
+    everything = given | {f"{part} {name}": value for part, values in parts.items() for name, value in values.items()}
+    return Start(found.source.name, digest_of(everything), fitted, tuple(notes), found if resumes else None)
 
 
-_UNSEEN = ("model", "padding")
-"""Fields that can differ although the tensors have the same shapes, for example v1 and v1.5."""
+_UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
+"""Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5), and of preprocessing."""
 
 
 def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
@@ -130,7 +142,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
 def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per_epoch: int) -> tuple[State, list[str]]:
     """Return the state before the first step of a run from given weights, and notes for the user.
 
-    `values` are the weights as `write` returns them, `per_epoch` is the number of steps of an epoch. If the run goes on from
+    `values` are the weights as `write` returns them, `per_epoch` is the number of steps of an epoch. If the run resumes from
     another program's checkpoint, velocities, moving average, loss scale and step are its. Raises `CheckpointError` if it
     does not say how many steps are done, or if the run ends before.
     """
@@ -141,8 +153,8 @@ def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per
     step = found.step or (source.epochs or 0) * per_epoch
     if not step:
         raise CheckpointError(
-            f"{source.source} does not say how many steps or epochs are done, so training cannot go on from there; start "
-            "from its weights with --weights"
+            f"{source.source} does not say how many steps or epochs are done, so training cannot resume from it; start from "
+            "its weights with --weights"
         )
     total = recipe.epochs * per_epoch
     if step > total:
@@ -155,6 +167,7 @@ def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per
     if not found.momentum and not any("velocities" in remark for remark in source.remarks):
         notes.append("there are no velocities: they start at 0")
     notes += ["there is no moving average: it starts at the weights"] if recipe.ema_decay and not found.ema else []
+    notes += ["the moving average was left out: the recipe has none"] if found.ema and not recipe.ema_decay else []
     notes += ["there is no loss scale: it starts at the recipe's"] if is_scaled and not found.scaler else []
     momentum = {name: np.ascontiguousarray(value, np.float32) for name, value in found.momentum.items()} or begun.momentum
     average = found.ema if recipe.ema_decay and found.ema else begun.ema
@@ -174,14 +187,14 @@ def refuse_others(run: Path, start: Start | None) -> None:
         return
     if not (run / "start.json").is_file():
         raise CheckpointError(
-            f"{run} was started from its recipe's initial weights, not from {start.name}: leave out --weights, or use "
+            f"{run} was started from its recipe's initial weights, not from {start.name}: leave out {start.option}, or use "
             "another --out"
         )
     noted = _description(run)
     if noted["weights_sha256"] != start.digest:
         raise CheckpointError(
             f"{run} was started from other weights ({noted['weights']}) than those of {start.name}: leave out "
-            "--weights, or use another --out"
+            f"{start.option}, or use another --out"
         )
 
 

@@ -50,7 +50,7 @@ def train(
     - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
       step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
       `sparsity` needs `weights`.
-    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run goes on where that program stopped,
+    - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes where that program stopped,
       with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
       lacks.
 
@@ -79,7 +79,7 @@ def train(
     asked = resuming.complete(out, recipe, data, execution, changes=changes)
     if weights is not None and resume_from is not None:
         raise UserError(
-            "--weights and --resume-from are both given: a run starts from weights, or goes on from a checkpoint"
+            "--weights and --resume-from are both given: a run starts from weights, or resumes from a checkpoint"
         )
     given = _Given(Path(weights or resume_from or ""), resume_from is not None) if weights or resume_from else None
     with StopRequests() as stop:
@@ -96,7 +96,7 @@ class _Given(NamedTuple):
 
     path: Path
     resumes: bool
-    """Whether it goes on where the checkpoint's program stopped."""
+    """Whether it resumes where the checkpoint's program stopped."""
 
 
 def _carry_out(

@@ -84,6 +84,8 @@ def convert(
     found: Certificate | None = None
     if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
         found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to])
+    elif not certificate and to != "safetensors":
+        remarks = (*remarks, "there is no certificate, and the format has no place to say so")
     elif certificate:
         remarks = (*remarks, f"there is no certificate: {to} cannot be read back for a model that has no name")
     return {
@@ -107,17 +109,16 @@ def _certified(
 ) -> Certificate:
     """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
     try:
-        model = weights.recipe.model
         # By a file: a prefix or folder may also name something that was there before.
         readable = next(path for path in files if not path.name.endswith(_BESIDE))
-        written = open_weights(readable, model=model if isinstance(model, str) else None)
+        written = open_weights(readable)
         changes = [*remarks, *([format.invents] if format.invents else [])]
         found = certify(weights, written, files, changes, format.unsaid)
         if not found["holds"]:
             raise CheckpointError(
                 f"{target} would not compute as {weights.source} does: logits differ by "
-                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}. "
-                "Nothing is written; --no-certificate writes it anyway"
+                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}."
+                f"{_why(weights.recipe, written.recipe)} Nothing is written; --no-certificate writes it anyway"
             )
         write_json(_certificate_of(target), found)
     except BaseException:
@@ -127,6 +128,17 @@ def _certified(
             target.rmdir()
         raise
     return found
+
+
+def _why(source: Recipe, target: Recipe) -> str:
+    """Return, as a sentence, in what the network of the target's format is another than that of the source."""
+    ours, theirs = source.fields(), target.fields()
+    unlike = [
+        f"{name} {theirs[name]}, not {ours[name]}"
+        for name in ("model", "padding", "bn_epsilon")
+        if ours[name] != theirs[name]
+    ]
+    return f" Programs that read this format compute with {', '.join(unlike)}." if unlike else ""
 
 
 _BESIDE = (".json", ".momentum.params")
@@ -196,8 +208,8 @@ class Target:
     """Whether it holds names of classes."""
     invents: str = ""
     """What it holds that no source has, for the certificate."""
-    unsaid: tuple[str, ...] = ("padding", "bn_epsilon", "mean", "std")
-    """Fields of the recipe that change logits and that it cannot hold."""
+    unsaid: tuple[str, ...] = ("mean", "std")
+    """The preprocessing that it cannot hold, so that its users have to set it."""
     assumed: str = ""
     """The preprocessing, in `KNOWN`, that whoever reads it assumes; "" if the format or its writer says it."""
 
@@ -205,10 +217,10 @@ class Target:
 TARGETS: dict[str, Target] = {
     "safetensors": Target(_to_safetensors, has_classes=True, unsaid=()),
     "torchvision": Target(_plain(torch_writing.write_torchvision), invents=_COUNTERS, assumed="torchvision-v1"),
-    "timm": Target(_to_timm, has_classes=True, invents=_COUNTERS, unsaid=("padding", "bn_epsilon")),
+    "timm": Target(_to_timm, has_classes=True, invents=_COUNTERS, unsaid=()),
     "keras": Target(_plain(keras_file.write_keras), unsaid=("mean",)),
     "nvidia-pytorch": Target(_to_nvidia_pytorch, invents=_COUNTERS, assumed="nvidia-pytorch"),
     "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), assumed="nvidia-tensorflow"),
     "nvidia-paddle": Target(_plain(nvidia_paddle.write), assumed="nvidia-paddle"),
-    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), unsaid=("padding", "mean", "std"), assumed="nvidia-mxnet"),
+    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), assumed="nvidia-mxnet"),
 }

@@ -119,7 +119,10 @@ def open_weights(
     the model, in fp32. Raises `CheckpointError`.
     """
     try:
-        path = locate(Path(path), which)
+        path = Path(path)
+        if which != "newest" and path.exists() and not (path / "checkpoints").is_dir():
+            raise CheckpointError(f"{path} is no run, so it has no checkpoint {which!r} to choose; name the file itself")
+        path = locate(path, which)
         found = _of_lockstep(path, ema=ema, momentum=momentum)
         if found is None:
             found = _of_original(path, ema=ema, momentum=momentum)

@@ -74,7 +74,7 @@ def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, 
     if origin not in _WITHOUT_RECIPE:
         return {}, ()
     digest = ""
-    if path.is_file():
+    if path.is_file() and path.suffix == ".pth":  # torchvision's; a renamed file gets the note below
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
     known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)
