@@ -245,6 +245,13 @@ def test_weights_of_lockstep_that_do_not_fit_their_recipe_are_refused(
         open_weights(tmp_path / "a.safetensors")
 
 
+def test_more_names_of_classes_than_classes_are_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": list("abcdefghijk")})}
+    (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))
+    with pytest.raises(CheckpointError, match="has names of 11 classes, but its recipe has 10"):
+        open_weights(tmp_path / "a.safetensors")
+
+
 def test_a_name_of_a_class_that_no_encoding_can_write_is_spelled_out(tiny_recipe: Recipe, tmp_path: Path) -> None:
     about = {"lockstep": json.dumps({"recipe": tiny_recipe.fields(), "classes": ["a", "\ud800"]})}
     (tmp_path / "a.safetensors").write_bytes(save(state_of(tiny_recipe).tensors, metadata=about))

@@ -202,6 +202,8 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
         raise CheckpointError(f"{path}: its metadata does not hold a recipe and a list of classes") from None
     except RecipeError as error:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
+    if len(classes) > recipe.logits:
+        raise CheckpointError(f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}")
     _check_canonical(path, recipe, state)
     return Opened(recipe, state, _printable(classes), path, LOCKSTEP)
 
