@@ -31,8 +31,8 @@ soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/backends/test_ranks.py
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
 
-# The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of PyTorch's and
-# Paddle's weights with damaged files of each kind: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
+# The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
+# damaged files of every format: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
 FUZZ_MINUTES := 5
 FUZZ_FILES := 10000
 FUZZES = -m tests.data.decoding.fuzz_jpeg --minutes $(FUZZ_MINUTES)

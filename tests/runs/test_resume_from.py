@@ -194,7 +194,7 @@ def test_weights_without_a_step_or_an_epoch_cannot_be_gone_on_from(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"logits": 11}, "has 10 logits, but the recipe has 11, so training cannot go on from there: set logits"),
+        ({"logits": 11}, "has 10 logits, but the recipe has 11, so training cannot resume from it: set logits"),
         ({"model": "resnet18"}, "which does not fit the recipe's model resnet18: --set model="),
     ],
 )

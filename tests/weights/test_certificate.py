@@ -99,9 +99,10 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "source")
 
 
-def test_two_frameworks_agree_on_converted_weights(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_frameworks_agree_on_converted_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ONE_THREAD.items():
         monkeypatch.setenv(name, value)
+    source = saved(tmp_path / "same", tensors(), RECIPE.replace(padding="same"))
     result = lockstep.convert(source, tmp_path / "model.ckpt-7", to="nvidia-tensorflow")
     found = result["certificate"]
     assert {part: engine.split()[0] for part, engine in found["engines"].items()} == {
@@ -127,7 +128,17 @@ def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path
     assert any("fourth input channel" in change for change in found["changes"])
 
 
-@pytest.mark.parametrize("to", TARGET_NAMES)
+def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    with pytest.raises(CheckpointError, match="read this format compute with padding same, not symmetric. Nothing is written"):
+        lockstep.convert(source, tmp_path / "a", to="nvidia-tensorflow")
+    with pytest.raises(CheckpointError, match="compute with model resnet50, not resnet50-v1"):
+        lockstep.convert(source, tmp_path / "a.pth", to="torchvision", model="resnet50-v1")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("to", sorted(TARGET_NAMES.keys() - {"nvidia-tensorflow"}))
 def test_beyond_the_bound_nothing_is_written_and_both_figures_are_said(
     to: str, source: Path, tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,8 +204,15 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
     if len(classes) > recipe.logits:
         raise CheckpointError(f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}")
+    state = replace(state, tensors={name: _float32(path, name, value) for name, value in state.tensors.items()})
     _check_canonical(path, recipe, state)
     return Opened(recipe, state, _printable(classes), path, LOCKSTEP)
+
+
+def _float32(path: Path, name: str, value: np.ndarray) -> np.ndarray:
+    if value.dtype.kind != "f":
+        raise CheckpointError(f"{path}: {name} is {value.dtype}, expected float32; write it again")
+    return value.astype(np.float32, copy=False)
 
 
 def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:

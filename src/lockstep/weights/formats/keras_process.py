@@ -1,7 +1,7 @@
 """Read a file of Keras in a separate process first: `python -m lockstep.weights.formats.keras_process FILE`.
 
-HDF5's library never returns from some damaged files (one of 10,000 in the fuzzer), and Ctrl-C does not reach it. It may also
-crash on one. Then this process ends, and the user gets a message. What else is wrong with a file, the reader says.
+HDF5's library never returns from some damaged files (one of 30,000 in the fuzzer), and Ctrl-C does not reach it. It
+crashes on others. Then this process ends, and the user gets a message. What else is wrong with a file, the reader says.
 """
 
 import signal
