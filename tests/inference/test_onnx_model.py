@@ -76,3 +76,11 @@ def test_without_the_package_it_is_told_how_to_get_it(
     with pytest.raises(BackendError, match="pip install onnx=="):
         lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_of_the_user_next_to_the_export_stays_as_it_is(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "unfinished-model").mkdir()
+    (tmp_path / "unfinished-model" / "thesis.txt").write_text("mine")
+    lockstep.export(saved(tiny_recipe, tmp_path), tmp_path / "model", to="onnx")
+    assert (tmp_path / "unfinished-model" / "thesis.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model", "unfinished-model"]

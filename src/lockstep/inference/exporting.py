@@ -1,12 +1,12 @@
 """Export trained models to files that a framework's server loads without Lockstep."""
 
 import importlib
-import shutil
 from pathlib import Path
 from typing import Any
 
 from lockstep import backends
 from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.files import appearing_folder
 from lockstep.weights.opening import open_weights
 
 FORMATS: dict[str, tuple[str | None, str]] = {
@@ -57,15 +57,15 @@ def export(
         remarks.append(f"computes in fp32; the weights were trained in {trained_in}{other}")
     if backend is not None:
         backends.load(backend)
-    unfinished = folder.with_name(f"unfinished-{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
     module = importlib.import_module(
         "lockstep.inference.onnx_model" if backend is None else f"lockstep.backends.{backend}.export"
     )
     write = getattr(module, function)
-    write(weights.recipe, weights.tensors, weights.classes, unfinished)
-    unfinished.rename(folder)
+    try:
+        with appearing_folder(folder) as unfinished:
+            write(weights.recipe, weights.tensors, weights.classes, unfinished)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}") from None
     return {
         "source": str(weights.source),
         "written": str(folder),

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +43,24 @@ def appearing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             path.unlink()
         raise
+
+
+@contextmanager
+def appearing_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of a folder to make and fill. When the block ends, it gets the name `path`, which must not exist.
+
+    It is made in a new hidden folder next to `path`, so that no other folder and no other process is in the way. After an
+    error in the block nothing of it is left. Raises `OSError`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(prefix=f".{path.name[:50]}.", dir=path.parent))  # of at most 255 bytes
+    try:
+        # The hidden folder is open to its owner only; a folder inside has the usual permissions.
+        yield hidden / path.name
+        (hidden / path.name).rename(path)
+        flush(path.parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -225,3 +225,33 @@ def test_a_state_of_another_model_is_not_written(state: State, tmp_path: Path) -
     with pytest.raises(CheckpointError, match="missing"):
         timm_folder.write(tmp_path / "new", RECIPE.replace(model="resnet34"), state, CLASSES)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_the_user_next_to_the_target_stays_as_it_is(state: State, tmp_path: Path) -> None:
+    (tmp_path / "unfinished-a").mkdir()
+    (tmp_path / "unfinished-a" / "thesis.txt").write_text("mine")
+    timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
+    assert (tmp_path / "unfinished-a" / "thesis.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "unfinished-a"]
+
+
+def test_a_written_folder_has_the_permissions_of_any_new_one(state: State, tmp_path: Path) -> None:
+    timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
+    (tmp_path / "other").mkdir()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_writer_that_fails_leaves_the_folder_of_another_alone(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json = timm_folder.write_json
+
+    def other_writer_fails_first(path: Path, value: object) -> None:
+        monkeypatch.setattr(timm_folder, "write_json", lambda *_: write_json(tmp_path / "a" / "none", value))
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
+        write_json(path, value)
+
+    monkeypatch.setattr(timm_folder, "write_json", other_writer_fails_first)
+    timm_folder.write(tmp_path / "a", RECIPE, state, CLASSES)
+    assert timm_folder.read(tmp_path / "a" / "model.safetensors").classes == CLASSES

@@ -8,7 +8,6 @@ Sources: timm 1.0.31, models/_hub.py and models/_helpers.py.
 """
 
 import importlib
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.system.files import flush, write_bytes, write_json
+from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import refuse_existing
@@ -116,20 +115,14 @@ def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...]) 
     """
     refuse_existing(target)
     config, weights = to_timm(recipe, classes), _weights(recipe, state)
-    unfinished = target.with_name(f"unfinished-{target.name}")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        # With the metadata of PyTorch, without which some readers refuse the file.
-        write_bytes(unfinished / _SAFE, serialise(weights, metadata={"format": "pt"}))
-        write_json(unfinished / CONFIG, config)
-        unfinished.rename(target)
-        flush(target.parent)
-    except BaseException as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise CheckpointError(f"{target} cannot be written: {error}") from None
-        raise
+        with appearing_folder(target) as unfinished:
+            unfinished.mkdir()
+            # With the metadata of PyTorch, without which some readers refuse the file.
+            write_bytes(unfinished / _SAFE, serialise(weights, metadata={"format": "pt"}))
+            write_json(unfinished / CONFIG, config)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from None
     return (target / CONFIG, target / _SAFE), tuple(_not_carried(recipe, state))
 
 
