@@ -21,6 +21,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
+from lockstep.weights.formats import keras_variables
 from lockstep.weights.opening import open_weights
 from tests.weights.formats.cases import state_of
 
@@ -124,6 +125,24 @@ def test_an_archive_whose_directory_lies_is_refused(said: dict[str, int], reason
             setattr(file.filelist[-1], name, value)
     with pytest.raises(CheckpointError, match=reason):
         open_weights(tmp_path / "a.keras")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+@pytest.mark.parametrize("name", ["config.json", "model.weights.h5"])
+def test_a_member_that_unpacks_to_more_than_it_claims_takes_little_memory(
+    name: str, compression: int, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "a.keras", "w", compression) as file:
+        file.writestr({"config.json", "model.weights.h5"}.difference({name}).pop(), b"{}")
+        with file.open(name, "w") as member:
+            for _ in range(2 * MOST_BYTES // 2**20):
+                member.write(bytes(2**20))
+        file.filelist[-1].file_size = 2**20
+    with (
+        pytest.raises(CheckpointError, match=r"a\.keras is damaged or not a Keras file"),
+        keras_variables.opened(tmp_path / "a.keras"),
+    ):
+        pass
 
 
 def of_safetensors(header: Any, length: int | None = None, data: bytes = bytes(64)) -> bytes:

@@ -44,6 +44,10 @@ _MOST_DEPTH = 12
 _MOST_GROWTH = 16
 """Values may have at most this many times the bytes that they take in the file. Weights hardly shrink by compression."""
 _MOST_CONFIG = 64 * 2**20
+_PART = 2**20
+"""A member of an archive is unpacked by at most this many bytes at a time."""
+_COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+"""Keras stores its members. zipfile unpacks parts of members that are stored or deflated, and others only whole."""
 _OF_ZIP = (ValueError, LookupError, RuntimeError, EOFError, OverflowError, struct.error, zlib.error, zipfile.BadZipFile)
 """What zipfile raises for damaged archives in addition to OSError; NotImplementedError is a RuntimeError."""
 Layers = dict[str, dict[str, Any]]
@@ -133,9 +137,22 @@ def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
         weights, config = archive.getinfo(_WEIGHTS), archive.getinfo(_CONFIG)
         if weights.compress_size > size or config.compress_size > size:
             raise ValueError("its members claim to take more bytes than the file has")
-        if weights.file_size > _MOST_GROWTH * weights.compress_size + 2**20 or config.file_size > _MOST_CONFIG:
+        if {weights.compress_type, config.compress_type} - _COMPRESSIONS:
+            raise ValueError("its members are compressed in a way that Keras never uses")
+        most = _MOST_GROWTH * weights.compress_size + 2**20
+        if weights.file_size > most or config.file_size > _MOST_CONFIG:
             raise ValueError("its members unpack to far more bytes than weights take; it may be malicious")
-        return io.BytesIO(archive.read(weights)), _layers(archive.read(config))
+        return _member(archive, weights), _layers(_member(archive, config).getvalue())
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> io.BytesIO:
+    """Return the bytes of a member, read in parts: zipfile's `read` unpacks it whole, however short it claims to be."""
+    found = io.BytesIO()
+    with archive.open(member) as file:
+        while part := file.read(_PART):
+            found.write(part)
+    found.seek(0)
+    return found
 
 
 def _layers(config: str | bytes) -> Layers:
