@@ -99,6 +99,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(mxnet_params, "dump", dump)
 
 
+def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    (tmp_path / "b-0000.momentum.params").write_bytes(b"of another run")
+    with pytest.raises(CheckpointError, match=r"b-0000\.momentum\.params already exists"):
+        write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
+    assert [path.name for path in tmp_path.iterdir()] == ["b-0000.momentum.params"]
+
+
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, target = recipe_of(), tmp_path / "model-0090.params"
     write(target, recipe, state_of(recipe))

@@ -316,6 +316,14 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "a", recipe_of(), State(0, state.tensors, {"fc.bias": state.momentum["fc.bias"]}))
 
 
+def test_velocities_of_another_run_are_not_adopted(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    (tmp_path / "b.pdopt").write_bytes(b"of another run")
+    with pytest.raises(CheckpointError, match=r"b\.pdopt already exists"):
+        write(tmp_path / "b", recipe, State(0, state_of(recipe).tensors, {}))
+    assert [path.name for path in tmp_path.iterdir()] == ["b.pdopt"]
+
+
 def test_nothing_is_overwritten_and_nothing_half_written(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of()
     for ending in (".pdparams", ".pdopt"):

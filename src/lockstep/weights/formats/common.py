@@ -104,12 +104,13 @@ def is_stem(tensor: Tensor) -> bool:
     return tensor.name == "conv1.weight"
 
 
-def write_new(prefix: Path, files: Writers) -> None:
+def write_new(prefix: Path, files: Writers, *companions: Path) -> None:
     """Write new files in this order, each with its function. After an error none of them exists.
 
-    The last file must be the one that makes a checkpoint readable. Raises `CheckpointError`.
+    The last file must be the one that makes a checkpoint readable. A reader would take `companions` for a part of the
+    checkpoint, so they must not exist either, whether or not they are written. Raises `CheckpointError`.
     """
-    refuse_existing(*reversed(files))
+    refuse_existing(*reversed(files), *companions)
     written: list[Path] = []
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)

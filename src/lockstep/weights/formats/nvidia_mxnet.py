@@ -347,7 +347,7 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
 
     `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the same contents is kept,
     since epochs share it. Without momentum no `.momentum.params` is written. Raises `CheckpointError` if any other file
-    exists already.
+    exists already, `.momentum.params` included.
     """
     prefix, epoch = _target(target)
     spec = model_spec(recipe.model)
@@ -355,10 +355,11 @@ def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     velocities = _velocities(expected, table, state)
     file = _file(prefix, epoch, _PARAMETERS)
     files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(symbol_of(recipe))}
+    momentum = _file(prefix, epoch, _MOMENTUM)
     if velocities:
-        files[_file(prefix, epoch, _MOMENTUM)] = partial(mxnet_params.dump, arrays=velocities)
+        files[momentum] = partial(mxnet_params.dump, arrays=velocities)
     files[file] = partial(mxnet_params.dump, arrays=_stored(expected, table, state.tensors))
-    write_new(prefix, files)
+    write_new(prefix, files, momentum)
     return tuple(files), tuple(_unlike_original(prefix, recipe, state, files))
 
 

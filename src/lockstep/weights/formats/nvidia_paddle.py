@@ -288,7 +288,7 @@ def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...],
     """Write a state with the names of the original's static program; return the files and remarks on them.
 
     The stem gets a fourth input channel of zeros, since the original's images have four channels. Without momentum no
-    `.pdopt` is written. Raises `CheckpointError` if a file exists already.
+    `.pdopt` is written. Raises `CheckpointError` if one of the two files exists already.
     """
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
@@ -332,7 +332,7 @@ def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str,
     files: Writers = {
         _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
     }
-    write_new(prefix, files)
+    write_new(prefix, files, _file(prefix, _OPTIMIZER))
     return tuple(reversed(files))
 
 
