@@ -102,10 +102,7 @@ def test_a_model_of_pytorch_has_its_weights(tmp_path: Path) -> None:
     from_torch(backends.load("torch").load_module(recipe, tensors), tmp_path / "a", training=True)
     found = read(tmp_path / "a")
     assert found.recipe == recipe
-    assert found.remarks == (
-        "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed; "
-        "--set mean=... std=... if they were others",
-    )
+    assert found.remarks == ("the graph does not normalise its images, so the usual mean and std of ImageNet are assumed",)
     assert_canonical(found.state.tensors, tensors)
 
 
@@ -266,6 +263,10 @@ def another_padding(graph: Any) -> None:
     pads.ints[:] = [0, 0, 1, 1]
 
 
+def padded_by_a_number(graph: Any) -> None:
+    node_of(graph, "Conv", 1).attribute.append(onnx.helper.make_attribute("auto_pad", 3))
+
+
 def resized(graph: Any) -> None:
     node_of(graph, "Cast").op_type = "Resize"
 
@@ -292,6 +293,7 @@ REFUSED = {
     "dilations": (dilated, r"has strides \[1, 1\] and dilations \[2, 2\]"),
     "another stride": (another_stride, "but a ResNet of these blocks and widths has|expected four stages"),
     "two paddings": (another_padding, "its windows are padded in 2 ways"),
+    "a padding that is no text": (padded_by_a_number, "has the auto_pad 3, expected a text"),
     "a resize": (resized, "is used by Resize, expected Conv or Cast or Transpose"),
     "a division by 0": (divided_by_zero, "images are divided or multiplied by 0"),
     "a lying shape": (lying, "is not a ResNet that can be read"),

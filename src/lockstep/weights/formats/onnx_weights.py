@@ -268,6 +268,8 @@ class _Walk:
     def _padding(self, node: Any, kernel: int, stride: int) -> Padding | None:
         """Return how a window is padded; None if both ways are the same."""
         kind = self._graph.attribute(node, "auto_pad", b"NOTSET")
+        if not isinstance(kind, bytes):
+            raise ValueError(f"{node.output[0]!r} has the auto_pad {kind!r:.60}, expected a text")
         pads = list(self._graph.attribute(node, "pads", [0] * 4))
         is_either = kernel == 1 or stride == 1
         if kind == b"SAME_UPPER":
