@@ -248,7 +248,7 @@ ARCHIVES: dict[str, tuple[Callable[[Members], Members], str]] = {
     "two roots": (lambda members: members | {"b/data.pkl": b""}, "without a single data.pkl"),
     "no pickle": (lambda members: {"any/version": b"3"}, "without a single data.pkl"),
     "an unknown order": (lambda members: members | {"any/byteorder": b"middle"}, "its byte order is b'middle'"),
-    "a program": (lambda members: members | {"any/constants.pkl": b""}, r"asks for the code of a TorchScript program"),
+    "an older program": (lambda members: {"serialized_exported_program.json": b""}, r"is a program \(torch\.export\.save\)"),
     "many members": (lambda members: members | {f"any/{i}": b"" for i in range(101)}, "members; expected at most 100"),
 }
 
@@ -262,6 +262,27 @@ def test_archives_that_make_no_sense_are_refused(
     with pytest.raises(CheckpointError, match=reason):
         load(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["any.pth"]
+
+
+def save_script(path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Conv2d(3, 4, 3)), path)
+
+
+def save_program(path: Path) -> None:
+    torch.export.save(torch.export.export(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),)), path)
+
+
+@pytest.mark.parametrize(
+    ("save_it", "writer"), [(save_script, r"TorchScript, torch\.jit\.save"), (save_program, r"torch\.export\.save")]
+)
+def test_a_program_is_recognised_whatever_its_name_and_refused_as_no_weights(
+    save_it: Callable[[Path], None], writer: str, tmp_path: Path
+) -> None:
+    save_it(tmp_path / "a.pt2")
+    (tmp_path / "a.pt2").rename(tmp_path / "a")
+    assert is_torch_file(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=rf"a is a program \({writer}\), not weights"):
+        load(tmp_path / "a")
 
 
 def test_compressed_members_are_refused_before_they_are_expanded(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ _MOST_MEMBERS = 100_000
 _ALIGNMENT = 64
 """PyTorch begins every storage at a multiple of this many bytes, so that it can be mapped into memory."""
 _ROOT = "archive"
+_OF_PROGRAMS = {
+    "constants.pkl": "TorchScript, torch.jit.save",
+    **dict.fromkeys(("archive_format", "serialized_exported_program.json"), "torch.export.save"),
+}
+"""What wrote a program, by a member that only its archives have. The last one is of older versions of PyTorch."""
 _STORAGES = {
     **{"float32": "Float", "float64": "Double", "float16": "Half", "uint8": "Byte", "int8": "Char", "int16": "Short"},
     **{"int32": "Int", "int64": "Long", "bool": "Bool"},
@@ -47,15 +52,30 @@ _STORAGES = {
 
 
 def is_torch_file(path: Path) -> bool:
-    """Return whether a path names a file in one of the two containers."""
+    """Return whether a path names a file in one of the two containers, or a program of PyTorch, which `load` refuses."""
     try:
         begin = _begin(path)
         if not begin.startswith(_ZIP):
             return begin == _MAGIC
         with zipfile.ZipFile(path) as archive:
-            return any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
+            names = archive.namelist()
+        return _program_in(names) is not None or any(_is_at_root(name, "data.pkl") for name in names)
     except (OSError, ValueError, *_OF_ZIP):
         return False
+
+
+def _is_at_root(name: str, member: str) -> bool:
+    """Return whether the name of a member is `<root>/<member>`."""
+    return name.count("/") == 1 and name.endswith(f"/{member}")
+
+
+def _program_in(names: Iterable[str]) -> str | None:
+    """Return what wrote the program that an archive with these members holds; None if it holds none."""
+    for name in names:
+        for member, writer in _OF_PROGRAMS.items():
+            if name == member or _is_at_root(name, member):
+                return writer
+    return None
 
 
 def _begin(path: Path) -> bytes:
@@ -67,12 +87,18 @@ def load(path: Path) -> Any:
     """Return what a file holds: dicts, lists, numbers, texts, and arrays.
 
     Arrays have the types of the tensors; bfloat16 became float32. Some are read-only, and some share memory. Raises
-    `CheckpointError` if the file is damaged or asks for anything except weights and plain values.
+    `CheckpointError` if the file is damaged, a program, or asks for anything except weights and plain values.
     """
     try:
         size = path.stat().st_size
         if _begin(path).startswith(_ZIP):
             with zipfile.ZipFile(path) as archive:
+                writer = _program_in(archive.namelist())
+                if writer is not None:
+                    raise CheckpointError(
+                        f"{path} is a program ({writer}), not weights. Nothing of it was run. Expected a dict of tensors; "
+                        "use the weights that it was made from, or save them with torch.save(model.state_dict(), path)."
+                    )
                 return _of_archive(archive, size)
         return _of_stream(io.BytesIO(path.read_bytes()), size)
     except Refused as error:
@@ -92,12 +118,10 @@ def load(path: Path) -> Any:
 def _of_archive(archive: zipfile.ZipFile, size: int) -> Any:
     """Return the object of a zip archive of `size` bytes."""
     members = _members(archive, size)
-    roots = [name.removesuffix("data.pkl") for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    roots = [name.removesuffix("data.pkl") for name in members if _is_at_root(name, "data.pkl")]
     if len(roots) != 1:
         raise ValueError("it is a zip archive without a single data.pkl")
     root = roots[0]
-    if f"{root}constants.pkl" in members:
-        raise Refused("the code of a TorchScript program (torch.jit.save)")
     order = archive.read(members[f"{root}byteorder"]) if f"{root}byteorder" in members else b"little"
     if order not in (b"little", b"big"):
         raise ValueError(f"its byte order is {order[:20]!r}")
