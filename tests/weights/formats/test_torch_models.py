@@ -287,6 +287,13 @@ def test_a_moving_average_next_to_the_weights_is_read(key: str, tmp_path: Path) 
     assert_canonical(found.state.ema, arrays(module_of(seed=1).state_dict()))
 
 
+def test_a_moving_average_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+    averaged = {"state_dict": module_of().state_dict(), "state_dict_ema": module_of(seed=1).state_dict()}
+    found = read_again(averaged, tmp_path, momentum=False)
+    assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
+    assert found.state.ema == {}
+
+
 def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:
     found = read_again({"model_ema": module_of().state_dict()}, tmp_path)
     assert_canonical(found.state.tensors, arrays(module_of().state_dict()))

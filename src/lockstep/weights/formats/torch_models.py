@@ -87,8 +87,8 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     """Read a ResNet that has a name here, as torchvision, timm or NVIDIA's code saves it.
 
     Tensors and velocities become new float32 arrays. The moving average is in `State.ema` if the weights are there too.
-    Without `momentum` no velocities are read. Raises `CheckpointError` if the file is damaged, incomplete or of another
-    model.
+    Without `momentum` neither velocities nor moving average are converted. Raises `CheckpointError` if the file is
+    damaged, incomplete or of another model.
     """
     return of_state_dict(path, torch_file.load(path), momentum=momentum)
 
@@ -104,7 +104,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     trained = [tensor for name in names for tensor in expected if tensor.name == name and tensor.is_trained]
     groups = _groups(contents.root.get(_OPTIMIZER))
     velocities, about = _velocities(contents.root.get(_OPTIMIZER), trained) if momentum else ({}, ())
-    average, about_average = _average(path, contents, expected)
+    average, about_average = _average(path, contents, expected) if momentum else ({}, ())
     origin = _origin(path, contents.root, stored, trained, groups)
     epochs, about_epoch = _epochs(contents.root, origin)
     is_alone = contents.root.keys() == {contents.weights}
