@@ -11,6 +11,7 @@ from lockstep.models.architectures import tensors as tensors_of
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.weights.formats import onnx_metadata
 
 if TYPE_CHECKING:
     import onnx
@@ -23,9 +24,9 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     """Write `model.onnx` with the weights inside.
 
     The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
-    [N, logits]. The class names are in its metadata, as a JSON list, and in `classes.txt`, one per line. Raises
-    `CheckpointError` if the recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package onnx is
-    missing.
+    [N, logits]. The class names are in its metadata, as a JSON list, and in `classes.txt`, one per line. The metadata also
+    has the preprocessing of an evaluation (`lockstep.weights.formats.onnx_metadata`). Raises `CheckpointError` if the
+    recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package onnx is missing.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
@@ -80,7 +81,13 @@ class _Graph:
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
         )
-        helper.set_model_props(model, {"classes": json.dumps(list(classes), allow_nan=False)})
+        helper.set_model_props(
+            model,
+            {
+                "classes": json.dumps(list(classes), allow_nan=False),
+                onnx_metadata.KEY: onnx_metadata.preprocessing_of(self._recipe),
+            },
+        )
         return model
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:

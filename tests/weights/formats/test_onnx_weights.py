@@ -1,6 +1,7 @@
 """ONNX models of `lockstep export` and of PyTorch's exporter; their results in ONNX Runtime are the oracle."""
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -81,6 +82,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
         {},
         {"model": BASIC, "padding": "same", "mean": (100.0, 110.0, 120.5), "std": (50.0, 60.0, 70.0)},
         {"model": V1, "bn_epsilon": 1.001e-5},
+        {"interpolation": "bicubic", "antialias": True, "eval_resize": 235, "eval_crop": 224, "mean": (123.456789012, 1, 2)},
     ],
 )
 def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -88,7 +90,51 @@ def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) 
     tensors = exported(recipe, tmp_path / "model", ("a", "b"))
     found = read(tmp_path / "model" / "model.onnx")
     assert (found.recipe, found.remarks, found.origin, found.classes) == (recipe, (), "ONNX", ("a", "b"))
+    assert (found.says_preprocessing, found.is_folded) == (True, False)
     assert_canonical(found.state.tensors, tensors)
+
+
+def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path) -> None:
+    exported(recipe_of(eval_resize=235, interpolation="bicubic"), tmp_path / "model")
+    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
+    assert json.loads({each.key: each.value for each in model.metadata_props}["lockstep_preprocessing"]) == {
+        "mean": [123.675, 116.28, 103.53],
+        "std": [58.395, 57.12, 57.375],
+        "interpolation": "bicubic",
+        "antialias": False,
+        "eval_resize": 235,
+        "eval_crop": 224,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (None, "Expecting value"),
+        ({"eval_crop": None}, "expected a table of mean, std, interpolation, antialias, eval_resize, eval_crop"),
+        ({"eval_crop": "128"}, "eval_crop is '128', expected a value such as 224"),
+        ({"antialias": 1}, "antialias is 1, expected a value such as False"),
+        ({"interpolation": "nearest"}, "interpolation: Input should be 'bilinear' or 'bicubic'"),
+        ({"eval_resize": 100}, r"eval_crop \(128\) must fit into eval_resize \(100\)"),
+        ({"mean": [1.0, 2.0, 3.0]}, r"its mean is \[1\.0, 2\.0, 3\.0\], but the graph's is \[123\.675, 116\.28, 103\.53\]"),
+    ],
+)
+def test_metadata_that_makes_no_sense_is_left_out_with_a_remark(
+    changes: dict[str, Any] | None, reason: str, tmp_path: Path
+) -> None:
+    exported(recipe_of(eval_crop=128), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+    model = onnx.load(str(file))
+    [described] = [each for each in model.metadata_props if each.key == "lockstep_preprocessing"]
+    values = json.loads(described.value) | (changes or {})
+    described.value = (
+        "" if changes is None else json.dumps({name: each for name, each in values.items() if each is not None})
+    )
+    onnx.save(model, str(file))
+    found = read(file)
+    assert (found.recipe, found.says_preprocessing) == (recipe_of(), False)
+    [remark] = found.remarks
+    assert re.match(f"its property lockstep_preprocessing was left out: .*{reason}", remark)
 
 
 def test_a_known_model_has_its_name(tmp_path: Path) -> None:
@@ -112,7 +158,7 @@ def test_a_model_with_folded_batch_norms_has_its_logits(model: ModelSpec, tmp_pa
     from_torch(backends.load("torch").load_module(recipe, random_tensors(recipe, 2)), tmp_path / "a")
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "a")).graph.node}
     found = read(tmp_path / "a")
-    assert found.recipe.model == model
+    assert (found.recipe.model, found.is_folded, found.says_preprocessing) == (model, True, False)
     assert "batch norms are folded into their convolutions" in found.remarks[1]
     assert "use these weights for inference only" in found.remarks[1]
     assert_close(of_reference(found, IMAGES), of_runtime(tmp_path / "a", IMAGES))

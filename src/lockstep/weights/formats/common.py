@@ -40,6 +40,11 @@ class Original:
     has_classifier: bool = True
     """Whether it has a classifier. Without one, the state has neither `fc.weight` nor `fc.bias`, and `recipe.logits` has no
     meaning."""
+    is_folded: bool = False
+    """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
+    says_preprocessing: bool = False
+    """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed. timm's folders, which
+    always say it, do not set this."""
 
 
 @dataclass(frozen=True)

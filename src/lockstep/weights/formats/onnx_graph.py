@@ -45,6 +45,8 @@ class Graph:
     """Constants by name, as TensorProto."""
     classes: tuple[str, ...]
     """Names of the classes, if `lockstep export` wrote them."""
+    metadata: dict[str, str]
+    """The properties of the model that its writer chose."""
 
     def attribute(self, node: Any, name: str, default: Any) -> Any:
         """Return the value of a node's attribute."""
@@ -148,6 +150,7 @@ def opened(path: Path) -> Graph:
         {name: tuple(nodes) for name, nodes in users.items()},
         stored,
         _classes(model),
+        {each.key: each.value for each in model.metadata_props},
     )
 
 

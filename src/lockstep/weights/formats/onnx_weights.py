@@ -11,7 +11,8 @@ Names in such files may be anything, so the order of nodes and the shapes of the
 A model for inference often has its batch norms folded into its convolutions. Then the canonical batch norm is the identity
 apart from its bias: scale 1, running mean 0, and a variance that is 1 together with epsilon.
 
-If something does not fit, it is an error. Only preprocessing that is not in the file is assumed, with a remark.
+If something does not fit, it is an error. Only preprocessing that is not in the file is assumed, with a remark. Models of
+`lockstep export` have all of it in their metadata (`onnx_metadata`).
 """
 
 import itertools
@@ -26,7 +27,7 @@ from lockstep.models.architectures import MODELS, Conv, ModelSpec, blocks, stem
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import onnx_graph
+from lockstep.weights.formats import onnx_graph, onnx_metadata
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.onnx_graph import Graph
 
@@ -114,9 +115,30 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     for conv, unit in zip(_convolutions(network.spec), network.units, strict=True):
         found |= _tensors(conv, unit, epsilon)
     found |= {"fc.weight": network.head[0], "fc.bias": network.head[1]}
-    remarks = (*network.remarks, *_remarks(graph, network.units))
+    recipe, says_preprocessing, about = _with_preprocessing(graph, recipe)
+    remarks = (*network.remarks, *about, *_remarks(graph, network.units))
     classes = graph.classes if len(graph.classes) <= logits else ()
-    return Original(recipe, State(0, found, {}), remarks, "ONNX", classes)
+    is_folded = any(not unit.norm for unit in network.units)
+    return Original(
+        recipe,
+        State(0, found, {}),
+        remarks,
+        "ONNX",
+        classes,
+        is_folded=is_folded,
+        says_preprocessing=says_preprocessing,
+    )
+
+
+def _with_preprocessing(graph: Graph, recipe: Recipe) -> tuple[Recipe, bool, tuple[str, ...]]:
+    """Return the recipe with the preprocessing that `lockstep export` wrote, whether it is there, and remarks."""
+    text = graph.metadata.get(onnx_metadata.KEY)
+    if text is None:
+        return recipe, False, ()
+    try:
+        return onnx_metadata.with_preprocessing(recipe, text), True, ()
+    except ValueError as error:
+        return recipe, False, (f"its property {onnx_metadata.KEY} was left out: {error}",)
 
 
 class _Walk:
