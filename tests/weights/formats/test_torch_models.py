@@ -435,6 +435,17 @@ def test_what_a_state_dict_cannot_say_is_remarked(changes: dict[str, Any], remar
     assert remark in "; ".join(remarks)
 
 
+def test_all_that_a_state_dict_does_not_hold_is_named(tmp_path: Path) -> None:
+    full = state_of(recipe_of())
+    scaler = {"scale": 128.0, "good_steps": 0.0, "bad_steps": 0.0}
+    _, remarks = write_torchvision(
+        tmp_path / "a.pth", recipe_of(), State(7, full.tensors, full.momentum, full.tensors, scaler)
+    )
+    assert remarks == ("left out, since the file holds only weights: velocities, moving averages, the loss scale, step 7",)
+    _, remarks = write_torchvision(tmp_path / "b.pth", recipe_of(), State(0, full.tensors, {}))
+    assert remarks == ()
+
+
 def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of("resnext101-32x4d")
     monkeypatch.setattr(torch_file, "save", lambda path, value: path.write_bytes(b""))

@@ -19,6 +19,9 @@ Shape = tuple[int, ...]
 Writers = dict[Path, Callable[[Path], object]]
 """New files, each with the function that writes it under the name it is given."""
 
+Written = tuple[tuple[Path, ...], tuple[str, ...]]
+"""Files that were written, and remarks on what they do not hold."""
+
 
 @dataclass(frozen=True)
 class Original:
@@ -129,6 +132,13 @@ def write_new(prefix: Path, files: Writers, *companions: Path) -> None:
         if isinstance(error, OSError):
             raise CheckpointError(f"{prefix} cannot be written: {error}") from None
         raise
+
+
+def left_out(state: State) -> tuple[str, ...]:
+    """Return a remark that names the parts of a state that a file of weights does not hold; none if there are none."""
+    parts = {"velocities": state.momentum, "moving averages": state.ema, "the loss scale": state.scaler}
+    lost = [name for name, part in parts.items() if part] + ([f"step {state.step}"] if state.step else [])
+    return (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
 
 
 def about_momentum(missing: list[str], slots: int, kind: str) -> Iterable[str]:

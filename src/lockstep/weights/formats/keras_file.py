@@ -33,9 +33,11 @@ from lockstep.weights.formats.common import (
     Names,
     Original,
     Shape,
+    Written,
     fitting,
     fitting_model,
     is_stem,
+    left_out,
     left_over,
     matched,
     write_new,
@@ -248,7 +250,7 @@ def _remarks(variables: Variables, matching: Matching, head: str, model: str | M
         yield "the optimizer's variables were not read"
 
 
-def write_keras(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def write_keras(target: Path, recipe: Recipe, state: State) -> Written:
     """Write weights that `keras.applications.ResNet50(weights=target, classes=recipe.logits)` loads; return remarks too.
 
     A target that ends in `.weights.h5` gets the layout of Keras 3, one that ends in `.h5` the older one, which Keras 2 and 3
@@ -311,7 +313,4 @@ def _unlike_original(recipe: Recipe, state: State) -> Iterator[str]:
         )
     if recipe.bn_epsilon != EPSILON:
         yield f"scales of batch norm were changed for Keras' epsilon {EPSILON}, so that results are equal"
-    lost = [name for name, there in (("velocities", state.momentum), ("moving averages", state.ema)) if there]
-    lost += [f"step {state.step}"] if state.step else []
-    if lost:
-        yield f"left out, since the file holds only weights: {', '.join(lost)}"
+    yield from left_out(state)

@@ -45,6 +45,7 @@ from lockstep.weights.formats.common import (
     Original,
     Shape,
     Writers,
+    Written,
     about_momentum,
     fitting,
     fitting_model,
@@ -342,7 +343,7 @@ def _remarks(
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
-def write(target: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def write(target: Path, recipe: Recipe, state: State) -> Written:
     """Write a state with the original's names, and the graph; return the files and remarks on them.
 
     `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the same contents is kept,

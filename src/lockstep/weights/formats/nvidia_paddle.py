@@ -50,6 +50,7 @@ from lockstep.weights.formats.common import (
     Original,
     Shape,
     Writers,
+    Written,
     about_momentum,
     fitting,
     fitting_model,
@@ -284,7 +285,7 @@ def _remarks(arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], ta
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
-def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def write(prefix: Path, recipe: Recipe, state: State) -> Written:
     """Write a state with the names of the original's static program; return the files and remarks on them.
 
     The stem gets a fourth input channel of zeros, since the original's images have four channels. Without momentum no

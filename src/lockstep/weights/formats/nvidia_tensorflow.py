@@ -34,7 +34,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import structure, tensor_bundle
-from lockstep.weights.formats.common import Original, about_momentum, fitting, left_over
+from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
 
@@ -248,7 +248,7 @@ def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: i
         yield f"there is no {_STEP}; step 0 is used"
 
 
-def write(prefix: Path, recipe: Recipe, state: State) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def write(prefix: Path, recipe: Recipe, state: State) -> Written:
     """Write a state with NVIDIA's names; return the files and remarks on them.
 
     Names depend only on the model, not on its padding and logits. Without momentum no slots are written. The file

@@ -23,7 +23,7 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import refuse_existing
-from lockstep.weights.formats.common import Original, fitting
+from lockstep.weights.formats.common import Original, Written, fitting
 from lockstep.weights.preprocessing import from_timm, to_timm
 
 CONFIG = "config.json"
@@ -107,7 +107,7 @@ def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
         yield f"{len(odd)} tensors, such as {odd[0]}, are {stored[odd[0]].dtype} and were converted to float32"
 
 
-def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...]) -> Written:
     """Write a new folder for timm and the Hub; return its files and remarks on what they do not hold.
 
     The folder appears only when it is complete. `num_batches_tracked` is the state's step. Raises `CheckpointError` if the

@@ -22,11 +22,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import Writers, fitting, write_new
+from lockstep.weights.formats.common import Writers, Written, fitting, left_out, write_new
 from lockstep.weights.formats.torch_models import nvidia_groups, nvidia_name
-
-Written = tuple[tuple[Path, ...], tuple[str, ...]]
-"""Files and remarks."""
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
 _OF_NVIDIA = ("resnet50", "resnext101-32x4d")
@@ -43,10 +40,7 @@ def write_torchvision(target: Path, recipe: Recipe, state: State) -> Written:
     _check_name(target)
     expected = fitting(model_spec(recipe.model), recipe.logits, state)
     write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))})
-    lost = [name for name, there in (("velocities", state.momentum), ("the loss scale", state.scaler)) if there]
-    lost += [f"step {state.step}"] if state.step else []
-    about_lost = (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
-    return (target,), (*_about_model(recipe, "torchvision's class"), *about_lost)
+    return (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state))
 
 
 def write_nvidia_pytorch(target: Path, recipe: Recipe, state: State, *, epochs: int = 0) -> Written:
