@@ -263,6 +263,22 @@ def test_labels_follow_the_names_of_the_weights_where_only_some_classes_are_ther
         assert some["per_class"][name] == kept
 
 
+def test_a_part_of_imagenet_has_imagenets_labels_if_the_weights_name_no_classes(
+    save_weights: SaveWeights, textures: Path, tmp_path: Path
+) -> None:
+    for name, synset in (("stripes", "n02123045"), ("dots", "n01443537")):  # tabby, 281, and goldfish, 1
+        shutil.copytree(textures / "val" / name, tmp_path / "some" / synset)
+    result = lockstep.evaluate(save_weights(classes=(), logits=1000, favourite=281), tmp_path / "some")
+    assert [(i, n) for i, n in enumerate(result["per_class"]["images"]) if n] == [(1, 2), (281, 2)]
+    assert result["per_class"]["top1"][281] == 2
+    assert any("ImageNet" in remark for remark in result["remarks"])
+
+
+def test_folders_without_names_of_outputs_are_counted_aloud(save_weights: SaveWeights, textures: Path) -> None:
+    remarks = lockstep.evaluate(save_weights(classes=(), logits=12), textures)["remarks"]
+    assert any("10 folders, in alphabetical order, are taken for the first of 12 outputs" in remark for remark in remarks)
+
+
 def test_bad_images_are_left_out_and_reported(save_weights: SaveWeights, textures: Path, tmp_path: Path) -> None:
     shutil.copytree(textures / "val", tmp_path / "val", ignore=shutil.ignore_patterns(".*"))
     (tmp_path / "val" / "dots" / "broken.jpg").write_bytes(b"no image")

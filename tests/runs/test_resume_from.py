@@ -24,7 +24,7 @@ from lockstep.runs.given_weights import Start, first_state
 from lockstep.system.errors import CheckpointError, Interrupted, UserError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import nvidia_paddle
+from lockstep.weights.formats import nvidia_paddle, torch_file
 from lockstep.weights.opening import Opened, open_weights
 
 EXECUTION = Execution(
@@ -232,3 +232,16 @@ def test_the_loss_scale_of_a_checkpoint_of_paddle_is_opened(recipe: Recipe, tmp_
     assert open_weights(tmp_path / "a").state.scaler == {}
     nvidia_paddle.write(tmp_path / "b", recipe, State(0, begun.tensors, begun.momentum, {}, scaler | {"scale": np.nan}))
     assert open_weights(tmp_path / "b", momentum=True).state.scaler == {}
+
+
+def test_a_resumed_run_refuses_a_checkpoint_with_other_velocities(
+    converted: Callable[..., Path], images: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    given = converted("nvidia-pytorch")
+    lockstep.train(recipe, images, tmp_path / "run", resume_from=given, execution=EXECUTION)
+    stored = torch_file.load(given)
+    for slot in stored["optimizer"]["state"].values():
+        slot["momentum_buffer"] = slot["momentum_buffer"] * np.float32(2)
+    torch_file.save(tmp_path / "other.pth.tar", stored)
+    with pytest.raises(CheckpointError, match=r"started from other weights .*: leave out --resume-from"):
+        lockstep.train(recipe, images, tmp_path / "run", resume_from=tmp_path / "other.pth.tar", execution=EXECUTION)

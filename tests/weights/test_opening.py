@@ -416,3 +416,9 @@ def test_sizes_are_assumed_where_only_the_colours_are_known(write: Writer, name:
     found = open_weights(tmp_path / name)
     assert assumptions(found.remarks) == ["torchvision-v1"]
     assert any(remark.endswith("shorter side 256, crop 224, bilinear") for remark in found.remarks)
+
+
+def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
+    zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
+    with pytest.raises(CheckpointError, match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file"):
+        open_weights(tmp_path / "a.pth", which="best")

@@ -73,6 +73,11 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
             "from a checkpoint: give it as --weights"
         )
     found = open_weights(weights, momentum=resumes, needs_classifier=False)
+    if found.is_folded:
+        raise CheckpointError(
+            f"{found.source} has batch norms that are folded into convolutions, which serves inference only: start from the "
+            "weights that it was made from"
+        )
     given = {name: np.ascontiguousarray(value, np.float32) for name, value in found.tensors.items()}
     changed = difference(found.recipe, recipe)
     notes = [*found.remarks, f"{'resumes from' if resumes else 'starts from the weights of'} {found.source.name}"]

@@ -21,11 +21,9 @@ from lockstep.weights.formats import (
     timm_folder,
     torch_writing,
 )
+from lockstep.weights.formats.common import Written, left_out
 from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.preprocessing import KNOWN
-
-Written = tuple[tuple[Path, ...], tuple[str, ...]]
-"""Files and remarks."""
 
 
 def convert(
@@ -165,10 +163,7 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
     if not certified:
         about["certificate"] = "none"
     checkpoint.write_weights(target, weights.tensors, about)
-    state = weights.state
-    lost = [name for name, there in (("velocities", state.momentum), ("moving averages", state.ema)) if there]
-    lost += [f"step {state.step}"] if state.step else []
-    return (target,), (f"left out, since the file holds only weights: {', '.join(lost)}",) if lost else ()
+    return (target,), left_out(weights.state)
 
 
 def _to_timm(target: Path, weights: Opened, certified: bool) -> Written:
@@ -185,7 +180,8 @@ def _plain(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, O
 
     def written(target: Path, weights: Opened, certified: bool) -> Written:
         files, remarks = write(target, weights.recipe, weights.state)
-        return files, (*remarks, *_about_averages(weights.state))
+        is_said = any("moving averages" in remark for remark in remarks)
+        return files, (*remarks, *(() if is_said else _about_averages(weights.state)))
 
     return written
 

@@ -48,6 +48,8 @@ class Opened:
     """Remarks on weights that another program wrote."""
     epochs: int | None = None
     """Number of whole epochs done, if another program's file or the run's log says it."""
+    is_folded: bool = False
+    """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -237,10 +239,12 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
         if not state.ema:
             raise CheckpointError(f"{place} has no moving average; leave out --ema")
         state = State(state.step, state.ema, {})
-    changes, assumed = assumed_preprocessing(found.origin, place) if format.name in _UNDESCRIBED else ({}, ())
+    is_described = format.name not in _UNDESCRIBED or found.says_preprocessing
+    changes, assumed = ({}, ()) if is_described else assumed_preprocessing(found.origin, place)
     recipe = found.recipe.replace(**changes) if changes else found.recipe
     remarks = _printable((*found.remarks, *assumed))
-    return Opened(recipe, state, _printable(found.classes), place, found.origin, remarks, found.epochs)
+    classes = _printable(found.classes)
+    return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, found.is_folded)
 
 
 def _printable(texts: Iterable[str]) -> tuple[str, ...]:
