@@ -402,7 +402,7 @@ def test_a_file_that_torchvision_publishes_is_known_by_its_sha256(
     assert (assumptions(found.remarks), found.recipe.eval_resize) == ([], resize)
 
 
-@pytest.mark.parametrize(("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder")])
+@pytest.mark.parametrize(("write", "name"), [(tensorflow, "model.ckpt-7"), (timm, "folder"), (onnx, "a.onnx")])
 def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
     write: Writer, name: str, tmp_path: Path, narrow: None
 ) -> None:
@@ -410,10 +410,9 @@ def test_nothing_is_assumed_of_a_file_whose_format_or_origin_says_it(
     assert assumptions(open_weights(tmp_path / name).remarks) == []
 
 
-@pytest.mark.parametrize(("write", "name"), [(keras, "a.h5"), (onnx, "a.onnx")])
-def test_sizes_are_assumed_where_only_the_colours_are_known(write: Writer, name: str, tmp_path: Path, narrow: None) -> None:
-    write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
-    found = open_weights(tmp_path / name)
+def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narrow: None) -> None:
+    keras(tmp_path / "a.h5", plain_state(keras_recipe()))
+    found = open_weights(tmp_path / "a.h5")
     assert assumptions(found.remarks) == ["torchvision-v1"]
     assert any(remark.endswith("shorter side 256, crop 224, bilinear") for remark in found.remarks)
 
