@@ -213,7 +213,7 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
 
 def _float32(path: Path, name: str, value: np.ndarray) -> np.ndarray:
     if value.dtype.kind != "f":
-        raise CheckpointError(f"{path}: {name} is {value.dtype}, expected float32; write it again")
+        raise CheckpointError(f"{path}, weights: {name} is {value.dtype}, expected float32; write them again")
     return value.astype(np.float32, copy=False)
 
 
