@@ -10,7 +10,7 @@ from lockstep.reporting.curves import Chart, charts
 from lockstep.reporting.views import Matrix, View, views
 from lockstep.runs.reading import Run
 from lockstep.system.errors import UserError
-from lockstep.system.figures import over_steps, plain, save
+from lockstep.system.plotting import over_steps, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
