@@ -40,14 +40,16 @@ class Original:
     """Names of the classes; empty if the checkpoint has none."""
     epochs: int | None = None
     """Number of epochs done; None if the checkpoint does not have it."""
-    has_classifier: bool = True
-    """Whether it has a classifier. Without one, the state has neither `fc.weight` nor `fc.bias`, and `recipe.logits` has no
-    meaning."""
     is_folded: bool = False
     """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
     says_preprocessing: bool = False
     """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed. timm's folders, which
     always say it, do not set this."""
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether it has a classifier. Without one, the state has no `fc.*`, and `recipe.logits` has no meaning."""
+        return "fc.bias" in self.state.tensors
 
 
 @dataclass(frozen=True)

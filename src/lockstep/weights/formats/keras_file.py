@@ -84,7 +84,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
             *_remarks(variables, matching, head, model),
             *left_over(sorted(name for name in variables.shapes if name not in used)),
         )
-    return Original(recipe, state, remarks, "Keras", has_classifier=bool(head))
+    return Original(recipe, state, remarks, "Keras")
 
 
 def _with_layer_names(variables: Variables) -> Variables:

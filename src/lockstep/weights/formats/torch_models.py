@@ -116,9 +116,7 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     )
     scaler = _scaler(contents.root)
     recipe = _recipe(path, origin, matching)
-    return Original(
-        recipe, State(0, found, velocities, average, scaler), remarks, origin, epochs=epochs, has_classifier=has_classifier
-    )
+    return Original(recipe, State(0, found, velocities, average, scaler), remarks, origin, epochs=epochs)
 
 
 def _contents(path: Path, value: Any) -> _Contents:
