@@ -1,7 +1,6 @@
 """Evaluate trained weights on a data set."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
-from lockstep.weights.class_names import Classes, assumed_classes, given_classes, imagenet_synsets
+from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
 from lockstep.weights.opening import Opened, open_weights
 
 
@@ -54,9 +53,8 @@ def evaluate(
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights, execution = open_weights(source, which=which, ema=ema, model=model), execution or Execution()
-    if classes is not None:
-        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
+    weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
+    execution = execution or Execution()
     data = Path(data)
     images, share = _evaluated(data, weights.recipe, split)
     world = backends.load(execution.backend).world(execution)

@@ -16,7 +16,7 @@ from lockstep.recipes.order import centre_plan
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
-from lockstep.weights.class_names import Classes, assumed_classes, given_classes
+from lockstep.weights.class_names import Classes, assumed_classes
 from lockstep.weights.opening import Opened, open_weights
 
 
@@ -59,9 +59,7 @@ def predict(
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
     `DivergedError` if a logit is not a finite number.
     """
-    weights = open_weights(source, which=which, ema=ema, model=model)
-    if classes is not None:
-        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
+    weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
     execution = execution or Execution()
     paths = [Path(image) for image in images]
     world = backends.load(execution.backend).world(execution)

@@ -1,7 +1,7 @@
 """Convert weights between all formats that can be read and written."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import write_json
 from lockstep.weights import checkpoint
 from lockstep.weights.certificate import Certificate, certify
-from lockstep.weights.class_names import Classes, given_classes
+from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import (
     keras_file,
     nvidia_mxnet,
@@ -74,9 +74,7 @@ def convert(
         named = " or ".join(name for name, each in TARGETS.items() if each.has_classes)
         raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to {named}")
     refuse_existing(_certificate_of(target))
-    weights = open_weights(source, which=which, ema=ema, momentum=True, model=model)
-    if classes is not None:
-        weights = replace(weights, classes=given_classes(classes, weights.recipe.logits, weights.classes))
+    weights = open_weights(source, which=which, ema=ema, momentum=True, model=model).with_classes(classes)
     files, remarks = TARGETS[to].write(target, weights, certificate)
     remarks = (*remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe))
     found: Certificate | None = None

@@ -14,6 +14,7 @@ from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
+from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.formats import (
     foreign_safetensors,
     keras_file,
@@ -59,6 +60,10 @@ class Opened:
     def in_precision(self, precision: str | None) -> Self:
         """Return the weights with a recipe of this precision; None keeps the recipe's precision."""
         return self if precision is None else replace(self, recipe=self.recipe.replace(precision=precision))
+
+    def with_classes(self, given: Classes | None) -> Self:
+        """Return the weights with given names of classes; None keeps their own. Raises `DataError` if they do not fit."""
+        return self if given is None else replace(self, classes=given_classes(given, self.recipe.logits, self.classes))
 
 
 class _Read(Protocol):
