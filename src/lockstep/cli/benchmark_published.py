@@ -8,7 +8,7 @@ import typer
 from lockstep.cli.terminal import print
 
 if TYPE_CHECKING:
-    from lockstep.benchmark.published_speeds import Beside, Comparison
+    from lockstep.benchmark.compare_published import Beside, Comparison
 
 _LINE = "{:>10} {:>8} {:>8}  {:<36} {:<22} {:<9} {:>5}  {}"
 _HEAD = _LINE.format("images/s", "p90 ms", "p99 ms", "hardware", "software", "precision", "batch", "ours / theirs, source")
@@ -24,15 +24,16 @@ def command(
 
     Speeds are divided only if the hardware is the same.
     """
-    from lockstep.benchmark.published_speeds import compare, published_rows
+    from lockstep.benchmark.compare_published import compare
     from lockstep.benchmark.report_file import read_benchmark
+    from lockstep.recipes.published_speeds import published_rows
 
     for comparison in compare(read_benchmark(report), published_rows(), everything=everything):
         print("\n".join(_lines(comparison)))
 
 
 def _lines(comparison: "Comparison") -> list[str]:
-    from lockstep.benchmark.published_speeds import PUBLISHED_SIZE
+    from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 
     cell, size = comparison.cell, comparison.image_size or "unknown"
     latency, hardware = cell["latency_ms"], _counted(comparison.hardware, cell["ranks"])

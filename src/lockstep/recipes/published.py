@@ -19,7 +19,7 @@ _SGD_COSINE = Recipe()  # the defaults are the values that NVIDIA's pages have i
 def resnet50_paddle_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 90 epochs: 76.93 ± 0.14 (mixed), 76.91 ± 0.13 (TF32).
 
-    Source: NGC "ResNet50 v1.5 for PaddlePaddle" 22.05.1. Cost: about 2 h on 8 A100 (23,874 images/s in mixed precision),
+    Source: NGC "ResNet50 v1.5 for PaddlePaddle" 22.05.1. Cost: about 2 h on 8 A100 (20,267 images/s in mixed precision),
     13 h on one.
 
     The learning rate scales linearly from 256 images. The code multiplies by the number of trainers instead of the batch,

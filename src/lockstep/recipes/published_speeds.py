@@ -1,9 +1,8 @@
-"""Published speeds of others as data: the rows of `published.yaml`, and our speeds next to them.
+"""Published speeds of others as data: the rows of `published_speeds.yaml`, and when our speed is divided by one of them.
 
 There are no claims across hardware. Speeds are divided only if both ran on the same number of accelerators of one name.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lockstep.benchmark.report_file import BenchmarkReport, environment_of
-from lockstep.recipes import load_recipe
-from lockstep.system.errors import DataError, RecipeError
+from lockstep.system.errors import DataError
 from lockstep.system.plain_yaml import read_yaml
 
 PUBLISHED_SIZE = 224
 """Height and width of the images of all rows, in pixels."""
-ROWS = Path(__file__).with_name("published.yaml")
+ROWS = Path(__file__).with_suffix(".yaml")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -107,81 +104,44 @@ def _rows_of(table: dict[str, Any]) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A published row next to a cell of ours."""
+class Measured:
+    """A speed of ours, to be put next to published ones."""
 
-    row: Row
-    ratio: float | None
-    """Our images per second divided by theirs; None unless hardware, batch and precision are the same."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A cell of a benchmark report and the comparable published rows."""
-
-    cell: dict[str, Any]
+    model: str
+    """The name in `lockstep.models.architectures`."""
+    kind: Literal["train", "inference"]
     hardware: str
-    """The hardware of the cell."""
+    """The GPU as its driver names it, else the processor."""
+    accelerators: int
+    precision: str
+    """The recipe's `precision`."""
+    batch_images: int | None
+    """Images of one accelerator in a step; None if accelerators have different numbers."""
     image_size: int | None
-    """Height and width of our images; None if the report does not give them. All published rows have 224."""
-    published: tuple[Beside, ...]
-    left_out: int
-    """Number of rows of the same model and kind with other batches or other numbers of accelerators."""
+    """Height and width in pixels; None if unknown."""
+    images_per_sec: float
+    """Rate of all accelerators together."""
 
+    def is_of_same_model(self, row: Row) -> bool:
+        """Return whether a published row is of the same model and kind."""
+        return row.kind == self.kind and row.model == self.model.removesuffix("-v1.5")
 
-def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
-    """Return every measured cell with published rows of its model and kind.
+    def is_on_same_hardware(self, row: Row) -> bool:
+        """Return whether a published row is of the same number of the same accelerators."""
+        return _plain(self.hardware) == _plain(row.accelerator) and row.accelerators == self.accelerators
 
-    The rows have the same number of accelerators. If one of them has the cell's batch, only rows with that batch or an
-    unknown batch are returned; otherwise rows of any batch. With `everything`, all rows are returned.
-    """
-    found = []
-    for cell in report["cells"]:
-        if cell["status"] != "ok":
-            continue
-        alike = [row for row in rows if row.kind == cell["what"] and row.model == cell["model"].removesuffix("-v1.5")]
-        shown = [row for row in alike if everything or row.accelerators == cell["ranks"]]
-        if not everything and any(row.batch_images == cell["batch"] for row in shown):
-            shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
-        hardware, size = hardware_of(environment_of(report, cell["backend"]), cell), _image_size(report, cell)
-        beside = tuple(Beside(row, _ratio(cell, hardware, row) if size == PUBLISHED_SIZE else None) for row in shown)
-        found.append(Comparison(cell, hardware, size, beside, len(alike) - len(shown)))
-    return found
+    def is_in_same_precision(self, row: Row) -> bool:
+        """Return whether a published row is of the same precision. Mixed precision is fp16 or bf16."""
+        return self.precision in {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
 
-
-def _ratio(cell: dict[str, Any], hardware: str, row: Row) -> float | None:
-    """Return our images per second divided by theirs; None unless hardware, batch and precision are the same."""
-    same = _plain(hardware) == _plain(row.accelerator) and row.accelerators == cell["ranks"]
-    precisions = {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
-    if not same or row.batch_images != cell["batch"] or cell["dtype"] not in precisions or row.images_per_sec is None:
-        return None
-    return float(cell["images_per_sec"] / row.images_per_sec)
-
-
-def _image_size(report: BenchmarkReport, cell: dict[str, Any]) -> int | None:
-    """Return height and width of a cell's images, from the report's recipe and its changes; None if that is unknown."""
-    settings = report.get("settings", {})
-    try:
-        recipe = load_recipe(settings["recipe"]).replace(**settings["changes"])
-    except (KeyError, RecipeError):  # the report names no recipe, or its file is gone
-        return None
-    return recipe.image_size if cell["what"] == "train" else recipe.eval_crop
+    def ratio(self, row: Row) -> float | None:
+        """Return our images per second divided by theirs; None unless hardware, batch, precision and image size are the same."""
+        same = self.is_on_same_hardware(row) and self.is_in_same_precision(row) and self.image_size == PUBLISHED_SIZE
+        if not same or row.batch_images is None or row.batch_images != self.batch_images or row.images_per_sec is None:
+            return None
+        return self.images_per_sec / row.images_per_sec
 
 
 def _plain(name: str) -> str:
     """Return the name of an accelerator without its maker, because only some drivers include the maker."""
     return " ".join(word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel"))
-
-
-def hardware_of(environment: dict[str, Any], cell: dict[str, Any]) -> str:
-    """Return what a cell was measured on: the GPU as its driver names it, else the processor.
-
-    Some engines, such as MXNet, report a GPU only as a number. If all GPUs of the machine have the same name, that name is
-    used. Otherwise it stays a number: CUDA orders GPUs by speed and visibility, the driver does not.
-    """
-    device, names = cell.get("device") or "", sorted({gpu["gpu"] for gpu in environment.get("gpus", [])})
-    if device.startswith("CPU") or not (device or names):
-        return str(environment.get("processor", "unknown hardware"))
-    if device and not re.search(r"GPU[ :]\d+$", device):
-        return str(device)
-    return names[0] if len(names) == 1 else f"{device or 'a GPU'} of {', '.join(names) or 'unknown ones'}"

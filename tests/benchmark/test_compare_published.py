@@ -1,0 +1,104 @@
+"""Our speeds stand beside published ones, and there are no claims across hardware."""
+
+import pytest
+
+from lockstep.benchmark.compare_published import compare
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published_speeds import published_rows
+from tests.benchmark.published_cases import report
+
+V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
+
+
+def test_a_cell_stands_beside_rows_of_its_model_kind_number_and_batch() -> None:
+    (found,) = compare(
+        report({"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}), published_rows()
+    )
+    rows = [beside.row for beside in found.published]
+    assert {row.batch_images for row in rows} == {96, None}
+    assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
+    assert {(row.model, row.kind, row.accelerators) for row in rows} == {("resnet50", "inference", 1)}
+    alike = [row for row in published_rows() if row.model == "resnet50" and row.kind == "inference"]
+    assert found.left_out == len(alike) - len(rows)
+    (everything,) = compare(report({"what": "inference", "batch": 96}), published_rows(), everything=True)
+    assert (len(everything.published), everything.left_out) == (len(alike), 0)
+
+
+def test_a_batch_that_nobody_published_stands_beside_all_batches() -> None:
+    (found,) = compare(report({"batch": 7}), published_rows())
+    assert {208, 512} <= {beside.row.batch_images for beside in found.published}
+
+
+def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:
+    (found,) = compare(report({"model": "resnet50-v1"}), published_rows())
+    assert found.published == ()
+
+
+def test_speeds_are_divided_on_the_same_hardware_alone() -> None:
+    (found,) = compare(report({}, gpu=V100), published_rows())
+    divided = {beside.row.images_per_sec: beside.ratio for beside in found.published if beside.ratio is not None}
+    assert divided == {1442.6: 0.5}  # 721.3 / 1442.6, fp16 at 208 images; no other row has the same batch and precision
+
+
+@pytest.mark.parametrize(
+    ("gpu", "change"),
+    [
+        (None, {}),
+        ("NVIDIA H100 80GB HBM3", {}),
+        ("Tesla V100-SXM2-32GB", {}),
+        (V100, {"ranks": 2}),
+        (V100, {"batch": 64}),
+        (V100, {"dtype": "fp32"}),
+    ],
+)
+def test_nothing_is_claimed_across_hardware(gpu: str | None, change: dict[str, object]) -> None:
+    (found,) = compare(report(change, gpu=gpu), published_rows(), everything=True)
+    assert found.published
+    assert {beside.ratio for beside in found.published} == {None}
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "size"),
+    [
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {}}, 224),
+        ("train", {"recipe": "resnet50-mxnet-90ep", "changes": {"image_size": 160}}, 160),
+        ("inference", {"recipe": "demo", "changes": {}}, RECIPES["demo"]().image_size),
+        ("train", {"recipe": "gone.yaml", "changes": {}}, None),
+    ],
+)
+def test_images_of_another_size_are_told_and_not_compared(what: str, settings: dict, size: int | None) -> None:
+    batch = {"train": 208, "inference": 128}[what]
+    cell = {"what": what, "batch": batch, "dtype": "fp16"}
+    (found,) = compare(report(cell, gpu=V100) | {"settings": settings}, published_rows())
+    assert found.image_size == size
+    assert any(beside.ratio is not None for beside in found.published) == (size == 224)
+
+
+def test_a_cell_of_the_processor_is_not_of_the_gpu_beside_it() -> None:
+    (found,) = compare(report({"device": "CPU, 2 threads"}, gpu=V100), published_rows())
+    assert found.hardware == "AMD EPYC 9R14"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "hardware"),
+    [
+        (V100, [A100, V100], V100),
+        ("GPU 1", [A100, A100], A100),
+        ("/physical_device:GPU:0", [V100], V100),
+        ("GPU 1", [V100, A100], f"GPU 1 of {A100}, {V100}"),
+        ("GPU 0", [], "GPU 0 of unknown ones"),
+        (None, [V100, A100], f"a GPU of {A100}, {V100}"),
+        (None, [], "AMD EPYC 9R14"),
+    ],
+)
+def test_a_cell_is_of_the_gpu_it_names_and_not_of_the_first(device: str | None, gpus: list[str], hardware: str) -> None:
+    told = report({"device": device} if device else {})
+    told["environment"]["gpus"] = [{"gpu": name} for name in gpus]
+    (found,) = compare(told, published_rows())
+    assert found.hardware == hardware
+    divided = any(beside.ratio is not None for beside in found.published)
+    assert divided == (hardware == V100)
+
+
+def test_cells_that_failed_are_left_out() -> None:
+    assert compare(report({"status": "out of memory"}, {"status": "failed"}), published_rows()) == []
