@@ -40,6 +40,13 @@ SUMMARY = [
     "  bad images left out  3",
     "  run                  runs/[a]",
 ]
+PUBLISHED = {
+    "recipe": "resnet50-paddle-90ep",
+    "changed": [],
+    "interval_percent": [76.43, 77.17],
+    "accuracies": [{"figure": "76.93 ± 0.14", "conditions": "PaddlePaddle, 90 epochs", "position": "within"}],
+    "not_compared": "",
+}
 
 
 def event(kind: str, **fields: Any) -> dict[str, Any]:
@@ -139,6 +146,15 @@ LINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["step 8 (moving average): top-1 5.00 %, top-5 50.00 %, loss 1.0000 on 1 images"],
     ),
     "a finish": ([event("finish", report=REPORT, out="runs/[a]")], SUMMARY),
+    "a finish next to published accuracies": (
+        [event("finish", report=REPORT | {"published": PUBLISHED}, out="runs/[a]")],
+        [
+            *SUMMARY[:3],
+            "  95 % interval        76.43 to 77.17 % (Wilson, of top-1)",
+            "  published            76.93 ± 0.14 (PaddlePaddle, 90 epochs): within the interval",
+            *SUMMARY[3:],
+        ],
+    ),
     "a finish of few steps": (
         [event("finish", report=REPORT | {"images_per_sec": None}, out="runs/[a]")],
         [*SUMMARY[:5], "  throughput           too few steps to measure", *SUMMARY[6:]],

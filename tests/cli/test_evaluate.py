@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.recipes import Recipe
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -34,6 +35,17 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     assert (code, errors) == (0, "")
     expected = lockstep.evaluate(run_folder, textures)
     assert json.loads(output) == json.loads(json.dumps(expected)) | {"loss": pytest.approx(expected["loss"], rel=1e-6)}
+
+
+def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
+    answer: Run, run_folder: Path, textures: Path, tiny_recipe: Recipe
+) -> None:
+    (run_folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + tiny_recipe.to_yaml())
+    output = answer("evaluate", run_folder, "--data", textures)[1]
+    assert output.splitlines()[4:] == [
+        "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000 validation images; "
+        "these are 10 and 20"
+    ]
 
 
 def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, textures: Path, tmp_path: Path) -> None:

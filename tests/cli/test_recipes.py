@@ -7,6 +7,7 @@ import yaml
 
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
+from tests.reporting.cases import write_run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,6 +43,24 @@ def test_a_shown_recipe_is_yaml_with_its_source_in_front(name: str, answer: Run)
     assert any("Source" in line for line in comments)
     assert list(yaml.safe_load(output)) == list(Recipe.model_fields)
     assert Recipe.of(yaml.safe_load(output)) == RECIPES[name]()
+
+
+def test_a_shown_recipe_lists_its_published_accuracies(answer: Run) -> None:
+    lines = answer("recipes", "show", "resnet50-mxnet-90ep")[1].splitlines()
+    first = lines.index(
+        "# Published top-1 in percent, NVIDIA/DeepLearningExamples MxNet/Classification/RN50v1.5/README.md at 0663b67:"
+    )
+    assert lines[first + 1] == "#   76.424 (MXNet, 1 x V100 16GB, 90 epochs, FP16, 22.9 h)"
+    assert lines[first + 6] == "#   76.668 (MXNet, 8 x V100 16GB, 90 epochs, FP32, 11.1 h)"
+
+
+def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", recipe=RECIPES["resnet50-paddle-90ep"](), classes=["a", "b"])
+    assert not answer("recipes", "show", folder)[1].startswith("#")
+    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
+    first, second = answer("recipes", "show", folder)[1].splitlines()[:2]
+    assert first.endswith("% of 400 images")
+    assert second.startswith("# published not compared: ")
 
 
 def test_what_is_shown_can_be_saved_and_trained_from(answer: Run, tmp_path: Path) -> None:

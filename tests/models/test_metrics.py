@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lockstep.models.metrics import Counts, Scores, Throughput
+from lockstep.models.metrics import Counts, Scores, Throughput, wilson
 
 CLASSES = 7
 
@@ -97,3 +97,23 @@ def test_throughput_is_images_over_time_and_not_a_mean_of_rates() -> None:
     throughput.add(1, images=100, seconds=3.0, waited=0.0)
     assert throughput.images_per_sec == 50.0
     assert throughput.data_wait_share == 0.25
+
+
+NEWCOMBE = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
+"""Newcombe 1998 (Statistics in Medicine 17, 857-872), table I, method 3: the score method without continuity correction."""
+
+
+@pytest.mark.parametrize(("counts", "interval"), NEWCOMBE.items())
+def test_intervals_are_those_that_newcombe_published(counts: tuple[int, int], interval: tuple[float, float]) -> None:
+    assert wilson(*counts) == pytest.approx(interval, abs=5e-5)
+
+
+def test_an_interval_of_no_images_is_everything() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("hits", [0, 1, 50_000])
+def test_an_interval_holds_its_share_and_stays_within_0_and_1(hits: int) -> None:
+    low, high = wilson(hits, 50_000)
+    assert 0 <= low <= hits / 50_000 <= high <= 1
+    assert low < high

@@ -1,4 +1,4 @@
-"""Intervals, calibration and confusion, compared with published values and counts by hand."""
+"""Calibration and confusion, compared with counts by hand."""
 
 import numpy as np
 import pytest
@@ -11,28 +11,7 @@ from lockstep.reporting.image_statistics import (
     most_confident_mistakes,
     most_taken_for,
     reliability,
-    wilson,
 )
-
-NEWCOMBE = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
-"""Newcombe 1998 (Statistics in Medicine 17, 857-872), table I, method 3: the score method without continuity correction."""
-
-
-@pytest.mark.parametrize(("counts", "interval"), NEWCOMBE.items())
-def test_intervals_are_those_that_newcombe_published(counts: tuple[int, int], interval: tuple[float, float]) -> None:
-    assert wilson(*counts) == pytest.approx(interval, abs=5e-5)
-
-
-def test_an_interval_of_no_images_is_everything() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("hits", [0, 1, 50_000])
-def test_an_interval_holds_its_share_and_stays_within_0_and_1(hits: int) -> None:
-    low, high = wilson(hits, 50_000)
-    assert 0 <= low <= hits / 50_000 <= high <= 1
-    assert low < high
-
 
 CONFIDENCES = np.array([0.1, 0.5, 0.5, 0.6, 0.9, 1.0], np.float32)
 RIGHT = np.array([True, False, True, False, True, True])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import lockstep
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
 from lockstep.system.errors import CheckpointError, UserError
 from tests.reporting.cases import write_run
@@ -91,6 +91,25 @@ def test_several_runs_are_overlaid_and_compared(four: list[Path], tmp_path: Path
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1, 2, 3}
     assert {"results", "agreement"} <= page.ids()
     assert "the recipes differ in seed" in page.text
+
+
+def test_a_run_stands_beside_the_published_figures_of_its_recipe_and_hardware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "run", recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij"))
+    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
+    about = json.loads((folder / "environment.json").read_text()) | {"device": "NVIDIA A100-SXM4-80GB", "ranks": 8}
+    (folder / "environment.json").write_text(json.dumps(about))
+    page = page_of(folder, tmp_path / "page.html")
+    assert "Not compared with the accuracies published for resnet50-paddle-90ep" in page.text
+    assert "published-speeds" in page.ids()
+    assert "published-accuracies" not in page.ids()
+    monkeypatch.setattr("lockstep.recipes.published_accuracies.CLASSES", 10)
+    monkeypatch.setattr("lockstep.recipes.published_accuracies.IMAGES", 400)
+    page = page_of([folder], tmp_path / "page.html")
+    assert "published-accuracies" in page.ids()
+    assert "PaddlePaddle, 8 x A100 80GB, 90 epochs, mixed precision" in page.text
+    assert "The recipe differs from resnet50-paddle-90ep in logits, epochs." in page.text
 
 
 def test_a_run_that_is_not_finished_has_a_page(recipe: Recipe, tmp_path: Path) -> None:

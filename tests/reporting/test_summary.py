@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.models.metrics import wilson
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting import summary
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.curves import charts
-from lockstep.reporting.image_statistics import wilson
 from lockstep.runs.image_results import read_results
 from lockstep.system.event_log import read_log
 from tests.reporting.cases import write_run
@@ -67,6 +67,39 @@ def test_steps_under_a_profiler_are_no_speed(recipe: Recipe, tmp_path: Path) -> 
     assert 35 in drawn["lr"]
     assert 35 not in drawn["throughput"]
     assert 35 not in drawn["wait"]
+
+
+def paddle_run(folder: Path, **about: object) -> Path:
+    """Return the folder of a run of Paddle's recipe at 2048 images a step and 100 to 110 images/s."""
+    write_run(folder, recipe=load_recipe("resnet50-paddle-90ep"), classes=list("abcdefghij"))
+    (folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + (folder / "recipe.yaml").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(environment | about))
+    return folder
+
+
+def test_a_speed_stands_beside_those_published_for_the_same_hardware(tmp_path: Path) -> None:
+    # NGC 22.05.1 prints 20267 images/s on 8 A100 with 256 images each; PyTorch's 16621 has no batch.
+    runs = open_runs([paddle_run(tmp_path / "run", device="NVIDIA A100-SXM4-80GB", ranks=8)])
+    speeds = summary.speeds(runs)
+    found = {row.images_per_sec: ratio for _, row, ratio in summary.published_speeds(runs, speeds)}
+    assert found.keys() == {26673.72, 20267, 20144, 23874, 16621}
+    assert found[20267] == pytest.approx(speeds[0].images_per_sec / 20267)  # type: ignore[operator]
+    assert (found[26673.72], found[16621]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"device": "CPU, 2 threads", "ranks": 8},
+        {"device": "NVIDIA H100 80GB HBM3", "ranks": 8},
+        {"device": "NVIDIA A100-SXM4-80GB", "ranks": 2},
+        {"device": "NVIDIA A100-SXM4-80GB", "ranks": "8"},
+    ],
+)
+def test_a_speed_on_hardware_of_which_nothing_is_published_stands_alone(about: dict[str, object], tmp_path: Path) -> None:
+    runs = open_runs([paddle_run(tmp_path / "run", **about)])
+    assert summary.published_speeds(runs, summary.speeds(runs)) == []
 
 
 def test_a_run_that_is_all_warm_up_has_no_speed(recipe: Recipe, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def send(number: signal.Signals, when: Callable[[dict[str, Any]], bool]) -> Call
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    lockstep.train(tiny_recipe, textures, out, execution=EXECUTION)
+    lockstep.train(tiny_recipe.named("resnet50-paddle-90ep"), textures, out, execution=EXECUTION)
     return out
 
 
@@ -89,6 +89,12 @@ def test_a_run_reports_exact_counts(uninterrupted: Path) -> None:
     assert report["per_class"]["trained"]["images"] == [2] * 10
     hits = sum(report["per_class"]["trained"]["top1"])
     assert report["final"]["trained"]["top1_percent"] == 100 * hits / 20
+
+
+def test_a_run_of_a_published_recipe_on_other_images_reports_why_it_is_not_compared(uninterrupted: Path) -> None:
+    published = json.loads((uninterrupted / "report.json").read_text())["published"]
+    assert (published["recipe"], published["accuracies"]) == ("resnet50-paddle-90ep", [])
+    assert published["not_compared"].endswith("these are 10 and 20")
 
 
 def test_the_log_holds_every_step_once_and_its_learning_rate(uninterrupted: Path, tiny_recipe: Recipe) -> None:

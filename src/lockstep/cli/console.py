@@ -9,6 +9,7 @@ from rich.text import Text
 from lockstep.cli.terminal import console, in_line
 from lockstep.data.listing import printable
 from lockstep.models.metrics import as_text, top5_tells
+from lockstep.recipes.published_accuracies import as_rows
 from lockstep.runs.events import (
     Event,
     FinishEvent,
@@ -204,6 +205,7 @@ class Reporter:
             ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
             *([("top-5", f"{final['top5_percent']:.2f} %")] if top5_tells(len(report["classes"])) else []),
             ("loss", as_text(final["loss"])),
+            *as_rows(report.get("published")),
             ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"),
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),

@@ -34,6 +34,7 @@ def command(
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.models.metrics import as_text, top5_tells
+    from lockstep.recipes.published_accuracies import as_rows
     from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
@@ -57,6 +58,8 @@ def command(
     if top5_tells(len(result["classes"])):
         print(f"  top-5   {result['top5_percent']:.2f} %")
     print(f"  loss    {as_text(result['loss'])}")
+    for name, text in as_rows(result["published"]):
+        print(f"  {name} {text}")
     for remark in result["remarks"]:
         print(f"  note: {remark}")
     for bad in result["quarantined"]:

@@ -1,6 +1,7 @@
 """`lockstep recipes`: list, show and compare."""
 
 import inspect
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +24,10 @@ def listing(context: typer.Context) -> None:
 
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
-    """Print the source of a recipe, then every field as YAML."""
+    """Print the source of a recipe and its published accuracies, then every field as YAML.
+
+    For a finished run's folder, its top-1 is put next to the published ones.
+    """
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published import RECIPES
 
@@ -31,7 +35,36 @@ def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file 
     if name in RECIPES:
         for line in (inspect.getdoc(RECIPES[name]) or "").splitlines():
             print(f"# {line}".rstrip())
+    for line in _accuracies(name) if name in RECIPES else _of_run(Path(name)):
+        print(f"# {line}".rstrip())
     print(recipe.to_yaml(), end="")
+
+
+def _accuracies(name: str) -> list[str]:
+    """Return lines about the published accuracies of a recipe; none if nobody published one."""
+    from lockstep.recipes.published_accuracies import accuracies_of
+
+    lines, document = [], ""
+    for row in accuracies_of(name):
+        if document != (document := row.document):
+            lines += ["", f"Published top-1 in percent, {document}:"]
+        hours = f", {row.hours:g} h" if row.hours else ""
+        lines.append(f"  {row.figure()} ({row.conditions()}{hours})")
+    return lines
+
+
+def _of_run(folder: Path) -> list[str]:
+    """Return the lines that put the top-1 of a finished run next to the published ones; none for anything else."""
+    from lockstep.recipes import load_recipe
+    from lockstep.recipes.published_accuracies import as_rows
+    from lockstep.runs.report import published_beside, read_report
+
+    report = read_report(folder)
+    if report is None:
+        return []
+    final = report["final"]["trained"]
+    rows = as_rows(published_beside(load_recipe(folder), final, len(report["classes"])))
+    return [f"top-1 {final['top1_percent']:.2f} % of {final['images']} images", *map(" ".join, rows)] if rows else []
 
 
 @app.command("fields")

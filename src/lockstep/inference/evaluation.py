@@ -12,12 +12,14 @@ from lockstep.data.split import divided, whole_source
 from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
+from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
+from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 
 
 def evaluate(
@@ -42,6 +44,9 @@ def evaluate(
     Every image counts once. `classes` replaces the names of the weights' classes: names, class 0 first, or a file that lists
     them. If the images have names of classes too, an image's label is the output with that name.
 
+    `published` of the result is its top-1 next to those published for the weights' recipe
+    (`lockstep.recipes.published_accuracies.Comparison`), or None if nobody published one.
+
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
     `listener` gets a note about it. With several processes (torchrun), every process calls this and gets the result.
@@ -53,7 +58,7 @@ def evaluate(
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
+    weights = opened = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
     execution = execution or Execution()
     data = Path(data)
     images, share = _evaluated(data, weights.recipe, split)
@@ -74,16 +79,30 @@ def evaluate(
         world.close()
     if found := not_finite(scores):
         raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {found}. {ADVICE}")
+    summary = scores.counts().summary()
     return {
         "source": str(weights.source),
         "remarks": remarks,
         "data": images.named,
         "precision": recipe.precision,
-        **scores.counts().summary(),
+        **summary,
+        "published": _published(opened, summary, len(index.classes)),
         "quarantined": index.listed_quarantine(),
         "classes": index.classes,
         "per_class": scores.per_class(len(index.classes)),
     }
+
+
+def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | None:
+    """Return a top-1 next to the published ones of the weights' recipe. Other programs' files do not say their precision."""
+    return beside_published(
+        weights.recipe,
+        top1_percent=summary["top1_percent"],
+        images=summary["images"],
+        classes=classes,
+        precision=weights.recipe.precision if weights.origin == LOCKSTEP else None,
+        epochs=weights.epochs,
+    )
 
 
 def _evaluated(data: Path, recipe: Recipe, split: float | None) -> tuple[Source, float]:

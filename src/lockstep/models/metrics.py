@@ -51,6 +51,25 @@ def as_text(loss: float | None) -> str:
     return f"{loss:.4f}" if loss is not None and math.isfinite(loss) else "not finite"
 
 
+Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
+
+
+def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
+    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), within 0 to 1.
+
+    >>> [round(bound, 4) for bound in wilson(81, 263)]
+    [0.2553, 0.3662]
+    """
+    if images == 0:
+        return 0.0, 1.0
+    share, shrink = hits / images, 1 + z * z / images
+    centre = (share + z * z / (2 * images)) / shrink
+    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
+    # At the ends the bound is the share itself, except for rounding.
+    return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
+
+
 class ClassCounts(TypedDict):
     """Numbers of images for every class, in the order of the classes."""
 

@@ -135,7 +135,10 @@ class Measured:
         return self.precision in {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
 
     def ratio(self, row: Row) -> float | None:
-        """Return our images per second divided by theirs; None unless hardware, batch, precision and image size are the same."""
+        """Return our images per second divided by theirs.
+
+        None unless hardware, batch, precision and image size are the same.
+        """
         same = self.is_on_same_hardware(row) and self.is_in_same_precision(row) and self.image_size == PUBLISHED_SIZE
         if not same or row.batch_images is None or row.batch_images != self.batch_images or row.images_per_sec is None:
             return None

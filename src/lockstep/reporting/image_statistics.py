@@ -1,29 +1,11 @@
-"""Compute intervals, calibration and confusion from the results of single images. All are pure functions of arrays."""
+"""Compute calibration and confusion from the results of single images. All are pure functions of arrays."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-Z_95 = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
 CALIBRATION_BINS = 15
 """Bins of equal width, as in Guo et al. 2017 (arXiv:1706.04599)."""
-
-
-def wilson(hits: int, images: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a share (Wilson 1927, doi:10.1080/01621459.1927.10502953), within 0 to 1.
-
-    >>> [round(bound, 4) for bound in wilson(81, 263)]
-    [0.2553, 0.3662]
-    """
-    if images == 0:
-        return 0.0, 1.0
-    share, shrink = hits / images, 1 + z * z / images
-    centre = (share + z * z / (2 * images)) / shrink
-    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images)) / shrink
-    # At the ends the bound is the share itself, except for rounding.
-    return 0.0 if hits == 0 else centre - half, 1.0 if hits == images else centre + half
 
 
 @dataclass(frozen=True)

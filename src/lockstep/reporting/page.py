@@ -31,6 +31,7 @@ def render(runs: Sequence[Run]) -> str:
     """
     found, images = with_images(runs, views(runs))
     script, style = "".join(map(_file, SCRIPTS)), _file("report.css")
+    speeds = summary.speeds(runs)
     data = {
         "runs": [{"name": run.name, "steps": run.steps, "epochs": run.recipe.epochs} for run in runs],
         "charts": [vars(chart) | {"curves": [vars(curve) for curve in chart.curves]} for chart in charts(runs)],
@@ -44,7 +45,9 @@ def render(runs: Sequence[Run]) -> str:
             runs=runs,
             results=summary.results(runs),
             agreement=summary.agreement(runs),
-            speeds=summary.speeds(runs),
+            speeds=speeds,
+            published_accuracies=summary.published_accuracies(runs),
+            published_speeds=summary.published_speeds(runs, speeds),
             percentiles=summary.PERCENTILES,
             recipe=summary.recipe_fields(runs),
             environments=summary.environments(runs),

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.listing import printable
-from lockstep.models.metrics import WARMUP_STEPS, top5_tells
+from lockstep.models.metrics import WARMUP_STEPS, top5_tells, wilson
 from lockstep.recipes import Recipe
+from lockstep.recipes.published_accuracies import Comparison
+from lockstep.recipes.published_speeds import Measured, Row, published_rows
 from lockstep.reporting import image_statistics
 from lockstep.runs.reading import Run
-from lockstep.runs.report import Evaluation
+from lockstep.runs.report import Evaluation, published_beside
 from lockstep.system.event_log import EvaluateEvent, TrainEvent, seconds_of
+from lockstep.system.strict_json import is_positive
 
 PERCENTILES = (50, 90, 95, 99, 100)
 
@@ -74,9 +77,9 @@ def _result(number: int, run: Run, weights: str, entry: Evaluation | EvaluateEve
         images=images,
         loss=entry["loss"],
         top1=top1 / images,
-        top1_interval=image_statistics.wilson(top1, images),
+        top1_interval=wilson(top1, images),
         top5=top5 / images if tells else None,
-        top5_interval=image_statistics.wilson(top5, images) if tells else None,
+        top5_interval=wilson(top5, images) if tells else None,
         calibration_error=error,
     )
 
@@ -125,6 +128,50 @@ def _after_warmup(run: Run) -> list[TrainEvent]:
         elif entry["kind"] == "train" and entry["first_step"] >= warm_from and "traced" not in entry:
             found.append(entry)
     return found
+
+
+def published_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
+    """Return, for every finished run whose recipe has published accuracies, its number and its top-1 next to them."""
+    finished = [(number, run) for number, run in enumerate(runs) if run.report is not None]
+    found = [(number, published_beside(run.recipe, run.final["trained"], len(run.classes))) for number, run in finished]
+    return [(number, comparison) for number, comparison in found if comparison is not None]
+
+
+def published_speeds(runs: Sequence[Run], measured: Sequence[Speed]) -> list[tuple[int, Row, float | None]]:
+    """Return the number of each run with every published speed of its model, precision and hardware, and with the quotient.
+
+    The quotient is the run's images per second divided by the published ones. It is None unless batch and image size are
+    the same too. Rows with another number of accelerators are left out.
+    """
+    found = [(speed.run, _measured(runs[speed.run], speed)) for speed in measured]
+    return [
+        (number, row, ours.ratio(row))
+        for number, ours in found
+        if ours is not None
+        for row in published_rows()
+        if row.images_per_sec
+        and ours.is_of_same_model(row)
+        and ours.is_on_same_hardware(row)
+        and ours.is_in_same_precision(row)
+    ]
+
+
+def _measured(run: Run, speed: Speed) -> Measured | None:
+    """Return the speed of a run in training; None if there is none, or if its model or number of ranks is unknown."""
+    recipe, ranks = run.recipe, run.environment.get("ranks")
+    if speed.images_per_sec is None or not isinstance(recipe.model, str) or ranks is None or not is_positive(ranks):
+        return None
+    batch, rest = divmod(recipe.global_batch_images, ranks)
+    return Measured(
+        model=recipe.model,
+        kind="train",
+        hardware=str(run.environment.get("device", "")),
+        accelerators=ranks,
+        precision=recipe.precision,
+        batch_images=None if rest else batch,
+        image_size=recipe.image_size,
+        images_per_sec=speed.images_per_sec,
+    )
 
 
 def recipe_fields(runs: Sequence[Run]) -> list[tuple[str, str, list[str], bool]]:

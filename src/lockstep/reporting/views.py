@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
-from lockstep.models.metrics import ClassCounts, Scores, top5_tells
+from lockstep.models.metrics import ClassCounts, Scores, top5_tells, wilson
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
 from lockstep.runs.reading import Run
@@ -137,7 +137,7 @@ def image_key(run: Run, sample: int) -> str:
 def _rows(run: Run, counts: ClassCounts, taken_for: Sequence[str] | None = None) -> list[ClassRow]:
     columns = (run.classes, counts["images"], counts["top1"], counts["top5"], taken_for or [""] * len(run.classes))
     return [
-        ClassRow(name, images, top1, top5, *image_statistics.wilson(top1, images), other)
+        ClassRow(name, images, top1, top5, *wilson(top1, images), other)
         for name, images, top1, top5, other in zip(*columns, strict=True)
     ]
 

@@ -7,6 +7,7 @@ from typing import Any, NotRequired, TypedDict, cast
 from lockstep.models.metrics import ClassCounts, Scores, Throughput
 from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published_accuracies import Comparison, beside_published, is_comparison
 from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
 from lockstep.weights.opening import best_step
@@ -46,6 +47,8 @@ class Report(TypedDict):
     """The last evaluation by weights and class."""
     device: str
     ranks: int
+    published: NotRequired[Comparison | None]
+    """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it."""
 
 
 def report_of(
@@ -63,12 +66,13 @@ def report_of(
 ) -> Report:
     """Return the report of a run. `evaluations` are its log's evaluation entries; `scores` are of the last evaluation."""
     last, best = evaluations[-1]["step"], best_step(evaluations)
+    final = {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == last}
     return {
         "recipe": recipe.based_on,
         "model": recipe.fields()["model"],
         "epochs": recipe.epochs,
         "steps": steps,
-        "final": {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == last},
+        "final": final,
         "best": next(_evaluation(e) for e in evaluations if e["step"] == best and e["weights"] == "trained"),
         "images_per_sec": throughput.images_per_sec,
         "data_wait_share": throughput.data_wait_share,
@@ -78,7 +82,17 @@ def report_of(
         "per_class": {weights: found.per_class(len(classes)) for weights, found in scores.items()},
         "device": device,
         "ranks": ranks,
+        "published": published_beside(recipe, final["trained"], len(classes)),
     }
+
+
+def published_beside(recipe: Recipe, final: Summary | Evaluation, classes: int) -> Comparison | None:
+    """Return the last top-1 of a finished run, on images of this many classes, next to the published ones of its recipe.
+
+    None if nobody published an accuracy of the recipe.
+    """
+    top1, images = final["top1_percent"], final["images"]
+    return beside_published(recipe, top1_percent=top1, images=images, classes=classes, precision=recipe.precision)
 
 
 def _evaluation(event: EvaluateEvent) -> Evaluation:
@@ -114,6 +128,7 @@ def _is_report(value: Any) -> bool:
         all(isinstance(each, dict) and problem_of_fields(each, needed) is None for each, needed in evaluations)
         and all(isinstance(each, dict) and _are_counts(each, len(classes or ())) for each in counts.values())
         and is_figure(value.get("images_per_sec"))
+        and (value.get("published") is None or is_comparison(value["published"]))
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )
 

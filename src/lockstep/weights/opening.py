@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.models.architectures import MODELS, model_spec, tensors
 from lockstep.models.state import State, check_fit
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
 from lockstep.system.strict_json import is_list_of, is_text
@@ -178,7 +178,9 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
     """Return the weights of a checkpoint folder or a safetensors file of Lockstep; None for anything else."""
     if path.is_dir() and ((path / "state.json").exists() or path.name.startswith("step-")):
         state, about = checkpoint.load_weights(path, ema=ema, everything=momentum and not ema)
-        return replace(_noted(about, state, path), epochs=_epochs_done(path, state.step))
+        found = _noted(about, state, path)
+        recipe = found.recipe.named(_name_in_run(path))
+        return replace(found, recipe=recipe, epochs=_epochs_done(path, state.step))
     if path.is_file() and foreign_safetensors.is_safetensors(path):
         noted = checkpoint.metadata(path)
         if noted is not None:
@@ -187,6 +189,15 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
             tensors, _ = checkpoint.read_weights(path)
             return _noted(noted, State(0, tensors, {}), path)
     return None
+
+
+def _name_in_run(folder: Path) -> str:
+    """Return `based_on` of the recipe of a checkpoint's run; "" if it is unknown."""
+    run = folder.parent.parent
+    try:
+        return load_recipe(run).based_on if (run / "recipe.yaml").is_file() else ""
+    except RecipeError:  # the weights are intact, and only this name is missing
+        return ""
 
 
 def _epochs_done(folder: Path, step: int) -> int | None:

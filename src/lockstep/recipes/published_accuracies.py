@@ -1,0 +1,202 @@
+"""Published accuracies as data: the rows of `published_accuracies.yaml`, and a run's top-1 next to those of its recipe.
+
+A run is compared only on data like ImageNet's validation images: 1,000 classes and 50,000 images. The interval of a run is
+Wilson's, of 95 %. It covers only the choice of validation images; another seed of training also changes accuracy.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lockstep.models.metrics import wilson
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.recipe import Recipe, difference
+from lockstep.system.errors import DataError
+from lockstep.system.plain_yaml import read_yaml
+from lockstep.system.strict_json import is_list_of, is_percent, is_text
+
+CLASSES = 1000
+"""Number of classes of the images that all rows were measured on."""
+IMAGES = 50_000
+"""Number of validation images that all rows were measured on."""
+ROWS = Path(__file__).with_suffix(".yaml")
+_OWN = ("seed", "precision")
+"""Fields in which a run may differ from its recipe and still be a run of it. Precision selects the rows."""
+_HALF = {"fp16": True, "bf16": True, "mixed": True, "fp32": False, "tf32": False}
+"""Whether a precision computes in 16 bits."""
+_WORDS = {"mixed": "mixed precision", "fp16": "FP16", "fp32": "FP32", "tf32": "TF32"}
+
+Percent = Annotated[float, Field(gt=0, le=100)]
+
+
+class Accuracy(BaseModel):
+    """One published accuracy. A value that the document does not give is None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    recipe: str
+    """The name in `published.RECIPES`."""
+    document: str
+    """Where the accuracy was published."""
+    table: str
+    """The title of the table or section in the document."""
+    line: str
+    """The line of the document that prints the accuracy."""
+    framework: str
+    container: str | None = None
+    """NVIDIA's container in which the training ran."""
+    accelerator: str | None = None
+    """The GPU."""
+    accelerators: Annotated[int, Field(ge=1)] | None = None
+    """Number of GPUs."""
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    precision: Literal["fp32", "tf32", "fp16", "mixed"]
+    variant: str | None = None
+    """What distinguishes the row from others of its recipe."""
+    top1_percent: Percent
+    spread_percent: Percent | None = None
+    """The number after ±, in percent. The documents do not say what it is."""
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours of the whole training."""
+
+    def figure(self) -> str:
+        """Return top-1 in percent with its spread, with two digits or three as printed, such as "76.93 ± 0.14"."""
+        top1 = f"{self.top1_percent:.3f}".removesuffix("0")
+        return top1 if self.spread_percent is None else f"{top1} ± {self.spread_percent:.2f}"
+
+    def conditions(self) -> str:
+        """Return how the accuracy was reached, such as "PaddlePaddle, 8 x A100 80GB, 90 epochs, mixed precision"."""
+        gpus = f"{self.accelerators} x {self.accelerator}" if self.accelerator else None
+        epochs = f"{self.epochs} epochs" if self.epochs else None
+        parts = (self.framework, gpus, epochs, _WORDS[self.precision], self.variant)
+        return ", ".join(filter(None, parts))
+
+
+class Comparison(TypedDict):
+    """The top-1 of a run next to the published ones of its recipe, as JSON files and outputs hold it."""
+
+    recipe: str
+    """The name in `published.RECIPES`."""
+    changed: list[str]
+    """The fields in which the run's recipe differs from the published one, other than seed and precision."""
+    interval_percent: list[float]
+    """The ends of Wilson's 95 % interval of the run's top-1, in percent; empty if it is not compared."""
+    accuracies: list[dict[str, Any]]
+    """The fields of each `Accuracy`, its `figure` and `conditions` as texts, and its `position`: "below", "within" or
+    "above" the interval. Empty if the run is not compared."""
+    not_compared: str
+    """Why the run is not compared; "" if it is."""
+
+
+@cache
+def published_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
+    """Return all rows. Raises `DataError` for a wrong row; the message names the table and the row."""
+    found = []
+    for table in read_yaml(path.read_text(encoding="utf-8")):
+        shared = {name: value for name, value in table.items() if name not in ("columns", "rows")}
+        for cells in table["rows"]:
+            try:
+                found.append(Accuracy(**shared | dict(zip(table["columns"], cells, strict=True))))
+            except (ValueError, ValidationError) as error:
+                raise DataError(f"published accuracies, table {table.get('table')!r}, row {cells}: {error}") from None
+    return tuple(found)
+
+
+def accuracies_of(name: str) -> tuple[Accuracy, ...]:
+    """Return the published accuracies of a recipe, in the order of the data; empty if there are none."""
+    return tuple(row for row in published_accuracies() if row.recipe == name)
+
+
+def beside_published(
+    recipe: Recipe,
+    *,
+    top1_percent: float,
+    images: int,
+    classes: int,
+    precision: str | None = None,
+    epochs: int | None = None,
+) -> Comparison | None:
+    """Return a top-1 next to the published ones of its recipe; None if nobody published an accuracy of the recipe.
+
+    `images` and `classes` are those of the evaluation. `precision` is the one of training: 16-bit precisions are put next to
+    mixed precision and FP16, others next to TF32 and FP32; None, or a precision without rows, selects all rows. `epochs` are
+    the whole epochs that the weights were trained for, if known.
+    """
+    name = _published_name(recipe)
+    if name is None:
+        return None
+    changed = [field for field in difference(RECIPES[name](), recipe) if field not in _OWN]
+    found: Comparison = {"recipe": name, "changed": changed, "interval_percent": [], "accuracies": [], "not_compared": ""}
+    if (classes, images) != (CLASSES, IMAGES):
+        reason = (
+            f"published accuracies are of ImageNet's {CLASSES:,} classes and {IMAGES:,} validation images; "
+            f"these are {classes:,} and {images:,}"
+        )
+        return found | {"not_compared": reason}
+    if epochs is not None and epochs < recipe.epochs:
+        return found | {"not_compared": f"these weights were trained for {epochs} of {recipe.epochs} epochs"}
+    low, high = (100 * bound for bound in wilson(round(top1_percent * images / 100), images))
+    rows = [
+        row.model_dump(exclude_none=True)
+        | {"figure": row.figure(), "conditions": row.conditions(), "position": _position(row.top1_percent, low, high)}
+        for row in _in_precision(accuracies_of(name), precision)
+    ]
+    return found | {"interval_percent": [low, high], "accuracies": rows}
+
+
+def _published_name(recipe: Recipe) -> str | None:
+    """Return the recipe with published accuracies that a recipe is based on, or else equals in all fields but `_OWN`."""
+    if accuracies_of(recipe.based_on):
+        return recipe.based_on
+    names = dict.fromkeys(row.recipe for row in published_accuracies())
+    return next((name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None)
+
+
+def _in_precision(rows: tuple[Accuracy, ...], precision: str | None) -> tuple[Accuracy, ...]:
+    same = tuple(row for row in rows if precision is not None and _HALF[row.precision] == _HALF[precision])
+    return same or rows
+
+
+def _position(value: float, low: float, high: float) -> str:
+    return "below" if value < low else "above" if value > high else "within"
+
+
+def as_rows(comparison: Comparison | None) -> list[tuple[str, str]]:
+    """Return a comparison as short names with texts for a person to read; empty for None.
+
+    >>> as_rows({"recipe": "", "changed": [], "interval_percent": [], "accuracies": [], "not_compared": "one class"})
+    [('published', 'not compared: one class')]
+    """
+    if comparison is None:
+        return []
+    if comparison["not_compared"]:
+        return [("published", f"not compared: {comparison['not_compared']}")]
+    low, high = comparison["interval_percent"]
+    rows = [("95 % interval", f"{low:.2f} to {high:.2f} % (Wilson, of top-1)")]
+    rows += [
+        ("published", f"{row['figure']} ({row['conditions']}): {row['position']} the interval")
+        for row in comparison["accuracies"]
+    ]
+    if comparison["changed"]:
+        rows.append(("recipe", f"differs from {comparison['recipe']} in {', '.join(comparison['changed'])}"))
+    return rows
+
+
+def is_comparison(value: Any) -> bool:
+    """Return whether a value of a JSON file is a `Comparison`. Of an accuracy, only the texts to show are checked."""
+    if not isinstance(value, dict):
+        return False
+    interval, rows, compared = (value.get(name) for name in ("interval_percent", "accuracies", "not_compared"))
+    texts_are_right = is_text(value.get("recipe")) and is_text(compared) and is_list_of(is_text)(value.get("changed"))
+    rows_are_right = isinstance(rows, list) and all(
+        isinstance(row, dict) and all(is_text(row.get(name)) for name in ("figure", "conditions", "position"))
+        for row in rows
+    )
+    return (
+        texts_are_right
+        and rows_are_right
+        and is_list_of(is_percent)(interval)
+        and (bool(compared) or (isinstance(interval, list) and len(interval) == 2))
+    )
