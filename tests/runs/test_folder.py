@@ -255,6 +255,7 @@ REPORT = {
         (json.dumps(REPORT | {"classes": [1, 2]}), None),
         (json.dumps(REPORT | {"per_class": {"trained": {"images": [4], "top1": [4], "top5": [4]}}}), None),
         (json.dumps(REPORT | {"train_sec": "long"}), None),
+        (json.dumps(REPORT | {"published": {"recipe": "demo"}}), None),
     ],
     ids=lambda value: str(value)[-40:],
 )
