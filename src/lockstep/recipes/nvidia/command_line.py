@@ -1,0 +1,247 @@
+"""A command line of NVIDIA's examples, split into environment, launcher, script and options. Nothing is run."""
+
+import argparse
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NoReturn
+
+from lockstep.recipes.nvidia.table import SYSTEMS, Launcher, Option, Script, Shell, System, systems
+from lockstep.system.errors import UserError, nearest
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NODES = ("--nnodes", "--node_rank", "--node-rank", "-H", "--hosts", "--host", "--hostfile", "--hostfilename", "--ips")
+_MOST_SHELLS = 4
+"""A shell script runs a command that is no shell script; this many are followed."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command line says."""
+
+    system: System
+    script: Script
+    environment: dict[str, str]
+    ranks: int | None
+    """The number of processes that the launcher starts; None if there is no launcher."""
+    values: dict[str, str]
+    """The values of options by the first name of the option's row. A switch has "true"."""
+    typed: frozenset[str]
+    """The names in `values` that the command line itself has. Others are of presets."""
+    unknown: tuple[str, ...]
+    """Words that the script does not know."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Split:
+    environment: dict[str, str]
+    prefix: tuple[str, ...]
+    script: str
+    words: tuple[str, ...]
+
+
+def read_command(words: list[str], system: str | None = None) -> Given:
+    """Return what a command says: its words as the shell splits them, or one text.
+
+    `system` is the name of the example; by default, it is found from the script, the launcher and the options. Raises
+    `UserError` if no script of NVIDIA's examples is in it, or if an option has no value.
+    """
+    if system is not None and system not in SYSTEMS:
+        raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
+    words = _words(shlex.split(words[0]) if len(words) == 1 else words)
+    chosen = [each for name, each in systems().items() if system in (None, name)]
+    shell = _shell(words, chosen)
+    for _ in range(_MOST_SHELLS):
+        if shell is None:
+            break
+        words, chosen = _words(shell[1]), [shell[0]]
+        shell = _shell(words, chosen)
+    split = _split(words, chosen)
+    candidates = [
+        (_mismatch(each, script, split), (each, script))
+        for each in chosen
+        for script in each.scripts
+        if script.name == split.script
+    ]
+    least = min(score for score, _ in candidates)
+    best = [found for score, found in candidates if score == least]
+    found, script = best[0]
+    notes = [_ambiguous(best)] if len(best) > 1 else []
+    notes += [f"{name}: `lockstep launch` starts processes on one machine" for name in _NODES if _value(split.prefix, name)]
+    return _given(found, script, split, notes)
+
+
+def _words(words: list[str]) -> list[str]:
+    """Return the words without the backslashes and ends of lines that a copied command may contain."""
+    return [word for word in (word.strip() for word in words) if word and word != "\\"]
+
+
+def _shell(words: list[str], chosen: list[System]) -> tuple[System, list[str]] | None:
+    """Return the example and the command of a shell script that is named; None if there is none."""
+    for place, word in enumerate(words):
+        for system in chosen:
+            for shell in system.shells:
+                found = re.fullmatch(shell.pattern, PurePosixPath(word).name)
+                if found is not None:
+                    return system, [*words[:place], *_commands(shell, found, words[place + 1 :])]
+    return None
+
+
+def _commands(shell: Shell, found: re.Match[str], arguments: list[str]) -> list[str]:
+    """Return the command in a shell script, with the arguments put in. Arguments that it does not name come last."""
+    values = [*arguments[: len(shell.defaults)], *shell.defaults[len(arguments) :]]
+    words = shlex.split(found.expand(shell.runs))
+    for number, value in enumerate(values, 1):
+        words = [word.replace(f"${number}", value) for word in words]
+    return words + arguments[len(shell.defaults) :]
+
+
+def _split(words: list[str], chosen: list[System]) -> _Split:
+    """Split at the first word that names a script. Assignments in front of it are the environment."""
+    names = [script.name for system in chosen for script in system.scripts]
+    place = next((place for place, word in enumerate(words) if PurePosixPath(word).name in names), None)
+    if place is None:
+        scripts = [PurePosixPath(word).name for word in words if word.endswith((".py", ".sh"))]
+        hint = nearest(scripts[0], dict.fromkeys(names)) if scripts else f"Known: {', '.join(dict.fromkeys(names))}."
+        raise UserError(
+            f"the command names no script of NVIDIA's examples: {shlex.join(words)!r:.200}. Expected a script of its "
+            f"ResNets, such as: python main.py --arch resnet50 -b 256 --amp /imagenet. {hint}"
+        )
+    prefix = words[:place]
+    found = dict(match.groups() for word in prefix if (match := _ASSIGNMENT.fullmatch(word)))
+    others = tuple(word for word in prefix if not _ASSIGNMENT.fullmatch(word))
+    return _Split(found, others, PurePosixPath(words[place]).name, tuple(words[place + 1 :]))
+
+
+def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
+    names = [PurePosixPath(word).name for word in prefix]
+    return [each for each in system.launchers if each.name.split()[-1] in names]
+
+
+def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int]:
+    """Return how badly a command fits a script: unknown and missing options, and whether the launcher is another's."""
+    options = system.options(script)
+    _, unknown = _sorted_out(options, split.words)
+    given = [word.partition("=")[0] for word in split.words]
+    missing = sum(option.required and not option.positional and not set(option.names) & set(given) for option in options)
+    foreign = any(_launchers(other, split.prefix) for other in systems().values()) and not _launchers(system, split.prefix)
+    strange = sum(word.startswith("-") for word in unknown)
+    return strange + missing, int(foreign)
+
+
+def _ambiguous(best: list[tuple[System, Script]]) -> str:
+    names = [f"{system.title}{f' of {script.revision}' if script.revision else ''}" for system, script in best]
+    others = dict.fromkeys(system.name for system, _ in best[1:] if system is not best[0][0])
+    instead = "; ".join(f"--system {name} takes the other" for name in others) or "options of the later one select it"
+    return f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]} ({instead})"
+
+
+def _given(system: System, script: Script, split: _Split, notes: list[str]) -> Given:
+    options = system.options(script)
+    known, unknown = _sorted_out(options, split.words)
+    typed = _parsed(script, options, known)
+    values = _parsed(script, options, [*_presets(system, script, options, typed), *known])
+    ranks = _ranks(system, split)
+    return Given(system, script, split.environment, ranks, values, frozenset(typed), tuple(unknown), tuple(notes))
+
+
+def _presets(system: System, script: Script, options: tuple[Option, ...], typed: dict[str, str]) -> list[str]:
+    """Return the options that presets add, those of the scripts that it runs included."""
+    row = {name: option.names[0] for option in options for name in option.names}
+    found = [preset for name in script.also for preset in system.script(name, script.revision).presets]
+    return [
+        word
+        for preset in (*found, *script.presets)
+        if all(typed.get(row[name]) == value for name, value in preset.when.items())
+        for word in shlex.split(preset.adds)
+    ]
+
+
+def _ranks(system: System, split: _Split) -> int | None:
+    """Return the number of processes that the launcher starts; None if there is no launcher."""
+    found = _launchers(system, split.prefix)
+    if not found:
+        return None
+    value = next((text for name in found[0].ranks if (text := _value(split.prefix, name))), None)
+    if value is None:
+        return 1
+    if found[0].lists:
+        return len(value.split(","))
+    if not value.isdigit() or int(value) < 1:
+        raise UserError(f"{found[0].name} starts {value!r} processes; expected a number. Write the number of GPUs")
+    return int(value)
+
+
+def _value(words: tuple[str, ...], name: str) -> str | None:
+    for word, following in zip(words, (*words, "")[1:], strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Split words into those of known options and others. The value of an unknown option goes with it.
+
+    The last word stays if the script has an argument that is known by its position.
+    """
+    takes = {name: option.takes for option in options for name in option.names if not option.positional}
+    positional = any(option.positional for option in options)
+    known: list[str] = []
+    unknown: list[str] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        name, equals, _ = word.partition("=")
+        place += 1
+        if not word.startswith("-") or word == "-":
+            (known if positional else unknown).append(word)
+            continue
+        full = _full_name(name, takes)
+        follows = place < len(words) and (not words[place].startswith("-") or _is_number(words[place]))
+        if full is None:
+            unknown.append(word)
+            if follows and not equals and not (positional and place == len(words) - 1):
+                unknown.append(words[place])
+                place += 1
+            continue
+        known.append(word)
+        joined = equals or len(name) > 2 and not name.startswith("--") and name not in takes
+        if takes[full] and not joined and place < len(words):
+            known.append(words[place])
+            place += 1
+    return known, unknown
+
+
+def _full_name(name: str, takes: dict[str, int]) -> str | None:
+    """Return the option that a word means: itself, the only one that begins so, or a short one with its value joined."""
+    if name in takes:
+        return name
+    if name.startswith("--"):
+        found = [each for each in takes if each.startswith(name)]
+        return found[0] if len(found) == 1 else None
+    return name[:2] if takes.get(name[:2]) else None
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-\d+(\.\d*)?([eE][-+]?\d+)?", word) is not None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}. Expected a command that NVIDIA's script accepts; correct or remove it")
+
+
+def _parsed(script: Script, options: tuple[Option, ...], words: list[str]) -> dict[str, str]:
+    """Return the values of options by the first name of their rows."""
+    parser = _Parser(prog=script.name, add_help=False, argument_default=argparse.SUPPRESS)
+    for option in options:
+        how = {"nargs": "?"} if option.positional else {"dest": option.names[0]}
+        if option.takes == 0:
+            parser.add_argument(*option.names, action="store_const", const="true", **how)  # type: ignore[arg-type]
+        else:
+            parser.add_argument(*option.names, **how)  # type: ignore[arg-type]
+    return {name: str(value) for name, value in vars(parser.parse_args(words)).items()}

@@ -1,0 +1,249 @@
+"""The options of NVIDIA's scripts as data: the YAML files next to this one, one for each example.
+
+An option is carried by a *template*: words such as `lr={value}`. A word names one of these, followed by "=" and a value:
+
+- a field of `Recipe` or `Execution`: `momentum={value}`;
+- an option of the command of Lockstep: `--data={value}`, or `--xla`;
+- a part of the command that is no option, in `SLOTS`: `@ranks={value}`.
+
+`PLACEHOLDERS` are what a value can contain.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lockstep.system.plain_yaml import read_yaml
+
+SYSTEMS = ("pytorch", "tensorflow", "paddle", "mxnet")
+"""Names of the four examples, in the order in which an ambiguous command is tried."""
+
+SLOTS: dict[str, str] = {
+    "ranks": "lockstep launch -n {value} -- ...",
+    "step_images": "global_batch_images={value} accumulation_steps=<{value} / (batch n)>",
+    "command": "lockstep {value}",
+    "benchmark": "lockstep benchmark",
+    "benchmark_ranks": "lockstep benchmark -n {value}",
+    "benchmark_batches": "lockstep benchmark -b {value}",
+    "steps": "-i, -e of lockstep benchmark: {value} steps",
+    "warmup_steps": "-i, -w of lockstep benchmark: {value} steps",
+    "epoch_steps": "-i {value}",
+    "all_epochs": "-e <{value} without the warm-up>",
+    "warmup_epochs": "-w {value}",
+    "report": "-o {value}",
+    "source": "SOURCE",
+    "epoch": "--resume-from <P-000{value}.params>; SOURCE to evaluate",
+    "layers": "model",
+    "model": "model={value}, # the layers",
+    "iterations": "epochs={value}; -i, -e of lockstep benchmark",
+    "unit": "steps, only to measure",
+    "model_dir": "--out {value}; SOURCE to evaluate; --resume-from {value} resumes NVIDIA's run in it",
+    "image": "lockstep predict ... {value}",
+    "target": "TARGET or FOLDER",
+}
+"""The parts of a command that are neither fields nor options, with what the page shows for them."""
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.strip("[]").replace(",", " ").split()]
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _scaled(text: str, factor: float) -> str:
+    return f"[{', '.join(_plain(float(f'{number * factor:.12g}')) for number in _numbers(text))}]"
+
+
+PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
+    "value": (lambda text, ranks: text, "V"),
+    "list": (lambda text, ranks: _scaled(text, 1), "[V]"),
+    "to_one": (lambda text, ranks: f"[{text}, 1]", "[V, 1]"),
+    "one_minus": (lambda text, ranks: _plain(float(f"{1 - float(text):.12g}")), "<1 - V>"),
+    "plus_32": (lambda text, ranks: str(int(text) + 32), "<V + 32>"),
+    "times_255": (lambda text, ranks: _scaled(text, 255), "<255 V>"),
+    "times_ranks": (lambda text, ranks: _plain(float(text) * ranks), "<V n>"),
+    "over_ranks": (lambda text, ranks: _plain(float(text) / ranks), "<V / n>"),
+    "count": (lambda text, ranks: str(len(_numbers(text))), "<number of V>"),
+    "parent": (lambda text, ranks: str(Path(text).parent), "<folder of V>"),
+    "side": (lambda text, ranks: _plain(_numbers(text)[-1]), "<last of V>"),
+}
+"""What `{name}` in a template becomes, from the option's value and the number of ranks; and what the page shows for it."""
+
+
+class Row(BaseModel):
+    """A part of a table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True)
+
+
+class Option(Row):
+    """One option of a script, or an environment variable that it reads."""
+
+    names: tuple[str, ...]
+    """Its names. A name without hyphens is an argument that is known by its position."""
+    takes: Literal[0, 1] = 1
+    """Number of values. 0: a switch."""
+    default: str | None = None
+    """The value that the script uses if the option is left out. None: none."""
+    required: bool = False
+    to: str | None = None
+    """The template that carries every value, or those that `values` does not have."""
+    values: dict[str, str] = Field(default_factory=dict)
+    """The templates that carry single values."""
+    absent: str = ""
+    """The template for a switch that is left out."""
+    needs: str = ""
+    """The option without which the script ignores this one."""
+    same: str = ""
+    """Why there is nothing to type for it."""
+    not_here: str = ""
+    """Why it, or a value that `values` does not have, is not carried."""
+    remark: str = ""
+    """What the page says in addition."""
+    example: str = ""
+    """A value for the tests, if there is no default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_text(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {"values": {str(key): value for key, value in fields.get("values", {}).items()}}
+
+    @model_validator(mode="after")
+    def _is_answered(self) -> "Option":
+        carried = self.to is not None or bool(self.values)
+        assert carried or self.same or self.not_here, f"{self.names[0]} has neither an equivalent nor a reason"
+        assert not (self.same and carried), f"{self.names[0]} has an equivalent, but says that there is nothing to type"
+        return self
+
+    @property
+    def positional(self) -> bool:
+        """Whether it is known by its position."""
+        return not self.names[0].startswith("-")
+
+    def template(self, value: str) -> str | None:
+        """Return the template for a value. None: it is not carried."""
+        return next((to for known, to in self.values.items() if equal(known, value)), self.to)
+
+
+class Preset(Row):
+    """Options that a script adds for the values of other options, such as those of a configuration file."""
+
+    when: dict[str, str]
+    adds: str
+
+
+class Script(Row):
+    """One script of an example."""
+
+    name: str
+    revision: str = ""
+    """The year of the revision, if revisions differ so much that they are separate rows."""
+    about: str
+    also: tuple[str, ...] = ()
+    """Scripts whose options it passes on. Options of its own have precedence."""
+    command: str | None = None
+    """The command of Lockstep. None: there is none, for the reason in `not_here`."""
+    arguments: str = ""
+    """Template of what the script always does."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a recipe that the script's code fixes. Fields that are not named are those of `Recipe()`."""
+    not_here: str = ""
+    presets: tuple[Preset, ...] = ()
+    options: tuple[Option, ...] = ()
+
+
+class Launcher(Row):
+    """A program that starts several processes of a script."""
+
+    name: str
+    """As it is typed, such as `python -m torch.distributed.launch`. The last word identifies it."""
+    ranks: tuple[str, ...]
+    """Options with the number of processes, or with a comma-separated list that has an entry for each process."""
+    lists: bool = False
+    """Whether the options have a list."""
+
+
+class Shell(Row):
+    """Shell scripts of one pattern. `runs` is the command in them; \\1 is a group of the pattern, $1 an argument."""
+
+    pattern: str
+    shown: str
+    """How the page names them."""
+    runs: str
+    defaults: tuple[str, ...] = ()
+    """Values of $1, $2, ... if they are not given."""
+
+
+class System(Row):
+    """One example of NVIDIA: what its command lines consist of."""
+
+    name: str
+    title: str
+    backend: str
+    launchers: tuple[Launcher, ...]
+    shells: tuple[Shell, ...] = ()
+    environment: tuple[Option, ...] = ()
+    """Environment variables. A name that ends in * stands for all that begin with it."""
+    scripts: tuple[Script, ...]
+
+    def script(self, name: str, revision: str = "") -> Script:
+        """Return the script of a name, of this revision if there are several."""
+        found = [each for each in self.scripts if each.name == name]
+        return next((each for each in found if each.revision == revision), found[0])
+
+    def options(self, script: Script) -> tuple[Option, ...]:
+        """Return all options of a script: those that it passes on first, because its own have precedence."""
+        own = {name for option in script.options for name in option.names}
+        others = [option for name in script.also for option in self.options(self.script(name, script.revision))]
+        return (*(option for option in others if not own & set(option.names)), *script.options)
+
+    def fields(self, script: Script) -> dict[str, Any]:
+        """Return the fields that the code of a script, and of those it runs, fixes."""
+        found: dict[str, Any] = {}
+        for name in script.also:
+            found |= self.fields(self.script(name, script.revision))
+        return found | script.fields
+
+
+@cache
+def systems() -> Mapping[str, System]:
+    """Return the four examples by name, read from the YAML files next to this module."""
+    folder = Path(__file__).parent
+    return {name: System(**read_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))) for name in SYSTEMS}
+
+
+def equal(a: str, b: str) -> bool:
+    """Whether two texts are the same value.
+
+    >>> equal("0.10", "0.1"), equal("-1", "-1.0"), equal("a", "b")
+    (True, True, False)
+    """
+    try:
+        return a == b or math.isclose(float(a), float(b))
+    except ValueError:
+        return False
+
+
+def filled(template: str, value: str, ranks: int) -> list[tuple[str, str]]:
+    """Return the words of a template as pairs of a name and a value, with the value of an option put in.
+
+    Raises `ValueError` if the value is not of the kind that a placeholder takes.
+
+    >>> filled("lr={times_ranks} lr_scaling=none --xla", "0.25", 8)
+    [('lr', '2'), ('lr_scaling', 'none'), ('--xla', '')]
+    """
+    words = [word.partition("=") for word in template.split()]
+    return [(name, _put_in(text, lambda use: use(value, ranks))) for name, _, text in words]
+
+
+def _put_in(text: str, use: Callable[[Callable[[str, int], str]], str]) -> str:
+    for name, (function, _) in PLACEHOLDERS.items():
+        if f"{{{name}}}" in text:
+            text = text.replace(f"{{{name}}}", use(function))
+    return text
