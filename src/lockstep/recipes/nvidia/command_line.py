@@ -42,17 +42,19 @@ class _Split:
     words: tuple[str, ...]
 
 
-def read_command(words: list[str], system: str | None = None) -> Given:
+def read_command(words: list[str], system: str | None = None, revision: str | None = None) -> Given:
     """Return what a command says: its words as the shell splits them, or one text.
 
-    `system` is the name of the example; by default, it is found from the script, the launcher and the options. Raises
-    `UserError` if no script of NVIDIA's examples is in it, or if an option has no value.
+    `system` is the name of the example and `revision` the year of its script. By default, they are found from the script,
+    the launcher and the options. Raises `UserError` if no script of NVIDIA's examples is in it, or if an option has no
+    value.
     """
     if system is not None and system not in SYSTEMS:
         raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
     words = _words(shlex.split(words[0]) if len(words) == 1 else words)
     chosen = [each for name, each in systems().items() if system in (None, name)]
     shell = _shell(words, chosen)
+    is_shell = shell is not None
     for _ in range(_MOST_SHELLS):
         if shell is None:
             break
@@ -63,12 +65,15 @@ def read_command(words: list[str], system: str | None = None) -> Given:
         (_mismatch(each, script, split), (each, script))
         for each in chosen
         for script in each.scripts
-        if script.name == split.script
+        if script.name == split.script and (revision is None or script.revision == revision)
     ]
+    if not candidates:
+        years = ", ".join(each.revision for one in chosen for each in one.scripts if each.name == split.script)
+        raise UserError(f"{split.script} has no revision {revision!r}. {f'Known: {years}.' if years else 'Leave it out.'}")
     least = min(score for score, _ in candidates)
     best = [found for score, found in candidates if score == least]
     found, script = best[0]
-    notes = [_ambiguous(best)] if len(best) > 1 else []
+    notes = [_ambiguous(best)] if len(best) > 1 and not is_shell else []
     notes += [f"{name}: `lockstep launch` starts processes on one machine" for name in _NODES if _value(split.prefix, name)]
     return _given(found, script, split, notes)
 
@@ -110,7 +115,7 @@ def _split(words: list[str], chosen: list[System]) -> _Split:
             f"ResNets, such as: python main.py --arch resnet50 -b 256 --amp /imagenet. {hint}"
         )
     prefix = words[:place]
-    found = dict(match.groups() for word in prefix if (match := _ASSIGNMENT.fullmatch(word)))
+    found = {match[1]: match[2] for word in prefix if (match := _ASSIGNMENT.fullmatch(word))}
     others = tuple(word for word in prefix if not _ASSIGNMENT.fullmatch(word))
     return _Split(found, others, PurePosixPath(words[place]).name, tuple(words[place + 1 :]))
 
@@ -120,22 +125,26 @@ def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
     return [each for each in system.launchers if each.name.split()[-1] in names]
 
 
-def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int]:
-    """Return how badly a command fits a script: unknown and missing options, and whether the launcher is another's."""
+def _mismatch(system: System, script: Script, split: _Split) -> tuple[int, int, int]:
+    """Return how badly a command fits a script: unknown and missing options, abbreviated ones, another's launcher."""
     options = system.options(script)
     _, unknown = _sorted_out(options, split.words)
     given = [word.partition("=")[0] for word in split.words]
     missing = sum(option.required and not option.positional and not set(option.names) & set(given) for option in options)
+    names = {name for option in options for name in option.names}
+    abbreviated = sum(name.startswith("--") and name not in names and name not in unknown for name in given)
     foreign = any(_launchers(other, split.prefix) for other in systems().values()) and not _launchers(system, split.prefix)
     strange = sum(word.startswith("-") for word in unknown)
-    return strange + missing, int(foreign)
+    return strange + missing, abbreviated, int(foreign)
 
 
 def _ambiguous(best: list[tuple[System, Script]]) -> str:
     names = [f"{system.title}{f' of {script.revision}' if script.revision else ''}" for system, script in best]
-    others = dict.fromkeys(system.name for system, _ in best[1:] if system is not best[0][0])
-    instead = "; ".join(f"--system {name} takes the other" for name in others) or "options of the later one select it"
-    return f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]} ({instead})"
+    options = [
+        f"--system {system.name}" if system is not best[0][0] else f"--revision {script.revision}"
+        for system, script in best[1:]
+    ]
+    return f"{best[0][1].name} is in {' and '.join(names)}; taken for {names[0]} ({' or '.join(options)} takes the other)"
 
 
 def _given(system: System, script: Script, split: _Split, notes: list[str]) -> Given:
@@ -188,7 +197,7 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
 
     The last word stays if the script has an argument that is known by its position.
     """
-    takes = {name: option.takes for option in options for name in option.names if not option.positional}
+    takes: dict[str, int] = {name: option.takes for option in options for name in option.names if not option.positional}
     positional = any(option.positional for option in options)
     known: list[str] = []
     unknown: list[str] = []
@@ -209,7 +218,7 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
                 place += 1
             continue
         known.append(word)
-        joined = equals or len(name) > 2 and not name.startswith("--") and name not in takes
+        joined = equals or (len(name) > 2 and not name.startswith("--") and name not in takes)
         if takes[full] and not joined and place < len(words):
             known.append(words[place])
             place += 1

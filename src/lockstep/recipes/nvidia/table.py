@@ -26,21 +26,21 @@ SLOTS: dict[str, str] = {
     "ranks": "lockstep launch -n {value} -- ...",
     "step_images": "global_batch_images={value} accumulation_steps=<{value} / (batch n)>",
     "command": "lockstep {value}",
-    "benchmark": "lockstep benchmark",
+    "benchmark": "lockstep benchmark train",
     "benchmark_ranks": "lockstep benchmark -n {value}",
     "benchmark_batches": "lockstep benchmark -b {value}",
-    "steps": "-i, -e of lockstep benchmark: {value} steps",
-    "warmup_steps": "-i, -w of lockstep benchmark: {value} steps",
+    "steps": "-i, -e for {value} steps",
+    "warmup_steps": "-i, -w for {value} steps",
     "epoch_steps": "-i {value}",
     "all_epochs": "-e <{value} without the warm-up>",
     "warmup_epochs": "-w {value}",
     "report": "-o {value}",
     "source": "SOURCE",
     "epoch": "--resume-from <P-000{value}.params>; SOURCE to evaluate",
-    "layers": "model",
-    "model": "model={value}, # the layers",
-    "iterations": "epochs={value}; -i, -e of lockstep benchmark",
-    "unit": "steps, only to measure",
+    "layers": "model, with {value} layers",
+    "model": "model={value}, # is the number of layers",
+    "iterations": "epochs={value}; -i, -e of a benchmark",
+    "unit": "steps; only for benchmarks",
     "model_dir": "--out {value}; SOURCE to evaluate; --resume-from {value} resumes NVIDIA's run in it",
     "image": "lockstep predict ... {value}",
     "target": "TARGET or FOLDER",
@@ -53,18 +53,20 @@ def _numbers(text: str) -> list[float]:
 
 
 def _plain(number: float) -> str:
+    """Return a number without the digits that come from computing with decimals, and an integer as one."""
+    number = float(f"{number:.14g}") if len(repr(number)) > len(f"{number:.14g}") + 1 else number
     return str(int(number)) if number == int(number) else repr(number)
 
 
 def _scaled(text: str, factor: float) -> str:
-    return f"[{', '.join(_plain(float(f'{number * factor:.12g}')) for number in _numbers(text))}]"
+    return f"[{', '.join(_plain(number * factor) for number in _numbers(text))}]"
 
 
 PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
     "value": (lambda text, ranks: text, "V"),
-    "list": (lambda text, ranks: _scaled(text, 1), "[V]"),
+    "list": (lambda text, ranks: f"[{text.strip('[]')}]", "[V]"),
     "to_one": (lambda text, ranks: f"[{text}, 1]", "[V, 1]"),
-    "one_minus": (lambda text, ranks: _plain(float(f"{1 - float(text):.12g}")), "<1 - V>"),
+    "one_minus": (lambda text, ranks: _plain(1 - float(text)), "<1 - V>"),
     "plus_32": (lambda text, ranks: str(int(text) + 32), "<V + 32>"),
     "times_255": (lambda text, ranks: _scaled(text, 255), "<255 V>"),
     "times_ranks": (lambda text, ranks: _plain(float(text) * ranks), "<V n>"),

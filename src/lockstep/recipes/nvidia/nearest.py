@@ -1,0 +1,62 @@
+"""The published recipe that is nearest to given fields, and the fields to set on it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.recipe import Recipe, difference, eval_sizes
+from lockstep.recipes.schedule import peak_lr, warmup_epochs
+
+_LR = ("lr", "lr_scaling", "lr_batch_images")
+_IDLE: dict[str, Callable[[Recipe], bool]] = {
+    "lr_step_epochs": lambda recipe: recipe.lr_decay != "step",
+    "lr_step_factor": lambda recipe: recipe.lr_decay != "step",
+    "lr_decay_from": lambda recipe: recipe.lr_decay == "step" or warmup_epochs(recipe) == 0,
+    "lr_end": lambda recipe: recipe.lr_decay == "step",
+    "warmup_start_lr": lambda recipe: warmup_epochs(recipe) == 0,
+    "warmup_counts_from": lambda recipe: warmup_epochs(recipe) == 0,
+    "mixup_coefficient": lambda recipe: recipe.mixup_alpha == 0,
+    "mixup_pairing": lambda recipe: recipe.mixup_alpha == 0,
+    "weight_decay_roles": lambda recipe: recipe.weight_decay == 0,
+    "sparsity_excluded": lambda recipe: recipe.sparsity == "none",
+    "loss_scaling": lambda recipe: recipe.precision != "fp16",
+    "loss_scale": lambda recipe: recipe.precision != "fp16" or recipe.loss_scaling == "none",
+    **dict.fromkeys(
+        ("loss_scale_growth", "loss_scale_growth_steps", "loss_scale_backoff", "loss_scale_backoff_steps"),
+        lambda recipe: recipe.precision != "fp16" or recipe.loss_scaling != "dynamic",
+    ),
+}
+"""Fields that change nothing in some recipes, with the test for such a recipe."""
+
+
+def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
+    """Return the fewest fields to set on `base` so that it computes the same as `wanted`, as plain values.
+
+    Fields that change nothing in `wanted` are left out. `seed` is compared like all others.
+    """
+    found = {name: values[1] for name, values in difference(base, wanted).items()}
+    found = {name: value for name, value in found.items() if name not in _IDLE or not _IDLE[name](wanted)}
+    with_rest = base.replace(global_batch_images=wanted.global_batch_images)
+    if math.isclose(peak_lr(with_rest), peak_lr(wanted), rel_tol=1e-9):
+        found = {name: value for name, value in found.items() if name not in _LR}
+    elif wanted.lr_scaling == "none":
+        found.pop("lr_batch_images", None)
+    threshold = "warmup_from_batch_images"
+    if threshold in found and wanted.global_batch_images >= max(base.warmup_from_batch_images, found[threshold]):
+        del found[threshold]
+    sizes = eval_sizes({"image_size": wanted.image_size})
+    if "image_size" in found and {name: getattr(wanted, name) for name in sizes} == sizes:
+        found = {name: value for name, value in found.items() if name not in sizes}
+    return found
+
+
+def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the recipe of NVIDIA with the fewest fields to set, and these fields.
+
+    `framework` is part of the names that are preferred among equals, such as "paddle".
+    """
+    published = [name for name in RECIPES if name not in ("demo", "my-images")]
+    found = {name: changes(RECIPES[name](), wanted) for name in published}
+    best = min(published, key=lambda name: (len(found[name]), f"-{framework}-" not in name))
+    return best, found[best]

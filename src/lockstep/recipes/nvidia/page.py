@@ -1,0 +1,117 @@
+"""The tables of docs/from-nvidia.md, from the same rows that commands are translated with."""
+
+import re
+
+from lockstep.recipes.nvidia.table import PLACEHOLDERS, SLOTS, Option, Script, System, systems
+
+_SHOWN_VALUES = {f"{{{name}}}": shown for name, (_, shown) in PLACEHOLDERS.items()}
+
+
+def tables() -> str:
+    """Return the tables of all examples as Markdown: launchers, environment, and every script with its options."""
+    return "\n".join(_system(system) for system in systems().values())
+
+
+def _system(system: System) -> str:
+    starts = [f"## {system.title}", "", "| NVIDIA's | Lockstep |", "|---|---|"]
+    for launcher in system.launchers:
+        number = " or ".join(f"`{name}`" for name in launcher.ranks)
+        what = "has n entries" if launcher.lists else "is n"
+        starts.append(f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |")
+    starts += [f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells]
+    starts += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
+    return "\n".join(starts) + "\n\n" + "\n".join(_script(system, script) for script in system.scripts)
+
+
+def _command_in(runs: str) -> str:
+    """Return a command without the marks of its pattern: a group is shown as three dots."""
+    return re.sub(r"\\\d", "...", runs)
+
+
+def _script(system: System, script: Script) -> str:
+    year = f" of {script.revision}" if script.revision else ""
+    lines = [f"### {system.title}: `{script.name}`{year}", "", f"What it does: {script.about}.", ""]
+    if script.not_here:
+        return "\n".join([*lines, f"Not here: {script.not_here}.", ""])
+    if script.also:
+        others = " and ".join(f"`{name}`" for name in script.also)
+        lines += [f"It also takes the options of {others}; those below have precedence.", ""]
+    always = [f"`lockstep {script.command}`" if "@command" not in script.arguments else ""]
+    always += [_template(script.arguments)] if script.arguments else []
+    always += [f"`{name}={_value(value)}`" for name, value in script.fields.items()]
+    lines += [f"Always: {', '.join(filter(None, always))}.", ""]
+    lines += ["| NVIDIA's | default | Lockstep |", "|---|---|---|"]
+    for option in script.options:
+        default = f"`{option.default}`" if option.default else ""
+        lines.append(f"| {_names(option)} | {default} | {_equivalent(option)} |")
+    if script.presets:
+        lines += ["", f"What `{script.name}` adds:", "", "| with | options |", "|---|---|"]
+        for preset in script.presets:
+            when = " ".join(f"{name} {value}" for name, value in preset.when.items())
+            lines.append(f"| {f'`{when}`' if when else 'always'} | `{preset.adds}` |")
+    return "\n".join([*lines, ""])
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "").replace("'", "")
+
+
+def _names(option: Option) -> str:
+    value = "" if option.takes == 0 or option.positional else " V"
+    names = [f"`{name}`" for name in option.names]
+    return ", ".join([*names[:-1], f"{names[-1][:-1]}{value}`"])
+
+
+def _equivalent(option: Option) -> str:
+    parts = _values(option)
+    if option.to is not None:
+        shown = _template(option.to) or "nothing to type"
+        parts.append(f"others: {shown}" if option.values else shown)
+    if option.absent:
+        parts.append(f"without it: {_template(option.absent)}")
+    if option.same:
+        parts.append(f"nothing to type: {option.same}")
+    if option.not_here:
+        parts.append(f"{'others ' if option.values else ''}not here: {option.not_here}")
+    if option.needs:
+        parts.append(f"only with `{option.needs}`")
+    return "; ".join(parts) + (f" ({option.remark})" if option.remark else "")
+
+
+def _values(option: Option) -> list[str]:
+    """Return the values with templates of their own. Values that a field has under the same name are one part."""
+    same = {value: to for value, to in option.values.items() if re.fullmatch(rf"\w+={re.escape(value)}", to)}
+    fields = dict.fromkeys(to.partition("=")[0] for to in same.values())
+    parts = [f"`{field}=V` for {_list([value for value in same if same[value] == f'{field}={value}'])}" for field in fields]
+    nothing = [value for value, to in option.values.items() if not to]
+    others = [(value, to) for value, to in option.values.items() if to and value not in same]
+    return [
+        *parts,
+        *(f"`{value}`: {_template(to)}" for value, to in others),
+        *[f"{_list(nothing)}: nothing to type"] * bool(nothing),
+    ]
+
+
+def _list(values: list[str]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def _template(to: str) -> str:
+    """Return a template as the page shows it, each word as code."""
+    measured = {"@command=evaluate": "inference", "@command=all": "all"}
+    words = to.split()
+    shown = []
+    if "@benchmark=1" in words:
+        kind = next((measured[word] for word in words if word in measured), "train")
+        shown = [f"lockstep benchmark {kind}"]
+        words = [word for word in words if word != "@benchmark=1" and word not in measured]
+    return _list([*shown, *map(_word, words)])
+
+
+def _word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    for mark, shown in _SHOWN_VALUES.items():
+        value = value.replace(mark, shown)
+    if name.startswith("@"):
+        return SLOTS[name[1:]].replace("{value}", value)
+    return f"{name} {value}" if name.startswith("-") and equals else f"{name}{equals}{value}"
