@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from lockstep.recipes.published import RECIPES
@@ -37,8 +38,8 @@ def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
     """
     found = {name: values[1] for name, values in difference(base, wanted).items()}
     found = {name: value for name, value in found.items() if name not in _IDLE or not _IDLE[name](wanted)}
-    with_rest = base.replace(global_batch_images=wanted.global_batch_images)
-    if math.isclose(peak_lr(with_rest), peak_lr(wanted), rel_tol=1e-9):
+    scale = wanted.global_batch_images / base.lr_batch_images if base.lr_scaling == "linear" else 1
+    if math.isclose(base.lr * scale, peak_lr(wanted), rel_tol=1e-9):
         found = {name: value for name, value in found.items() if name not in _LR}
     elif wanted.lr_scaling == "none":
         found.pop("lr_batch_images", None)
@@ -56,7 +57,11 @@ def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]
 
     `framework` is part of the names that are preferred among equals, such as "paddle".
     """
-    published = [name for name in RECIPES if name not in ("demo", "my-images")]
-    found = {name: changes(RECIPES[name](), wanted) for name in published}
-    best = min(published, key=lambda name: (len(found[name]), f"-{framework}-" not in name))
+    found = {name: changes(base, wanted) for name, base in _published().items()}
+    best = min(found, key=lambda name: (len(found[name]), f"-{framework}-" not in name))
     return best, found[best]
+
+
+@cache
+def _published() -> dict[str, Recipe]:
+    return {name: build() for name, build in RECIPES.items() if name not in ("demo", "my-images")}

@@ -13,11 +13,10 @@ from lockstep.recipes.execution import Execution
 from lockstep.recipes.nvidia.command_line import Given, read_command
 from lockstep.recipes.nvidia.nearest import nearest_recipe
 from lockstep.recipes.nvidia.table import Option, equal, filled
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Recipe, eval_sizes
 from lockstep.recipes.recipe_files import parse_settings
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import RecipeError
-
 
 _KEPT = "CUDA_VISIBLE_DEVICES"
 """The environment variable that means the same to Lockstep."""
@@ -136,13 +135,14 @@ def translate(words: list[str], system: str | None = None, revision: str | None 
         not_carried=tuple(not_carried),
         not_needed=tuple(not_needed),
         unknown=given.unknown,
-        notes=(*given.notes, *_placeholders(command)),
+        notes=(*given.notes, *_placeholders(command, given)),
     )
 
 
-def _placeholders(command: list[str]) -> list[str]:
+def _placeholders(command: list[str], given: Given) -> list[str]:
     """Return a note on the words that stand for what the original command does not name."""
-    found = [word for word in ("DATA", "RUN", "SOURCE", "IMAGE", "TARGET", "FOLDER") if word in command]
+    stand_ins = ("DATA", "RUN", "SOURCE", "IMAGE", "TARGET", "FOLDER")
+    found = [word for word in stand_ins if word in command and word not in given.values.values()]
     return [f"put your own in place of {' and '.join(found)}, which the command does not name"] if found else []
 
 
@@ -202,24 +202,37 @@ def _ranks(given: Given, asked: list[_Asked]) -> int:
 
 def _wanted(given: Given, ranks: int, meant: list[_Meant], not_carried: list[Remark]) -> _Wanted:
     recipe = Recipe().replace(**given.system.fields(given.script))
+    try:
+        recipe, execution, options = _applied(recipe, meant)
+    except RecipeError:  # find the options that are wrong, and leave them out
+        fitting: list[_Meant] = []
+        for each in meant:
+            try:
+                _applied(recipe, [*fitting, each])
+                fitting.append(each)
+            except RecipeError as error:
+                not_carried.append(Remark(each.words, " ".join(str(error).split())))
+        recipe, execution, options = _applied(recipe, fitting)
+    slots = {name[1:]: text for each in meant for name, text in each.pairs if name.startswith("@")}
+    return _with_slots(_Wanted(recipe, execution, options, slots, ranks), not_carried)
+
+
+def _applied(recipe: Recipe, meant: list[_Meant]) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
+    """Return the recipe with the fields that options ask for, the fields of the execution, and options of Lockstep.
+
+    How a run is carried out is left to Lockstep unless the command line itself asks for it. Raises `RecipeError`.
+    """
+    fields: dict[str, Any] = {}
     execution: dict[str, Any] = {}
     options: dict[str, str] = {}
-    slots: dict[str, str] = {}
     for each in meant:
-        slots |= {name[1:]: text for name, text in each.pairs if name.startswith("@")}
-        fields = [f"{name}={text}" for name, text in each.pairs if name[0] not in "-@"]
-        try:
-            ours, how = parse_settings(fields)
-            if changed := {name: value for name, value in ours.items() if recipe.fields()[name] != value}:
-                recipe = recipe.replace(**changed)
-            if each.typed:  # how it is carried out is left to Lockstep, unless the command asks for it
-                Execution.of(how)
-                execution |= how
-                options |= {name: text for name, text in each.pairs if name.startswith("-")}
-        except RecipeError as error:
-            not_carried.append(Remark(each.words, " ".join(str(error).split())))
-    wanted = _Wanted(recipe, execution, options, slots, ranks)
-    return _with_slots(wanted, not_carried)
+        ours, how = parse_settings([f"{name}={text}" for name, text in each.pairs if name[0] not in "-@"])
+        fields |= eval_sizes(ours) | ours
+        if each.typed:
+            execution |= how
+            options |= {name: text for name, text in each.pairs if name.startswith("-")}
+    Execution.of(execution)
+    return recipe.replace(**fields), execution, options
 
 
 def _with_slots(wanted: _Wanted, not_carried: list[Remark]) -> _Wanted:

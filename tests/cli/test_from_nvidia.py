@@ -1,0 +1,136 @@
+"""Every equivalent of an option exists, the page has all of them, and the command prints what can be typed."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from lockstep.cli import app
+from lockstep.recipes import Execution, Recipe, parse_settings
+from lockstep.recipes.nvidia.page import tables
+from lockstep.recipes.nvidia.table import SLOTS, SYSTEMS, Option, Script, System, filled, systems
+from lockstep.recipes.nvidia.translation import translate
+
+Run = Callable[..., tuple[int, str, str]]
+PAGE = Path(__file__).parents[2] / "docs" / "from-nvidia.md"
+ROOT: Any = typer.main.get_command(app)
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """Return what Lockstep's own parser makes of a command line. Nothing is run."""
+    command, name = ROOT, ""
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    context = command.make_context(name, list(words))
+    return parsed(context.args) if name == "launch" else context.params
+
+
+def templates(option: Option) -> Iterator[tuple[str, str]]:
+    """Yield every template of an option with a value for it."""
+    yield from ((to, value) for value, to in option.values.items())
+    if option.to is not None:
+        value = option.default if option.default is not None and option.default not in option.values else option.example
+        assert option.takes == 0 or value, f"{option.names[0]} needs an example"
+        yield option.to, value
+    yield option.absent, ""
+
+
+def rows() -> Iterator[tuple[System, Script | None, Option]]:
+    for system in systems().values():
+        yield from ((system, None, option) for option in system.environment)
+        yield from ((system, script, option) for script in system.scripts for option in script.options)
+
+
+def options_of(script: Script | None) -> set[str]:
+    """Return the options of the command of Lockstep that a script is."""
+    if script is None or script.command is None:
+        return set()
+    measures = "@benchmark" in script.arguments
+    command = ROOT.commands["benchmark"].commands["train"] if measures else ROOT.commands[script.command]
+    return {name for parameter in command.params for name in parameter.opts}
+
+
+def test_every_equivalent_is_a_field_with_a_valid_value_or_an_option_that_exists() -> None:
+    found = [
+        (option.names[0], script, name, text)
+        for _, script, option in rows()
+        for template, value in templates(option)
+        for name, text in filled(template, value, 2)
+    ]
+    assert {name[1:] for _, _, name, _ in found if name.startswith("@")} <= set(SLOTS)
+    options = [(known, name, options_of(script)) for known, script, name, _ in found if name.startswith("-")]
+    assert [(known, name) for known, name, ours in options if name not in ours] == []
+    recipe, settings = (
+        Recipe().replace(lr_step_epochs=[30]),
+        {(name, text) for _, _, name, text in found if name[0] not in "@-"},
+    )
+    for name, text in settings:
+        ours, how = parse_settings([f"{name}={text}"])
+        assert recipe.replace(**ours) if ours else Execution.of(how)
+    assert len(settings) > 100
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_command_with_all_options_of_a_script_becomes_one_that_can_be_typed(name: str) -> None:
+    system = systems()[name]
+    for script in system.scripts:
+        if script.command is None:
+            continue
+        words = ["horovodrun", "-np", "2"] if name == "tensorflow" else []
+        words.append(script.name)
+        for option in system.options(script):
+            carried = [value for to, value in templates(option) if to and value]
+            value = carried[0] if carried else option.default or option.example
+            if option.takes == 0 or value:
+                words += [value] if option.positional else [option.names[0], *[str(value)] * option.takes]
+        found = translate(words, name, script.revision or None)
+        assert found.unknown == ()
+        assert parsed(list(found.command))
+
+
+def test_every_option_is_named_once_in_a_script() -> None:
+    for system in systems().values():
+        for script in system.scripts:
+            names = [name for option in script.options for name in option.names]
+            assert len(names) == len(set(names)), f"{system.name} {script.name}"
+            assert set(script.also) <= {each.name for each in system.scripts}
+            assert Recipe().replace(**script.fields) is not None
+
+
+def test_the_page_has_the_tables_of_the_data() -> None:
+    """If it fails: put the output of `lockstep from-nvidia --tables` at the end of the page."""
+    assert PAGE.read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
+
+
+def test_the_example_of_the_page_is_answered_as_the_page_shows(answer: Run) -> None:
+    (block,) = re.findall(r"```console\n\$ (.*?)\n\$ ", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    command, _, shown = block.replace("\\\n", "").partition("\n")
+    code, output, errors = answer(*shlex.split(command)[1:])
+    assert (code, output + errors) == (0, f"{shown}\n")
+
+
+def test_json_has_the_words_of_the_command(answer: Run) -> None:
+    code, output, errors = answer("from-nvidia", "--json", "--", "python", "main.py", "--nesterov", "D 1")
+    found = json.loads(output)
+    assert (code, errors) == (0, "")
+    assert found["command"][:2] == ["lockstep", "train"]
+    assert parsed(found["command"][1:])["data"] == Path("D 1")
+    assert [each["words"] for each in found["not_carried"]] == ["--nesterov"]
+
+
+def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:
+    code, output, errors = answer("from-nvidia", "--", "python", "quant_main.py")
+    assert (code, output) == (0, "")
+    assert errors.startswith("not carried: quant_main.py: ")
+
+
+def test_a_command_line_is_needed(answer: Run) -> None:
+    code, output, errors = answer("from-nvidia")
+    assert (code, output) == (2, "")
+    assert "nothing to translate" in errors

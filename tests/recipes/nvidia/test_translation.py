@@ -1,0 +1,221 @@
+"""Commands of NVIDIA's documents and scripts, and what they compute. Expected values are those of the documents."""
+
+import shlex
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.recipes import Recipe, load_recipe, parse_settings
+from lockstep.recipes.nvidia.nearest import changes
+from lockstep.recipes.nvidia.translation import Translation, translate
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.schedule import learning_rates
+from lockstep.system.errors import UserError
+
+RESNEXT = (
+    "python ./multiproc.py --nproc_per_node 8 ./launch.py --model resnext101-32x4d --precision {} --mode convergence "
+    "--platform DGXA100 /imagenet --workspace W {}"
+)
+TENSORFLOW = (
+    "mpiexec --allow-run-as-root --bind-to socket -np 8 python3 main.py --arch=resnet50 --mode=train_and_evaluate "
+    "--iter_unit=epoch --num_iter={} --batch_size=256 --warmup_steps=100 --cosine_lr --label_smoothing 0.1 "
+    "--lr_init=0.256 --lr_warmup_epochs={} --momentum=0.875 --weight_decay=3.0517578125e-05 --weight_init=fan_in "
+    "--amp --static_loss_scale 128 --data_dir=D --results_dir=R"
+)
+PADDLE = "python -m paddle.distributed.launch --gpus=0,1,2,3,4,5,6,7 train.py --epochs {} {}"
+PADDLE_AMP = "--amp --scale-loss 128.0 --use-dynamic-loss-scaling --data-layout NHWC"
+
+PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        RESNEXT.format("AMP", "--epochs 90 --mixup 0.0 --data-backend dali-cpu"),
+        "resnext101-32x4d-pytorch-90ep",
+        {},
+    ),
+    (RESNEXT.format("AMP", ""), "resnext101-32x4d-pytorch-250ep", {"antialias": True}),  # its configuration uses Pillow
+    (
+        RESNEXT.format("TF32", "--epochs=90 --mixup=0 --data-backend=dali-gpu"),
+        "resnext101-32x4d-pytorch-90ep",
+        {"precision": "tf32"},
+    ),
+    (TENSORFLOW.format(90, 5), "resnet50-tensorflow-90ep", {}),
+    (TENSORFLOW.format("250 --mixup=0.2", 5), "resnet50-tensorflow-250ep", {}),
+    ("bash training/AMP/DGXA100_RN50_AMP_90E.sh R D", "resnet50-tensorflow-90ep", {"warmup_epochs": 8}),
+    (PADDLE.format(90, PADDLE_AMP), "resnet50-paddle-90ep", {}),
+    (PADDLE.format(50, PADDLE_AMP), "resnet50-paddle-50ep", {}),
+    (PADDLE.format(90, ""), "resnet50-paddle-90ep", {"precision": "tf32"}),
+    (
+        PADDLE.format(90, f"{PADDLE_AMP} --from-pretrained-params P --asp --prune-model --mask-algo mask_1d"),
+        "resnet50-paddle-asp-90ep",
+        {},
+    ),
+    ("./runner -n 8 -b 208 --model-prefix model", "resnet50-mxnet-90ep", {}),
+    (
+        "bash examples/RN50_FP32_8GPU.sh",
+        "resnet50-mxnet-90ep",
+        {"global_batch_images": 768, "precision": "fp32"},
+    ),
+]
+
+
+def translated(command: str, **how: str) -> Translation:
+    return translate(shlex.split(command), **how)
+
+
+def trained(found: Translation) -> Recipe:
+    """Return the recipe that the printed command trains, read from its words alone."""
+    words = found.command
+    settings = [value for word, value in zip(words, words[1:], strict=False) if word == "--set"]
+    return load_recipe(words[words.index("--recipe") + 1]).replace(**parse_settings(settings)[0])
+
+
+@pytest.mark.parametrize(("command", "name", "expected"), PUBLISHED)
+def test_a_published_command_is_the_published_recipe(command: str, name: str, expected: dict[str, Any]) -> None:
+    found = translated(command)
+    assert (found.recipe, found.not_carried, found.unknown) == (name, (), ())
+    assert trained(found) == RECIPES[name]().replace(**expected)
+
+
+def test_options_that_are_left_out_have_the_defaults_of_the_script() -> None:
+    recipe = trained(translated("python main.py /imagenet"))
+    rates = learning_rates(recipe, steps_per_epoch=1)
+    np.testing.assert_allclose(rates, np.repeat([0.1, 0.01, 0.001, 1e-4], [30, 30, 20, 10]))
+    assert (recipe.model, recipe.global_batch_images, recipe.precision) == ("resnet50", 256, "tf32")
+    assert (recipe.momentum, recipe.weight_decay, recipe.label_smoothing) == (0.9, 1e-4, 0)
+
+
+def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
+    found = translated("python launch.py --model resnet50 --precision AMP --mode convergence --platform DGXA100 D")
+    assert trained(found).global_batch_images == 2048
+    assert "accumulation_steps=8" in found.command  # 2048 images on one GPU that takes 256
+    assert found.command[0] == "train"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        ("torchrun --nproc_per_node=4", 4),
+        ("python -m torch.distributed.launch --nproc-per-node 2 --master_port 1", 2),
+        ("python multiproc.py", 1),
+        ("", 1),
+    ],
+)
+def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> None:
+    found = translated(f"{launcher} main.py -b32 --lr 0.4 D")
+    assert found.command[:4] == (("launch", "-n", str(ranks), "--") if ranks > 1 else found.command[:4])
+    assert ("launch" in found.command) == (ranks > 1)
+    assert trained(found).global_batch_images == 32 * ranks
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "python classify.py --arch resnet50 --pretrained-from-file W --precision AMP --image photo.jpg",
+            "predict --run W photo.jpg --set precision=fp16",
+        ),
+        ("python main.py --evaluate -b 64 --amp --resume C D", "evaluate C --data D --batch 64 --set precision=fp16"),
+        (
+            "python checkpoint2model.py --checkpoint-path C --weight-path w.pth",
+            "convert C w.pth --to torchvision",
+        ),
+        ("python model2onnx.py --pretrained-from-file W --output O -b 4", "export W O --to onnx"),
+        ("python export_frozen_graph.py --checkpoint C --output_file O", "export C O --to savedmodel"),
+        (
+            "python export_model.py --from-checkpoint C --trt-inference-dir O",
+            "export C O --to paddle-inference",
+        ),
+        (
+            "./SCORE_FP16.sh model 90",
+            "evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set precision=fp16",
+        ),
+        (  # docs/benchmarking.md has these three
+            "python main.py --mode=training_benchmark --warmup_steps 200 --num_iter 500 --iter_unit batch --batch_size 256 "
+            "--amp",
+            "benchmark train --backend tensorflow --model resnet50 --recipe resnet50-tensorflow-90ep -n 1 -b 256 --dtype "
+            "fp16 --data synthetic -i 100 -e 3 -w 2",
+        ),
+        (
+            "python benchmark.py -n 1,4,8 -b 208 --dtype float16 -o R --data-root D -i 100 -e 12 -w 4 --num-examples 25600",
+            "benchmark all --backend mxnet --model resnet50 --recipe resnet50-mxnet-90ep -n 1,4,8 -b 208 --dtype fp16 "
+            "--data D -i 100 -e 8 -w 4 --num-examples 25600 -o R",
+        ),
+        (
+            "train.py --run-scope eval_only --benchmark --benchmark-steps 100 --benchmark-warmup-steps 300 --batch-size 8 "
+            "--amp --image-root D",
+            "benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-90ep -n 1 -b 8 --dtype fp16 "
+            "--data D -i 100 -e 1 -w 3",
+        ),
+    ],
+)
+def test_other_scripts_have_other_commands(command: str, expected: str) -> None:
+    assert shlex.join(translated(command).command) == expected
+
+
+def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
+    found = translated("FLAGS_a=1 FOO=2 python main.py --nesterov --arch se-resnext101-32x4d --topk 5 --local_rank 0 D")
+    assert [each.words for each in found.not_carried] == ["--arch se-resnext101-32x4d", "--nesterov", "FLAGS_a=1", "FOO=2"]
+    assert all(each.reason for each in found.not_carried)
+    assert [each.words for each in found.not_needed] == ["--local-rank 0"]
+
+
+def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
+    (refused,) = translated("python main.py --momentum 1.5 D").not_carried
+    assert refused.words == "--momentum 1.5"
+    assert "momentum" in refused.reason
+    (refused,) = translated("train.py --image-root D --batch-size many").not_carried
+    assert refused.reason == "'many' is not a value that this option takes"
+
+
+def test_words_that_the_script_does_not_know_are_kept_apart() -> None:
+    found = translated("python main.py --zzz 3 --amp -q /imagenet")
+    assert found.unknown == ("--zzz", "3", "-q")
+    assert ("--data", "/imagenet") in zip(found.command, found.command[1:], strict=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "system"),
+    [
+        ("python main.py -b 8 D", "pytorch"),
+        ("python main.py --batch_size 8", "tensorflow"),
+        ("mpirun -np 2 python main.py --batch_size 8", "tensorflow"),
+        ("python train.py --amp --asp", "paddle"),
+        ("python train.py --arch resnetv15 --workspace W", "mxnet"),
+        ("python inference.py --tf-trt", "tensorflow"),
+    ],
+)
+def test_the_options_tell_which_example_a_script_is_of(command: str, system: str) -> None:
+    assert translated(command).system == system
+
+
+def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None:
+    assert "2022" in translated("runner -n 8 -b 192").notes[0]
+    assert not any("2022" in note for note in translated("runner --ngpus 8").notes)
+    older, later = (trained(translated("runner -n 8 -b 192", revision=year)) for year in ("2019", "2022"))
+    assert (older.lr_decay, older.lr, later.lr_decay, later.lr) == ("step", 0.1, "cosine", 0.256)
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "message"),
+    [
+        ("python mian.py --amp", {}, "Did you mean main.py"),
+        ("ls", {}, "names no script"),
+        ("python main.py --arch", {}, "expected one argument"),
+        ("python main.py D", {"system": "jax"}, "there is no example 'jax'"),
+        ("runner", {"revision": "1999"}, "Known: 2019, 2022"),
+        ("torchrun --nproc_per_node gpu main.py D", {}, "'gpu'"),
+    ],
+)
+def test_a_command_that_cannot_be_read_says_why(command: str, how: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        translated(command, **how)
+
+
+def test_the_fields_to_set_make_one_recipe_of_the_other() -> None:
+    recipes = [build() for name, build in RECIPES.items() if name != "my-images"]
+    for base, wanted in pairwise([*recipes, recipes[0]]):
+        made = base.replace(**changes(base, wanted))
+        np.testing.assert_allclose(learning_rates(made, 7), learning_rates(wanted, 7), rtol=1e-12)
+        assert changes(made, wanted) == {}
+        assert (made.model, made.precision, made.mean) == (wanted.model, wanted.precision, wanted.mean)
