@@ -58,6 +58,6 @@ def test_the_page_of_weights_has_a_command_for_every_format_that_is_written() ->
 @pytest.mark.parametrize("page", [README, COMMANDS, WEIGHTS], ids=lambda page: page.name)
 def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
     known = typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
-    shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z]+)", page.read_text(encoding="utf-8")))
+    shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z-]+)", page.read_text(encoding="utf-8")))
     assert len(shown) >= 4
     assert shown <= known

@@ -22,7 +22,7 @@ def command(
         str | None, typer.Option(help="Precision of a SavedModel: fp32 (default), bf16 or fp16.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a model for a framework's server, with its preprocessing."""
+    """Write a model for a server, with its preprocessing."""
     from lockstep import export
 
     result = export(source, folder, to=to, which=which, ema=ema, model=model, precision=precision)

@@ -25,7 +25,7 @@ def command(
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
-    """Show the most likely classes of images and their probabilities."""
+    """Show the likely classes of images and their probabilities."""
     from lockstep import predict
     from lockstep.weights.class_names import described
 

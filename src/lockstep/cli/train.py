@@ -58,7 +58,7 @@ def command(
     ] = None,
     assignments: options.Set = None,
 ) -> None:
-    """Train a recipe or resume a run; evaluate and save checkpoints.
+    """Train or resume a run; evaluate and save checkpoints.
 
     To resume a run where it stopped, give the same command again, or --out alone.
     """

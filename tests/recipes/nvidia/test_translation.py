@@ -66,7 +66,7 @@ def translated(command: str, **how: str) -> Translation:
 def trained(found: Translation) -> Recipe:
     """Return the recipe that the printed command trains, read from its words alone."""
     words = found.command
-    settings = [value for word, value in zip(words, words[1:], strict=False) if word == "--set"]
+    settings = [value for word, value in pairwise(words) if word == "--set"]
     return load_recipe(words[words.index("--recipe") + 1]).replace(**parse_settings(settings)[0])
 
 
@@ -83,6 +83,15 @@ def test_options_that_are_left_out_have_the_defaults_of_the_script() -> None:
     np.testing.assert_allclose(rates, np.repeat([0.1, 0.01, 0.001, 1e-4], [30, 30, 20, 10]))
     assert (recipe.model, recipe.global_batch_images, recipe.precision) == ("resnet50", 256, "tf32")
     assert (recipe.momentum, recipe.weight_decay, recipe.label_smoothing) == (0.9, 1e-4, 0)
+
+
+def test_the_later_runner_of_mxnet_has_its_own_schedule() -> None:
+    options = "--arch resnetv1 --mixup 0.2 --lr-schedule multistep --lr-steps 30,60 -e 90"
+    recipe = trained(translated(f"runner --ngpus 4 -b 128 {options}"))
+    rates = learning_rates(recipe, steps_per_epoch=1)
+    np.testing.assert_allclose(rates[:5], 0.512 * np.arange(5) / 5)  # 0.256 at 256 images
+    np.testing.assert_allclose(rates[5:], 0.512 * np.repeat([1, 0.256, 0.256**2], [25, 30, 30]))
+    assert (recipe.model, recipe.mixup_pairing, recipe.zero_init_last_bn) == ("resnet50-v1", "reverse", True)
 
 
 def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
