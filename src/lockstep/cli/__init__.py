@@ -69,7 +69,9 @@ app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
-app.command("from-nvidia", context_settings={"allow_extra_args": True, "ignore_unknown_options": False})(from_nvidia.command)
+app.command("from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(
+    from_nvidia.command
+)
 app.command("doctor", cls=Command)(doctor.command)
 
 

@@ -73,8 +73,11 @@ def trained(found: Translation) -> Recipe:
 @pytest.mark.parametrize(("command", "name", "expected"), PUBLISHED)
 def test_a_published_command_is_the_published_recipe(command: str, name: str, expected: dict[str, Any]) -> None:
     found = translated(command)
-    assert (found.recipe, found.not_carried, found.unknown) == (name, (), ())
-    assert trained(found) == RECIPES[name]().replace(**expected)
+    assert (found.not_carried, found.unknown) == ((), ())
+    if expected:
+        assert changes(trained(found), RECIPES[name]().replace(**expected)) == {}
+    else:
+        assert (found.recipe, found.changes) == (name, {})
 
 
 def test_options_that_are_left_out_have_the_defaults_of_the_script() -> None:
@@ -173,8 +176,9 @@ def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
     (refused,) = translated("python main.py --momentum 1.5 D").not_carried
     assert refused.words == "--momentum 1.5"
     assert "momentum" in refused.reason
-    (refused,) = translated("train.py --image-root D --batch-size many").not_carried
-    assert refused.reason == "'many' is not a value that this option takes"
+    for words in ("--batch-size many", "--batch-size 1e400", "--lr nan", "--benchmark --benchmark-steps 1.5"):
+        (refused,) = translated(f"train.py --image-root D {words}").not_carried
+        assert words.endswith(refused.words)
 
 
 def test_words_that_the_script_does_not_know_are_kept_apart() -> None:
@@ -214,6 +218,7 @@ def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None
         ("python main.py D", {"system": "jax"}, "there is no example 'jax'"),
         ("runner", {"revision": "1999"}, "Known: 2019, 2022"),
         ("torchrun --nproc_per_node gpu main.py D", {}, "'gpu'"),
+        ('"python main.py \'D"', {}, "No closing quotation"),
     ],
 )
 def test_a_command_that_cannot_be_read_says_why(command: str, how: dict[str, str], message: str) -> None:

@@ -51,7 +51,10 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
     """
     if system is not None and system not in SYSTEMS:
         raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
-    words = _words(shlex.split(words[0]) if len(words) == 1 else words)
+    try:
+        words = _words(shlex.split(words[0]) if len(words) == 1 else words)
+    except ValueError as error:
+        raise UserError(f"the command cannot be split into words: {error}. Close its quotes") from None
     chosen = [each for name, each in systems().items() if system in (None, name)]
     shell = _shell(words, chosen)
     is_shell = shell is not None

@@ -15,6 +15,7 @@ _IDLE: dict[str, Callable[[Recipe], bool]] = {
     "lr_step_factor": lambda recipe: recipe.lr_decay != "step",
     "lr_decay_from": lambda recipe: recipe.lr_decay == "step" or warmup_epochs(recipe) == 0,
     "lr_end": lambda recipe: recipe.lr_decay == "step",
+    "warmup_from_batch_images": lambda recipe: recipe.warmup_epochs == 0,
     "warmup_start_lr": lambda recipe: warmup_epochs(recipe) == 0,
     "warmup_counts_from": lambda recipe: warmup_epochs(recipe) == 0,
     "mixup_coefficient": lambda recipe: recipe.mixup_alpha == 0,

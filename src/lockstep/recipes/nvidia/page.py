@@ -38,6 +38,7 @@ def _script(system: System, script: Script) -> str:
         lines += [f"It also takes the options of {others}; those below have precedence.", ""]
     always = [f"`lockstep {script.command}`" if "@command" not in script.arguments else ""]
     always += [_template(script.arguments)] if script.arguments else []
+    always += [f"the fields of `{script.like}`"] if script.like else []
     always += [f"`{name}={_value(value)}`" for name, value in script.fields.items()]
     lines += [f"Always: {', '.join(filter(None, always))}.", ""]
     lines += ["| NVIDIA's | default | Lockstep |", "|---|---|---|"]

@@ -10,6 +10,7 @@ An option is carried by a *template*: words such as `lr={value}`. A word names o
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lockstep.recipes.published import RECIPES
+from lockstep.recipes.recipe import Recipe
 from lockstep.system.plain_yaml import read_yaml
 
 SYSTEMS = ("pytorch", "tensorflow", "paddle", "mxnet")
@@ -46,6 +49,18 @@ SLOTS: dict[str, str] = {
     "target": "TARGET or FOLDER",
 }
 """The parts of a command that are neither fields nor options, with what the page shows for them."""
+
+COUNTS = (
+    "@ranks",
+    "@step_images",
+    "@iterations",
+    "@steps",
+    "@warmup_steps",
+    "@epoch_steps",
+    "@all_epochs",
+    "@warmup_epochs",
+)
+"""The slots whose values are whole numbers."""
 
 
 def _numbers(text: str) -> list[float]:
@@ -153,8 +168,10 @@ class Script(Row):
     """The command of Lockstep. None: there is none, for the reason in `not_here`."""
     arguments: str = ""
     """Template of what the script always does."""
+    like: str = ""
+    """The published recipe that has what the script's code fixes. "": the fields of `Recipe()`."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields of a recipe that the script's code fixes. Fields that are not named are those of `Recipe()`."""
+    """Fields that the script's code fixes and this recipe does not have."""
     not_here: str = ""
     presets: tuple[Preset, ...] = ()
     options: tuple[Option, ...] = ()
@@ -205,12 +222,11 @@ class System(Row):
         others = [option for name in script.also for option in self.options(self.script(name, script.revision))]
         return (*(option for option in others if not own & set(option.names)), *script.options)
 
-    def fields(self, script: Script) -> dict[str, Any]:
-        """Return the fields that the code of a script, and of those it runs, fixes."""
-        found: dict[str, Any] = {}
-        for name in script.also:
-            found |= self.fields(self.script(name, script.revision))
-        return found | script.fields
+    def start(self, script: Script) -> Recipe:
+        """Return the recipe before any option: what the code of a script, and of those it runs, fixes."""
+        outer = [self.script(name, script.revision) for name in script.also]
+        recipe = RECIPES[script.like]() if script.like else self.start(outer[0]) if outer else Recipe()
+        return recipe.replace(**script.fields) if script.fields else recipe
 
 
 @cache
@@ -241,7 +257,14 @@ def filled(template: str, value: str, ranks: int) -> list[tuple[str, str]]:
     [('lr', '2'), ('lr_scaling', 'none'), ('--xla', '')]
     """
     words = [word.partition("=") for word in template.split()]
-    return [(name, _put_in(text, lambda use: use(value, ranks))) for name, _, text in words]
+    try:
+        found = [(name, _put_in(text, lambda use: use(value, ranks))) for name, _, text in words]
+    except (OverflowError, IndexError):
+        raise ValueError(f"{value!r} is not a number that can be used") from None
+    for name, text in found:
+        if name in COUNTS and not re.fullmatch(r"\d{1,12}", text):
+            raise ValueError(f"{text!r} is not a count")
+    return found
 
 
 def _put_in(text: str, use: Callable[[Callable[[str, int], str]], str]) -> str:

@@ -6,6 +6,7 @@ disagree about a value that no option sets, it is the page's, as in the publishe
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,13 +196,13 @@ def _ranks(given: Given, asked: list[_Asked]) -> int:
     found = 1
     for each in asked:
         if (each.template or "").startswith("@ranks=") and each.text:
-            number = filled(str(each.template), each.text, 1)[0][1]
-            found = int(number) if number.isdigit() and int(number) > 0 else 1
+            with suppress(ValueError):  # `_meant` reports it
+                found = max(int(filled(str(each.template), each.text, 1)[0][1]), 1)
     return found
 
 
 def _wanted(given: Given, ranks: int, meant: list[_Meant], not_carried: list[Remark]) -> _Wanted:
-    recipe = Recipe().replace(**given.system.fields(given.script))
+    recipe = given.system.start(given.script)
     try:
         recipe, execution, options = _applied(recipe, meant)
     except RecipeError:  # find the options that are wrong, and leave them out
@@ -247,7 +248,7 @@ def _with_slots(wanted: _Wanted, not_carried: list[Remark]) -> _Wanted:
         else:
             fields["epochs"] = slots["iterations"]
     if "step_images" in slots:
-        parts = int(float(slots["step_images"])) // recipe.global_batch_images
+        parts = int(slots["step_images"]) // recipe.global_batch_images
         if parts < 1:
             words = f"a step of {slots['step_images']} images"
             not_carried.append(Remark(words, f"the GPUs already have {recipe.global_batch_images} in each step"))
