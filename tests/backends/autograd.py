@@ -115,7 +115,8 @@ def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequenc
             if role(name) in recipe.weight_decay_roles:
                 gradient = gradient + recipe.weight_decay * tensors[name]
             velocity[name] = recipe.momentum * velocity[name] + gradient
-            tensors[name] = tensors[name] - rates[step] * velocity[name]
+            move = gradient + recipe.momentum * velocity[name] if recipe.nesterov else velocity[name]
+            tensors[name] = tensors[name] - rates[step] * move
         keep = min(recipe.ema_decay, (1 + step) / (10 + step))
         average = {name: keep * average[name] + (1 - keep) * tensors[name] for name in average}
         losses.append(loss)

@@ -31,10 +31,13 @@ STEPS = {
     for kind, step in OF_NARROW_MODELS.items()
 }
 
+MUCH_DECAY = {"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias"), "nesterov": True}
+"""Much decay with Nesterov's momentum, whose step has the decay twice: in the gradient and in the velocity."""
+
 TRAJECTORIES = {
     "plain": ({}, "none", 1),
     "no momentum": ({"momentum": 0.0}, "none", 1),
-    "much decay": ({"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias")}, "none", 1),
+    "much decay": (MUCH_DECAY, "none", 1),
     "mixup": ({}, "sample", 1),
     "two parts": ({}, "none", 2),
     "moving average": ({"ema_decay": 0.9}, "none", 1),

@@ -143,6 +143,10 @@ FAULTS = {
     "momentum as Nesterov's": Fault(
         wrong.Nesterov, (test_steps.test_weights_move_by_the_rate_times_the_velocity, *of_trajectory("plain"))
     ),
+    "no Nesterov momentum": Fault(
+        with_recipe(lambda recipe: {"nesterov": False}),
+        (*of_trajectory("much decay"),),
+    ),
     "no momentum": Fault(
         with_recipe(lambda recipe: {"momentum": 0.0}),
         (test_steps.test_momentum_keeps_the_rate_outside_the_velocity, *of_trajectory("plain")),

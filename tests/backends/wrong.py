@@ -136,7 +136,7 @@ class DecaysApart(ReferenceEngine):
     """Applies weight decay to the weights instead of the gradients."""
 
     def _update(self, gradients: dict[str, Array], rate: float) -> None:
-        decayed = [name for name in gradients if self._roles[name] in self._recipe.weight_decay_roles]
+        decayed = [name for name in gradients if name in self._decayed]
         without = {name: -self._recipe.weight_decay * self._tensors[name] for name in decayed}
         before = {name: rate * self._recipe.weight_decay * self._tensors[name] for name in decayed}
         super()._update({name: gradient + without.get(name, 0) for name, gradient in gradients.items()}, rate)

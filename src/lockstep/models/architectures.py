@@ -8,13 +8,17 @@ Sources: ResNet, arXiv:1512.03385; v1.5 (stride in the 3x3), NVIDIA's ResNet-50 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.system.errors import RecipeError, nearest
 
 Role = Literal["conv_weight", "bn_scale", "bn_bias", "bn_mean", "bn_var", "fc_weight", "fc_bias"]
+ListedRole = Literal[Role, "shortcut_bn_scale", "shortcut_bn_bias"]
+"""What a list of roles can hold: a role, or the part of it in shortcuts alone."""
+STEM_KERNEL = "conv1.weight"
+"""Name of the first kernel, whose inputs are the colours of an image."""
 MOST_LAYERS = 1000
 """Maximum number of blocks in a stage. The deepest published ResNet, with 1,202 layers, has 200."""
 MOST_CHANNELS = 2**16
@@ -183,6 +187,14 @@ class Tensor:
     def is_trained(self) -> bool:
         """Whether the optimizer updates it (batch norm statistics are not trained)."""
         return self.role in TRAINED_ROLES
+
+    def is_listed(self, roles: Collection[ListedRole]) -> bool:
+        """Return whether a list of roles includes it: by its role or, in a shortcut, by `shortcut_` and its role.
+
+        >>> Tensor("layer1.0.downsample.1.weight", (64,), "bn_scale").is_listed(["shortcut_bn_scale"])
+        True
+        """
+        return self.role in roles or (".downsample." in self.name and f"shortcut_{self.role}" in roles)
 
 
 def tensors(spec: ModelSpec, logits: int) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from lockstep.models.architectures import ModelSpec, Role, model_spec, parameter_count, tensors
+from lockstep.models.architectures import ListedRole, ModelSpec, Tensor, model_spec, parameter_count, tensors
 from lockstep.recipes import limits
 from lockstep.recipes.settings import Settings
 from lockstep.system.errors import nearest
@@ -90,12 +90,15 @@ class Recipe(Settings):
     # The optimizer: SGD with momentum, the learning rate outside the velocity (v = m*v + g; w -= lr*v).
     momentum: Fraction = 0.875
     """Momentum m of SGD: v = m*v + g; w -= lr*v."""
+    nesterov: bool = False
+    """Whether weights move by Nesterov's momentum: w -= lr*(g + m*v), with the velocity v = m*v + g after this step. It is
+    `--nesterov` of NVIDIA's PyTorch code. No published recipe uses it."""
     weight_decay: NotNegative = 1 / 32768
     """Coupled weight decay: weight_decay * w is added to the gradient, only for tensors whose role is in
     `weight_decay_roles`."""
-    weight_decay_roles: tuple[Role, ...] = ("conv_weight", "fc_weight", "fc_bias")
-    """Roles of the tensors that weight decay applies to. The scale and the bias of batch norm have separate roles, also in
-    shortcuts."""
+    weight_decay_roles: tuple[ListedRole, ...] = ("conv_weight", "fc_weight", "fc_bias")
+    """Roles of the tensors that weight decay applies to. `bn_scale` and `bn_bias` are the scales and biases of all batch
+    norms; `shortcut_bn_scale` and `shortcut_bn_bias` are only those of the batch norms in shortcuts."""
     label_smoothing: Fraction = 0.1
     """Label smoothing s: target = (1 - s) * one-hot + s / logits."""
     mixup_alpha: Annotated[float, Field(ge=0, le=4)] = 0.0
@@ -106,7 +109,9 @@ class Recipe(Settings):
     """How MixUp chooses an image's partner in the batch. "permutation": by a random permutation. "reverse": by reversing the
     batch."""
     ema_decay: Fraction = 0.0
-    """Decay of the moving average of weights and statistics: mu_t = min(ema_decay, (1 + t) / (10 + t)). 0: no average."""
+    """Decay of the moving average of weights and statistics: mu_t = min(ema_decay, (1 + t) / (10 + t)). 0: no average. It is
+    updated once in a step, with any number of accumulation parts. NVIDIA's PyTorch code updates it after every part, so that
+    its average follows the weights faster if it accumulates."""
 
     # Pruning.
     sparsity: Literal["none", "mask_1d", "mask_2d_greedy", "mask_2d_best"] = "none"
@@ -194,6 +199,10 @@ class Recipe(Settings):
         The sizes of evaluation follow `image_size` as documented there.
         """
         return super().replace(**changes | eval_sizes(changes)).named(self.based_on)
+
+    def decays(self, tensor: Tensor) -> bool:
+        """Return whether weight decay applies to a tensor of the model."""
+        return tensor.is_listed(self.weight_decay_roles)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__

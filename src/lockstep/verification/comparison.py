@@ -52,13 +52,15 @@ def compare(found: Arrays, reference: Arrays, workload: Workload, full: bool) ->
     low, kind = _low_precision(recipe), _kind(recipe, full)
     # These follow from the engine's own results, so that the rounding of a gradient does not hide them.
     decay = {
-        tensor.name: DECAY * (tensor.role in recipe.weight_decay_roles) * workload.state.tensors[tensor.name]
+        tensor.name: DECAY * recipe.decays(tensor) * workload.state.tensors[tensor.name]
         for tensor in tensors(model_spec(recipe.model), recipe.logits)
         if tensor.is_trained
     }
     left = recipe.momentum or 0.5
     momentum = {name: left * value for name, value in part(found, "gradient").items()}
-    update = {name: -rate * value for name, value in part(found, "velocity").items()}
+    # It is the first step, so that v = g, and Nesterov's g + m * v is (1 + m) * v.
+    move = rate * (1 + recipe.momentum if recipe.nesterov else 1)
+    update = {name: -move * value for name, value in part(found, "velocity").items()}
     images = len(workload.batches[0].labels)
     classes = np.arange(images) % recipe.logits
     counts = np.array([(classes < 1).sum(), (classes < 5).sum(), images, *classes[:-1], *[0] * (images - 1)])

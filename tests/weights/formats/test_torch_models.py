@@ -276,7 +276,7 @@ def test_nesterov_momentum_is_remarked(tmp_path: Path) -> None:
     module = module_of()
     optimizer = trained(module, one_group(module), nesterov=True)
     found = read_again({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
-    assert "its optimizer used Nesterov momentum, which recipes do not have" in found.remarks
+    assert "its optimizer used Nesterov momentum: resume it with --set nesterov=true" in found.remarks
 
 
 @pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])

@@ -244,10 +244,10 @@ class MxnetEngine:
         gradient, rate, scale = self._gradient, self._learning_rates[step], 1 / self._scale.fixed
         if self._removed is not None:
             gradient = mx.nd.where(self._removed, mx.nd.zeros_like(gradient), gradient)
-        before = used = None
+        used = None
         if self._scale.is_dynamic:
             gradient, used = self._scale.step(gradient)
-            before = self._velocity.copy()
+        before = self._velocity.copy() if self._scale.is_dynamic or self._recipe.nesterov else None
         # MXNet's operator has the learning rate inside the velocity. At rate -1 its velocity is the canonical one. Its new
         # weights are not used and overwrite the gradient.
         decayed, trained = self._layout.decayed, self._layout.trained
@@ -263,11 +263,13 @@ class MxnetEngine:
                     rescale_grad=scale,
                     out=gradient[start:end],
                 )
-        weights = self._values[:trained]
+        weights, move, momentum = self._values[:trained], self._velocity, self._recipe.momentum
+        if self._recipe.nesterov and before is not None:  # g + m * v, where g = v - m * (the velocity before)
+            move = (1 + momentum) * self._velocity - momentum * before
         if used is None or before is None:
-            mx.nd.sgd_update(weights, self._velocity, lr=rate, wd=0.0, out=weights)
+            mx.nd.sgd_update(weights, move, lr=rate, wd=0.0, out=weights)
         else:
-            moved = weights - rate * self._velocity
+            moved = weights - rate * move
             weights[:] = mx.nd.where(mx.nd.broadcast_like(used, before), moved, weights)
             self._velocity[:] = mx.nd.where(mx.nd.broadcast_like(used, before), self._velocity, before)
         if self._ema is not None:

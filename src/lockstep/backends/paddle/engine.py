@@ -216,7 +216,7 @@ class PaddleEngine:
                     rate,
                     None,
                     self._recipe.momentum,
-                    False,
+                    self._recipe.nesterov,
                     "l2_decay" if decay else "",
                     decay,
                     False,

@@ -52,7 +52,7 @@ class ReferenceEngine:
         self._parts = execution.accumulation_steps
         self._dtype = np.dtype(execution.reference_dtype)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
-        self._roles = {tensor.name: tensor.role for tensor in table}
+        self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table}
         self._velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained}
         self._ema = {name: value.copy() for name, value in self._tensors.items()} if recipe.ema_decay else {}
@@ -123,14 +123,18 @@ class ReferenceEngine:
         return network.gradients, sums
 
     def _update(self, gradients: Arrays, rate: float) -> None:
-        """Update weights: v = momentum * v + g + decay * w;  w = w - rate * v."""
+        """Update weights: v = momentum * v + g + decay * w;  w = w - rate * v.
+
+        With Nesterov's momentum: w = w - rate * (g + decay * w + momentum * v).
+        """
         for name, gradient in gradients.items():
             weight, velocity = (values[name].astype(self._dtype) for values in (self._tensors, self._velocity))
-            if self._roles[name] in self._recipe.weight_decay_roles:
+            if name in self._decayed:
                 gradient = gradient + self._recipe.weight_decay * weight
             velocity = self._recipe.momentum * velocity + gradient
             self._velocity[name] = velocity.astype(np.float32)
-            self._tensors[name] = (weight - rate * velocity).astype(np.float32)
+            move = gradient + self._recipe.momentum * velocity if self._recipe.nesterov else velocity
+            self._tensors[name] = (weight - rate * move).astype(np.float32)
 
     def _average(self, step: int) -> None:
         """Update averages: average = decay * average + (1 - decay) * tensor."""

@@ -20,7 +20,7 @@ class Layout:
         table = list(tensors(model_spec(recipe.model), recipe.logits))
         self.shapes = {tensor.name: tensor.shape for tensor in table}
         """Shapes of all tensors, in canonical order."""
-        decaying = [tensor for tensor in table if tensor.is_trained and tensor.role in recipe.weight_decay_roles]
+        decaying = [tensor for tensor in table if tensor.is_trained and recipe.decays(tensor)]
         others = [tensor for tensor in table if tensor.is_trained and tensor not in decaying]
         self.parameters = [tensor.name for tensor in (*decaying, *others)]
         """Names in the order of the vector, as in `statistics`."""

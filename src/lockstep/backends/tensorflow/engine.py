@@ -74,7 +74,7 @@ class TensorflowEngine:
         pays = world.on_gpu and not self._synchronised and not execution.deterministic
         self._compile = execution.compile == "on" or (execution.compile == "auto" and pays)
         table = list(tensors(model_spec(recipe.model), recipe.logits))
-        self._decayed = {tensor.name for tensor in table if tensor.role in recipe.weight_decay_roles}
+        self._decayed = {tensor.name for tensor in table if recipe.decays(tensor)}
         self._tensors = new_variables(recipe)
         self._parameters = {tensor.name: self._tensors[tensor.name] for tensor in table if tensor.is_trained}
         self._velocity = {name: tf.Variable(tf.zeros_like(p), trainable=False) for name, p in self._parameters.items()}
@@ -235,7 +235,12 @@ class TensorflowEngine:
             if name in self._decayed:
                 gradient += tf.where(used, self._recipe.weight_decay, 0.0) * weight
             tf.raw_ops.ResourceApplyMomentum(
-                var=weight.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=momentum
+                var=weight.handle,
+                accum=velocity.handle,
+                lr=rate,
+                grad=gradient,
+                momentum=momentum,
+                use_nesterov=self._recipe.nesterov,
             )
         if self._ema:
             keep = tf.gather(self._ema_decays, step)

@@ -121,8 +121,8 @@ class TorchEngine:
 
     def _decay_groups(self) -> list[tuple[float, list[str]]]:
         """Return weight decay and names for the parameters that are decayed and for those that are not."""
-        roles = {tensor.name: tensor.role for tensor in tensors(self._spec, self._recipe.logits)}
-        decayed = [name for name in self._parameters if roles[name] in self._recipe.weight_decay_roles]
+        listed = {tensor.name for tensor in tensors(self._spec, self._recipe.logits) if self._recipe.decays(tensor)}
+        decayed = [name for name in self._parameters if name in listed]
         others = [name for name in self._parameters if name not in decayed]
         return [(self._recipe.weight_decay, decayed), (0.0, others)]
 
@@ -201,7 +201,7 @@ class TorchEngine:
                 momentum=momentum,
                 lr=self._lr,  # type: ignore[arg-type]
                 dampening=0.0,
-                nesterov=False,
+                nesterov=self._recipe.nesterov,
                 maximize=False,
             )
 

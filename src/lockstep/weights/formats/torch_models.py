@@ -282,7 +282,7 @@ def _velocities(optimizer: Any, trained: list[Tensor]) -> tuple[dict[str, np.nda
     if missing:
         return {}, tuple(about_momentum(missing, len(shapes), _VELOCITY))
     nesterov = any(group.get("nesterov") is True for group in groups)
-    about = ("its optimizer used Nesterov momentum, which recipes do not have",) if nesterov else ()
+    about = ("its optimizer used Nesterov momentum: resume it with --set nesterov=true",) if nesterov else ()
     return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, about
 
 

@@ -99,8 +99,9 @@ def _optimizer(recipe: Recipe, trained: list[Tensor], momentum: Mapping[str, np.
         parameters = list(range(begin, begin + len(names)))
         begin += len(names)
         groups.append(
-            {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0, "weight_decay": decay, "nesterov": False}
-            | {"maximize": False, "foreach": None, "differentiable": False, "params": parameters}
+            {"lr": recipe.lr, "momentum": recipe.momentum, "dampening": 0, "weight_decay": decay}
+            | {"nesterov": recipe.nesterov, "maximize": False, "foreach": None, "differentiable": False}
+            | {"params": parameters}
         )
     names = [name for group in order for name in group if name in momentum]
     return {"state": {i: {"momentum_buffer": momentum[name]} for i, name in enumerate(names)}, "param_groups": groups}
