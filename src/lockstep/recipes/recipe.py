@@ -75,13 +75,15 @@ class Recipe(Settings):
     increment above it."""
     warmup_from_batch_images: Annotated[int, Field(ge=0), limits.COUNTED] = 0
     """The warm-up is used only if a step has at least this many images ("512 and up" on NVIDIA's pages)."""
-    lr_decay: Literal["cosine", "linear", "step"] = "cosine"
+    lr_decay: Literal["cosine", "linear", "polynomial", "exponential", "step"] = "cosine"
     """How the learning rate falls from the peak. The formulas are in `lockstep.recipes.schedule`."""
     lr_decay_from: Literal["warmup_end", "start"] = "warmup_end"
-    """Where the cosine or linear decay begins. "warmup_end": where the warm-up ends. "start": at the first step, so the rate
-    jumps down where the warm-up ends."""
+    """Where the decay begins, unless it is "step". "warmup_end": where the warm-up ends. "start": at the first step, so the
+    rate jumps down where the warm-up ends."""
     lr_end: NotNegative = 0.0
-    """Learning rate at which the cosine or linear decay ends."""
+    """Learning rate at which the decay ends, unless it is "step". The decay "exponential" needs one above 0."""
+    lr_power: Positive = 2.0
+    """Power of the decay "polynomial". 1 is the decay "linear"."""
     lr_step_epochs: tuple[Annotated[NotNegative, limits.EPOCHS], ...] = ()
     """Epochs after which the decay "step" multiplies the learning rate by `lr_step_factor`."""
     lr_step_factor: Positive = 0.1
@@ -228,6 +230,8 @@ class Recipe(Settings):
             raise ValueError(f"eval_crop ({self.eval_crop}) must fit into eval_resize ({self.eval_resize})")
         if 0 < self.mixup_alpha < 0.01:
             raise ValueError(f"mixup_alpha must be 0 or at least 0.01, not {self.mixup_alpha}")
+        if self.lr_decay == "exponential" and self.lr_end == 0:
+            raise ValueError('lr_decay "exponential" needs an lr_end above 0, such as a thousandth of the peak')
         if self.lr_decay == "step" and not self.lr_step_epochs:
             raise ValueError('lr_decay "step" needs lr_step_epochs, such as [30, 60, 80]')
         known = [tensor.name for tensor in tensors(model_spec(self.model), self.logits)]

@@ -2,10 +2,16 @@
 
 u is the index of the unit (step or epoch), W the length of the warm-up and E the length of the run, in the same unit:
 
-    warm-up   start + (peak - start) * (u + counts_from) / W          for u < W
-    cosine    end + (peak - end) * (1 + cos(pi * x)) / 2              x = (u - W) / (E - W), or u / E from the start
-    linear    end + (peak - end) * (1 - x)
-    step      peak * factor ^ (number of step epochs that have begun)
+    warm-up      start + (peak - start) * (u + counts_from) / W       for u < W
+    cosine       end + (peak - end) * (1 + cos(pi * x)) / 2           x = (u - W) / (E - W), or u / E from the start
+    linear       end + (peak - end) * (1 - x)
+    polynomial   end + (peak - end) * (1 - x) ^ power
+    exponential  peak * (end / peak) ^ x
+    step         peak * factor ^ (number of step epochs that have begun)
+
+Sources: NVIDIA's PyTorch code (image_classification/optimizers.py) has cosine, linear, step and exponential; its main.py
+offers the first three, and its exponential decay ends at peak / 1000. NVIDIA's PaddlePaddle and TensorFlow code have cosine,
+the latter from the start and also step; its MXNet code of 2019 has step and polynomial (`--lr-step-epochs pow2`).
 """
 
 import numpy as np
@@ -69,7 +75,11 @@ def _decay(recipe: Recipe, units: np.ndarray, warmup: int, length: int, per_epoc
         boundaries = np.sort(np.array(recipe.lr_step_epochs)) * per_epoch
         return peak * recipe.lr_step_factor ** np.searchsorted(boundaries, units, side="right")
     origin = warmup if recipe.lr_decay_from == "warmup_end" else 0
-    progress = (units - origin) / max(length - origin, 1)
-    shapes = {"cosine": lambda: (1 + np.cos(np.pi * progress)) / 2, "linear": lambda: 1 - progress}
-    shape = shapes[recipe.lr_decay]()
+    progress = np.maximum(units - origin, 0) / max(length - origin, 1)
+    if recipe.lr_decay == "exponential":
+        return np.asarray(peak * (recipe.lr_end / peak) ** progress)
+    if recipe.lr_decay == "cosine":
+        shape = (1 + np.cos(np.pi * progress)) / 2
+    else:
+        shape = (1 - progress) ** (recipe.lr_power if recipe.lr_decay == "polynomial" else 1)
     return np.asarray(recipe.lr_end + (peak - recipe.lr_end) * shape)
