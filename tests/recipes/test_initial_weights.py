@@ -46,6 +46,13 @@ def test_a_convolution_has_he_variance(name: str, fan: str, distribution: str) -
     assert abs(values.mean()) < 4 * expected / math.sqrt(values.size)
 
 
+def test_a_stem_of_four_channels_has_a_fan_of_196_and_no_other_kernel_changes() -> None:
+    three, four = (initial_tensors(RECIPE.replace(stem_channels=channels)) for channels in (3, 4))
+
+    np.testing.assert_allclose(four["conv1.weight"], three["conv1.weight"] * math.sqrt(147 / 196), rtol=1e-6)
+    assert [name for name in three if not np.array_equal(three[name], four[name])] == ["conv1.weight"]
+
+
 def test_a_truncated_normal_is_cut_at_two_deviations_and_widened_to_he_variance() -> None:
     values = initial_tensors(RECIPE.replace(conv_init="truncated_normal"))["layer4.0.conv2.weight"]
 

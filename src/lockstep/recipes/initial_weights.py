@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lockstep.models.architectures import Tensor, blocks, features, model_spec, tensors
+from lockstep.models.architectures import STEM_KERNEL, Tensor, blocks, features, model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 from lockstep.recipes.recipe import Recipe
@@ -49,6 +49,7 @@ def _values(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
 
 def _he(recipe: Recipe, tensor: Tensor, stream: int) -> np.ndarray:
     outputs, inputs, *kernel = tensor.shape
+    inputs = recipe.stem_channels if tensor.name == STEM_KERNEL else inputs
     fan = (inputs if recipe.conv_init_fan == "in" else outputs) * math.prod(kernel)
     std = math.sqrt(2 / fan)
     count = math.prod(tensor.shape)

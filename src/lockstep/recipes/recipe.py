@@ -50,12 +50,19 @@ class Recipe(Settings):
     convolutions."""
     fc_bias_init: Literal["zero", "uniform"] = "zero"
     """Initial bias of the classifier. "zero": 0. "uniform": uniform in ±1/sqrt(fan in), PyTorch's default."""
+    stem_channels: Literal[3, 4] = 3
+    """Number of input channels of the stem in the original. 4: the original pads images with a channel of zeros. A model has
+    three channels here in both cases, because weights of the fourth have no effect: they get no gradient, and weight decay
+    makes them a millionth of their initial values in 90 epochs. But they count twice. Initial kernels of the stem have a fan
+    in of 196 instead of 147. And 2:4 sparsity prunes the stem too: its groups are red, green, blue and a weight of 0. By
+    mask_1d, the smallest of the three colours becomes 0."""
     zero_init_last_bn: bool = False
     """Whether the last batch norm of every block starts with scale 0. A block then starts as the identity."""
 
     # How long, how much, how fast.
     epochs: Annotated[int, Field(ge=1), limits.EPOCHS] = 90
-    """Number of passes over the training images. In every epoch, the images of a last step that is not full are left out."""
+    """Number of passes over the training images. In every epoch, the images of a last step that is not full are left out.
+    NVIDIA's PaddlePaddle and MXNet code fill that step with images that they train on twice."""
     global_batch_images: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 256
     """Number of images in one optimizer step, over all ranks and accumulation steps."""
     lr: Positive = 0.256

@@ -128,7 +128,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
     description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
     try:
         if recipe.sparsity != "none":
-            kept = masks(pruned, recipe.sparsity, recipe.sparsity_excluded)
+            kept = masks(pruned, recipe.sparsity, recipe.sparsity_excluded, recipe.stem_channels)
             with appearing(run / "masks.safetensors") as partial:
                 partial.write_bytes(serialise(kept))
             description["masks_sha256"] = digest_of(kept)

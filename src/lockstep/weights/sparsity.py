@@ -24,17 +24,26 @@ from itertools import combinations, product
 
 import numpy as np
 
+from lockstep.models.architectures import STEM_KERNEL
 
-def masks(tensors: Mapping[str, np.ndarray], algorithm: str, excluded: Collection[str] = ()) -> dict[str, np.ndarray]:
+
+def masks(
+    tensors: Mapping[str, np.ndarray], algorithm: str, excluded: Collection[str] = (), stem_channels: int = 3
+) -> dict[str, np.ndarray]:
     """Return which weights are kept: name -> bool array of the tensor's shape.
 
     Every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs that is not `excluded`
-    gets a mask. A stem with 3 channels has too few inputs. `algorithm` is one of `ALGORITHMS`.
+    gets a mask. A stem [out, 3, height, width] has too few inputs. If `stem_channels` is 4, it is pruned as one that has a
+    fourth input with weights of 0. `algorithm` is one of `ALGORITHMS`.
     """
+
+    def inputs(name: str, value: np.ndarray) -> int:
+        return stem_channels if name == STEM_KERNEL else value.shape[1]
+
     return {
         name: _mask(value, ALGORITHMS[algorithm])
         for name, value in tensors.items()
-        if value.ndim > 1 and value.shape[1] >= 4 and name not in excluded
+        if value.ndim > 1 and inputs(name, value) >= 4 and name not in excluded
     }
 
 
