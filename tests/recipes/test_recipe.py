@@ -56,6 +56,7 @@ NAN, INF = float("nan"), float("inf")
         ("momentum", -0.1),
         ("weight_decay", -1e-4),
         ("weight_decay_roles", ["bn"]),
+        ("stem_channels", 1),
         ("label_smoothing", 1.5),
         ("mixup_alpha", -0.1),
         ("mixup_alpha", 5),
@@ -97,6 +98,7 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field: str, value: Any) 
         ({"crop_aspect": [1.4, 1.3]}, "crop_aspect must be a rising range"),
         ({"eval_resize": 200}, r"eval_crop \(224\) must fit into eval_resize \(200\)"),
         ({"lr_decay": "step"}, "needs lr_step_epochs"),
+        ({"lr_decay": "exponential"}, 'lr_decay "exponential" needs an lr_end above 0'),
         ({"mixup_alpha": 1e-9}, "mixup_alpha must be 0 or at least 0.01"),
         ({"sparsity_excluded": ["fc.weigth"]}, "no tensor 'fc.weigth'. Did you mean fc.weight"),
         ({"model": "resnet18", "sparsity_excluded": ["layer1.0.conv3.weight"]}, "no tensor 'layer1.0.conv3.weight'"),
@@ -282,6 +284,12 @@ def test_a_file_with_a_base_changes_that_recipe(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.yaml", "base: resnet50-mxnet-90ep\nepochs: 7\n")
 
     assert difference(load_recipe("resnet50-mxnet-90ep"), load_recipe(path)) == {"epochs": (90, 7)}
+
+
+def test_the_file_of_an_older_run_means_what_it_meant(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path / "recipe.yaml", "based_on: resnet50-paddle-asp-90ep\nsparsity: mask_1d\n"))
+
+    assert (recipe.stem_channels, recipe.nesterov) == (3, False)
 
 
 def test_a_base_may_be_a_file_beside_the_one_that_names_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,19 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnet50-paddle-50ep": (paddle, 50, 5, 2.048),
     "resnet50-paddle-90ep": (paddle, 90, 5, 2.048),
     "resnet50-paddle-asp-90ep": (paddle, 90, 5, 2.048),
+    "resnet50-paddle-tf32-50ep": (paddle, 50, 5, 2.048),
+    "resnet50-paddle-tf32-90ep": (paddle, 90, 5, 2.048),
     "resnet50-mxnet-90ep": (mxnet, 90, 5, 0.65),
+    "resnet50-mxnet-fp32-90ep": (mxnet, 90, 5, 0.3),
     "resnext101-32x4d-pytorch-90ep": (pytorch, 90, 8, 1.024),
     "resnext101-32x4d-pytorch-250ep": (pytorch, 250, 8, 1.024),
     "resnet50-tensorflow-90ep": (tensorflow, 90, 5, 2.048),
     "resnet50-tensorflow-250ep": (tensorflow, 250, 5, 2.048),
+    "resnet50-tensorflow-tf32-90ep": (tensorflow, 90, 5, 2.048),
+    "resnet50-tensorflow-fp32-90ep": (tensorflow, 90, 5, 1.024),
+    "resnet50-tensorflow-fp32-250ep": (tensorflow, 250, 5, 1.024),
+    "resnext101-32x4d-tensorflow-90ep": (tensorflow, 90, 5, 2.048),
+    "resnext101-32x4d-tensorflow-250ep": (tensorflow, 250, 5, 1.024),
     "my-images": (paddle, 50, 3, 0.032),
     "demo": (paddle, 5, 1, 0.02),
 }
@@ -212,9 +221,34 @@ def test_a_line_falls_evenly_from_the_peak_to_the_end(unit: str) -> None:
     np.testing.assert_allclose(rates, 1 - 0.5 * places)
 
 
+def test_an_exponential_decay_by_epoch_is_that_of_nvidias_function() -> None:
+    # lr_exponential_policy(base_lr, warmup_length, epochs, final_multiplier=0.001): the same factor after every epoch.
+    recipe = Recipe(epochs=12, warmup_epochs=2, warmup_counts_from=1, lr=0.5, lr_decay="exponential", lr_end=5e-4)
+
+    rates = learning_rates(recipe.replace(lr_unit="epoch"), 3)
+
+    factor = 2 ** (math.log2(0.001) / 10)
+    expected = [0.25, 0.5, *(0.5 * factor**epoch for epoch in range(10))]
+    np.testing.assert_allclose(rates, np.repeat(expected, 3), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("power", "half_way"), [(1, 0.6), (2, 0.4), (0.5, 0.2 + 0.8 * math.sqrt(0.5))])
+def test_a_polynomial_decay_is_at_a_power_of_a_half_half_way(power: float, half_way: float) -> None:
+    # MXNet's PolyScheduler: final_lr + (base_lr - final_lr) * (1 - x) ^ pwr.
+    recipe = Recipe(epochs=25, warmup_epochs=5, lr=1.0, lr_end=0.2, lr_decay="polynomial", lr_power=power)
+
+    rates = learning_rates(recipe, 4)
+
+    assert rates[[20, 20 + 40]] == pytest.approx([1.0, half_way])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "decay", [{"lr_decay": "cosine"}, {"lr_decay": "exponential", "lr_end": 1e-9}], ids=["cosine", "exponential"]
+)
 @pytest.mark.parametrize("decay_from", ["start", "warmup_end"])
-def test_a_warm_up_longer_than_the_run_is_cut_to_it(decay_from: str) -> None:
-    rates = learning_rates(Recipe(epochs=2, warmup_epochs=5, lr=1.0, lr_decay_from=decay_from), 4)
+def test_a_warm_up_longer_than_the_run_is_cut_to_it(decay_from: str, decay: dict[str, Any]) -> None:
+    rates = learning_rates(Recipe(epochs=2, warmup_epochs=50, lr=1.0, lr_decay_from=decay_from, **decay), 4)
 
     np.testing.assert_allclose(rates, np.arange(8) / 8)
 
@@ -236,7 +270,7 @@ def test_a_run_of_one_step_has_a_rate() -> None:
     warmup=st.floats(0, 15),
     unit=st.sampled_from(["step", "epoch"]),
     counts_from=st.sampled_from([0, 1]),
-    decay=st.sampled_from(["cosine", "linear", "step"]),
+    decay=st.sampled_from(["cosine", "linear", "polynomial", "exponential", "step"]),
     decay_from=st.sampled_from(["start", "warmup_end"]),
 )
 def test_every_rate_lies_between_zero_and_the_peak(
@@ -250,6 +284,7 @@ def test_every_rate_lies_between_zero_and_the_peak(
         warmup_counts_from=counts_from,
         lr_decay=decay,
         lr_decay_from=decay_from,
+        lr_end=1e-3,
         lr_step_epochs=[2, 5],
     )
 
