@@ -52,7 +52,6 @@ COMMON: dict[str, Any] = {
 }
 
 PADDLE_90 = COMMON | {
-    "stem_channels": 4,
     "model": "resnet50",
     "logits": 1000,
     "fc_init": "uniform",
@@ -78,7 +77,6 @@ PADDLE_90 = COMMON | {
 }
 
 MXNET_90 = COMMON | {
-    "stem_channels": 4,
     "model": "resnet50",
     "logits": 1000,
     "fc_init": "as_conv",
@@ -117,8 +115,7 @@ PYTORCH_90 = COMMON | {
     "lr_decay_from": "warmup_end",
     "momentum": 0.875,
     "weight_decay": 6.103515625e-05,
-    # Parameters whose names contain "bn" are excluded. The batch norms of shortcuts are called "downsample.1".
-    "weight_decay_roles": ("conv_weight", "shortcut_bn_scale", "shortcut_bn_bias", "fc_weight", "fc_bias"),
+    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
     "label_smoothing": 0.1,
     "loss_scaling": "dynamic",
     "loss_scale": 128,
@@ -153,6 +150,12 @@ TENSORFLOW_90 = COMMON | {
     "mean": (123.68, 116.28, 103.53),
     "std": (58.395, 57.12, 57.385),
 }
+
+# From the code: images are padded to four channels, and only parameters whose names contain "bn" are not decayed. The batch
+# norms of shortcuts are called "downsample.1".
+PADDLE_90 |= {"stem_channels": 4}
+MXNET_90 |= {"stem_channels": 4}
+PYTORCH_90 |= {"weight_decay_roles": (*CONVOLUTIONS_AND_CLASSIFIER, "shortcut_bn_scale", "shortcut_bn_bias")}
 
 TENSORFLOW_250 = TENSORFLOW_90 | {
     "epochs": 250,

@@ -6,8 +6,7 @@ decay of shortcuts in PyTorch's recipes. Accuracies are top-1 in percent on Imag
 that the page gives. Lockstep has not re-run any of these recipes at full length.
 
 Notes on all of them: throughput depends on the loader and the machine of its time. NVIDIA's resize did not filter
-(`antialias: false`), while the same DALI code filters today. Some recipes in TF32 or fp32 are separate ones. In general,
-`--set precision=tf32 --set loss_scaling=none` makes one of a recipe in mixed precision.
+(`antialias: false`), while the same DALI code filters today.
 """
 
 from collections.abc import Callable
@@ -142,7 +141,7 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
         warmup_counts_from=1,
         warmup_from_batch_images=512,
         weight_decay=1 / 16384,
-        weight_decay_roles=("conv_weight", "shortcut_bn_scale", "shortcut_bn_bias", "fc_weight", "fc_bias"),
+        weight_decay_roles=("conv_weight", "fc_weight", "fc_bias", "shortcut_bn_scale", "shortcut_bn_bias"),
         fc_bias_init="uniform",
         loss_scaling="dynamic",
         loss_scale_growth_steps=100,
