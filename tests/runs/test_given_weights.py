@@ -243,16 +243,17 @@ def test_a_sparse_run_says_how_much_is_0(dense: Path, textures: Path, sparse_rec
     assert f"mask_1d sets {zeros:,} weights in 16 tensors to 0 and keeps them there" in notes(events)
 
 
-@pytest.mark.parametrize("algorithm", ["mask_2d_greedy", "mask_2d_best"])
+@pytest.mark.parametrize(("algorithm", "channels"), [("mask_2d_greedy", 3), ("mask_2d_best", 4)])
 def test_masks_are_those_of_the_recipes_algorithm_and_leave_out_what_it_excludes(
-    algorithm: str, dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+    algorithm: str, channels: int, dense: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     excluded = ("layer1.0.conv1.weight", "layer4.0.conv2.weight")
-    recipe = tiny_recipe.replace(epochs=1, sparsity=algorithm, sparsity_excluded=excluded)
+    recipe = tiny_recipe.replace(epochs=1, sparsity=algorithm, sparsity_excluded=excluded, stem_channels=channels)
     lockstep.train(recipe, textures, tmp_path / "run", weights=dense)
     kept = read_masks(tmp_path / "run")
-    assert bits(kept) == bits(masks(trained(dense), algorithm, excluded))
+    assert bits(kept) == bits(masks(trained(dense), algorithm, excluded, channels))
     assert "fc.weight" in kept
+    assert ("conv1.weight" in kept) == (channels == 4)
     assert not kept.keys() & set(excluded)
     assert not any(trained(tmp_path / "run")[name][~mask].any() for name, mask in kept.items())
 
