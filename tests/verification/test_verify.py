@@ -20,6 +20,7 @@ from lockstep.data import Batch
 from lockstep.models.metrics import Counts
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import BackendError, LockstepError, RecipeError
 from lockstep.verification.comparison import compare
 from lockstep.verification.engine_process import Worker
@@ -195,7 +196,8 @@ FAULTS: dict[str, tuple[Wrong, list[str]]] = {
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    return build(tmp_path_factory.mktemp("work"), "resnet50-paddle-90ep", None, 6, "fp32", full=False)
+    recipe = resnet50_paddle_90ep().replace(nesterov=True)  # `report` has a recipe without it
+    return build(tmp_path_factory.mktemp("work"), recipe, None, 6, "fp32", full=False)
 
 
 def carried_out(work: Workload, name: str, wrong: Wrong | None = None) -> dict[str, np.ndarray]:
