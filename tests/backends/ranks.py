@@ -46,8 +46,9 @@ SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised")),
-    "synchronised in parts": Scenario(RECIPE.replace(batch_norm="synchronised"), {"accumulation_steps": 2}),
-    "synchronised bf16": Scenario(RECIPE.replace(batch_norm="synchronised", precision="bf16")),
+    "synchronised bf16 in parts": Scenario(
+        RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
+    ),
     "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
 }
@@ -65,10 +66,13 @@ def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any
         engine.write(random_state(recipe))
         first = engine.train(islice(batches, 2), 0)
         engine.evaluate(images_to_evaluate(recipe, world))
-        second = engine.train(batches, 2)
-        intervals = [engine.fetch(first), engine.fetch(second)]
+        middle, rest = engine.read(), list(batches)
+        intervals = [engine.fetch(first), engine.fetch(engine.train(rest, 2))]
         state = engine.read()
+        engine.write(middle)
+        engine.train(rest, 2)
         return {
+            "resumed": engine.read(),
             "intervals": intervals,
             "state": state,
             "scores": engine.evaluate(images_to_evaluate(recipe, world)),

@@ -5,13 +5,19 @@ from dataclasses import replace
 from tests.backends.cases import BASIC, NARROWED, OTHER_COLOURS, V1, Step
 
 OF_NARROW_MODELS = {
-    "at 32 pixels": Step(mixup="sample"),
-    "at 64 pixels": Step(mixup="sample", size=64),
-    "not smoothed": Step({"label_smoothing": 0.0}),
-    "with one mixup coefficient": Step(mixup="batch"),
-    "with SAME padding and 1001 logits": Step({"padding": "same", "logits": 1001}),
-    "in two parts": Step(mixup="sample", parts=2),
+    "narrow resnet50": {
+        "at 32 pixels": Step(mixup="sample"),
+        "not smoothed": Step({"label_smoothing": 0.0}),
+        "with SAME padding and 1001 logits": Step({"padding": "same", "logits": 1001}),
+    },
+    "narrow resnext101-32x4d": {
+        "at 32 pixels": Step(mixup="sample"),
+        "at 64 pixels": Step(mixup="sample", size=64),
+        "with one mixup coefficient": Step(mixup="batch"),
+        "in two parts": Step(mixup="sample", parts=2),
+    },
 }
+"""Each kind of step is carried out by the tiny model as well, and by one of the narrow models."""
 STEPS = {
     "smoothed": Step(),
     "not smoothed": Step({"label_smoothing": 0.0}),
@@ -26,9 +32,9 @@ STEPS = {
     "two parts": Step(parts=2),
     "two parts with mixup": Step(mixup="sample", parts=2),
 } | {
-    f"{model} {kind}": replace(step, changes=step.changes | changes, is_steady=True)
-    for model, changes in NARROWED.items()
-    for kind, step in OF_NARROW_MODELS.items()
+    f"{model} {kind}": replace(step, changes=step.changes | NARROWED[model], is_steady=True)
+    for model, steps in OF_NARROW_MODELS.items()
+    for kind, step in steps.items()
 }
 
 MUCH_DECAY = {"weight_decay": 0.05, "weight_decay_roles": ("bn_scale", "fc_weight", "fc_bias"), "nesterov": True}

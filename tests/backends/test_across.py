@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from lockstep import backends
-from lockstep.backends import Backend, World
 from lockstep.models.state import State
-from lockstep.recipes import Execution, Recipe
+from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
-from tests.backends.conftest import BACKENDS, Kept, Start, starter
-from tests.backends.launchers import ENGINES, PAIRS, RING
+from tests.backends.conftest import BACKENDS, Grounds, Start, starter
+from tests.backends.launchers import PAIRS, RING
 
 STEPS = 8
 
@@ -30,27 +29,13 @@ class Pair:
     second: Start
 
 
-@pytest.fixture(scope="module")
-def grounds() -> Iterator[dict[str, tuple[Backend, World, Kept]]]:
-    """Yield what every engine of the ring needs to start."""
-    with ExitStack() as stack:
-        found = {}
-        for name in ENGINES:
-            backend, kept = backends.load(name), Kept()
-            world = backend.world(Execution())
-            stack.callback(world.close)
-            stack.callback(kept.close)
-            found[name] = (backend, world, kept)
-        yield found
-
-
 @pytest.fixture(params=RING, ids=" to ".join)
-def pair(request: pytest.FixtureRequest, grounds: dict[str, tuple[Backend, World, Kept]]) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, grounds: Grounds) -> Iterator[Pair]:
     with ExitStack() as stack:
         starts = []
         for name in request.param:
-            backend, world, kept = grounds[name]
-            starts.append(starter(backend, world, stack, kept))
+            backend = backends.load(name)
+            starts.append(starter(backend, grounds(backend)[0], stack, grounds(backend)[1]))
         yield Pair(*starts)
 
 

@@ -17,7 +17,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
-from tests.backends.cases import RATES, Arrays, bits, lacks, moved, parameters, random_state, statistics
+from tests.backends.cases import RATES, Arrays, all_bits, bits, lacks, moved, parameters, random_state, statistics
 from tests.backends.conftest import Start
 from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
@@ -92,6 +92,11 @@ def test_ranks_hold_the_same_weights_to_the_last_bit(ranks: list[Found], name: s
     first, second = (rank[name]["state"] for rank in ranks)
     assert bits(parameters(first)) == bits(parameters(second))
     assert bits(first.momentum) == bits(second.momentum)
+
+
+def test_ranks_that_go_on_from_the_middle_end_with_the_same_bits(ranks: list[Found], name: str) -> None:
+    for rank in ranks:
+        assert all_bits(rank[name]["resumed"]) == all_bits(rank[name]["state"])
 
 
 def test_ranks_report_the_same(ranks: list[Found], name: str) -> None:

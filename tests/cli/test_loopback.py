@@ -1,6 +1,8 @@
-"""Processes that `lockstep launch` starts on one machine listen only on the loopback interface."""
+"""Processes that `lockstep launch` starts on one machine listen only on the loopback interface, and stop together."""
 
 import os
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.launchers import LAUNCHED
-from tests.processes import running, wait_until
+from tests.processes import finish, running, wait_until
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 """127.0.0.1, the same in IPv6, and ::1, as /proc writes them on a little-endian processor."""
@@ -31,7 +33,7 @@ def listening(process: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_ranks_and_their_launcher_listen_on_loopback_alone(
+def test_ranks_and_their_launcher_listen_on_loopback_alone_and_a_signal_to_one_stops_all(
     launcher: str, recipe_file: Path, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DMLC_USE_KUBERNETES", "1")  # with which MXNet's scheduler listens on all interfaces
@@ -43,7 +45,12 @@ def test_ranks_and_their_launcher_listen_on_loopback_alone(
         wait_until(lambda: (log.exists() and '"train"' in log.read_text()) or process.poll() is not None, seconds=300)
         found = {each: listening(each) for each in family(process.pid)}
         ranks = [each for each in found if b"\0RANK=" in b"\0" + Path(f"/proc/{each}/environ").read_bytes()]
-    assert len(ranks) == 2
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGUSR1)
+        code, _, errors = finish(process)
+    assert code == 75, errors
+    assert len(re.findall(r"after step (\d+) of", errors)) == 2
+    assert len(set(re.findall(r"after step (\d+) of", errors))) == 1, "both stop after the same step"
     assert any(found.values()), "ranks that train together listen somewhere"
     assert {address for addresses in found.values() for address in addresses} <= LOOPBACK, found
 

@@ -54,30 +54,61 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(tree: Path, *arguments: object) -> str:
+EACH = """
+import contextlib, io, json, sys
+from lockstep import cli
+outputs = []
+for arguments in json.load(sys.stdin):
+    sys.argv, output = ["lockstep", *arguments], io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            cli.run()
+        except SystemExit as end:
+            assert end.code == 0, (arguments, end.code)
+    outputs.append(output.getvalue())
+print(json.dumps(outputs))
+"""
+
+
+def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
+    """Return the outputs of commands of this tree, carried out one after another in a process."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "lockstep", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree, timeout=300)
+    given = json.dumps([[str(argument) for argument in command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", EACH],
+        input=given,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tree,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_a_copied_backend_does_all_that_commands_do(tree: Path, recipe_file: Path, textures: Path) -> None:
-    assert re.search(r"^sixth +\S+: CPU", run(tree, "doctor"), re.MULTILINE)
     with_it, quick = ("--backend", "sixth"), ("--set", "epochs=1", "--set", "reference_dtype=float32")
-    trained = tree / "run"
-    run(tree, "train", "--recipe", recipe_file, "--data", textures, "--out", trained, *with_it, *quick)
-    assert json.loads(run(tree, "evaluate", trained, "--data", textures, "--json", *with_it))["images"] == 20
-    assert "sixth" in run(tree, "verify", "--backends", "sixth", "--steps", 3)
+    trained, report = tree / "run", tree / "report.json"
     small = ("--set", "image_size=32", "-b", 2, "-i", 2, "-e", 1, "-w", 1, "--dtype", "fp32", "--model", "resnet18")
-    report = tree / "report.json"
-    run(tree, "benchmark", "train", *with_it, *small, "-o", report)
+    doctor, _, evaluated, verified, *_ = run(
+        tree,
+        ("doctor",),
+        ("train", "--recipe", recipe_file, "--data", textures, "--out", trained, *with_it, *quick),
+        ("evaluate", trained, "--data", textures, "--json", *with_it),
+        ("verify", "--backends", "sixth", "--steps", 3),
+        ("benchmark", "train", *with_it, *small, "-o", report),
+        ("benchmark", "convert", report, "--form", "dlll", "-o", tree / "measured.txt"),
+        ("benchmark", "convert", trained, "--form", "dlll", "-o", tree / "trained.txt"),
+        ("report", trained, "-o", tree / "page.html"),
+    )
+    assert re.search(r"^sixth +\S+: CPU", doctor, re.MULTILINE)
+    assert json.loads(evaluated)["images"] == 20
+    assert "sixth" in verified
     assert json.loads(report.read_text())["cells"][0]["backend"] == "sixth"
-    for measured in (report, trained):
-        run(tree, "benchmark", "convert", measured, "--form", "dlll", "-o", tree / "dlll.txt")
-        lines = (tree / "dlll.txt").read_text().splitlines()
+    for name in ("measured.txt", "trained.txt"):
+        lines = (tree / name).read_text().splitlines()
         assert all(line.startswith("DLLL {") for line in lines)
         assert lines
-    run(tree, "report", trained, "-o", tree / "page.html")
     assert "sixth" in (tree / "page.html").read_text()

@@ -71,12 +71,6 @@ def finished(once: str, recipe_file: Path, textures: Path, tmp_path_factory: pyt
     return run
 
 
-@pytest.fixture(params=LAUNCHED)
-def ranked(request: pytest.FixtureRequest, arguments: list[object]) -> list[object]:
-    """The arguments to launch in several processes, on every engine that supports it."""
-    return launchable(request.param, arguments)
-
-
 def launchable(launcher: str, arguments: list[object]) -> list[object]:
     backend, _, distributed = launcher.partition(" ")
     return [*arguments, "--set", f"distributed={distributed or 'native'}", "--backend", backend]
@@ -193,12 +187,14 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(finished: Path, textur
 
 
 @pytest.mark.slow
-def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(ranked: list[object], tmp_path: Path) -> None:
+def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
+    ranked_once: list[object], tmp_path: Path
+) -> None:
     # A low rate and one epoch: rounding differences grow with every step, chaotically at a high rate.
     changes = ["--set", "batch_norm=synchronised", "--set", "epochs=1", "--set", "lr=0.001"]
     one, two = tmp_path / "one", tmp_path / "two"
-    assert call(*ranked, *changes, "--out", one)[0] == 0
-    code, output, errors = call("launch", "-n", 2, "--", *ranked, *changes, "--out", two)
+    assert call(*ranked_once, *changes, "--out", one)[0] == 0
+    code, output, errors = call("launch", "-n", 2, "--", *ranked_once, *changes, "--out", two)
     assert code == 0, errors
     assert output.count("throughput") == 1, "only rank 0 prints"
     assert "2 ranks" in output
@@ -237,11 +233,11 @@ def test_one_signal_to_the_launcher_ends_all_ranks_saved(
 
 
 @pytest.mark.slow
-def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(ranked: list[object], tmp_path: Path) -> None:
+def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(ranked_once: list[object], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    ranked += ["--set", "epochs=3"]
-    assert call("launch", "-n", 2, "--", *ranked, "--out", whole)[0] == 0
-    with running("launch", "-n", 2, "--", *ranked, "--out", parts) as process:
+    ranked_once += ["--set", "epochs=3"]
+    assert call("launch", "-n", 2, "--", *ranked_once, "--out", whole)[0] == 0
+    with running("launch", "-n", 2, "--", *ranked_once, "--out", parts) as process:
         wait_until(lambda: last_step(parts) >= 2)
         os.kill(children(process.pid)[1], signal.SIGUSR1)
         code, _, errors = finish(process)
@@ -249,7 +245,7 @@ def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(ranked: list[ob
     stopped = re.findall(r"after step (\d+) of", errors)
     assert len(stopped) == 2
     assert stopped[0] == stopped[1]
-    assert call("launch", "-n", 2, "--", *ranked, "--out", parts)[0] == 0
+    assert call("launch", "-n", 2, "--", *ranked_once, "--out", parts)[0] == 0
     assert losses(whole) == losses(parts)
     a, b = newest_weights(whole), newest_weights(parts)
     assert [name for name in a if a[name].tobytes() != b[name].tobytes()] == []
