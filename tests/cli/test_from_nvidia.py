@@ -116,12 +116,12 @@ def test_the_example_of_the_page_is_answered_as_the_page_shows(answer: Run) -> N
 
 
 def test_json_has_the_words_of_the_command(answer: Run) -> None:
-    code, output, errors = answer("from-nvidia", "--json", "--", "python", "main.py", "--nesterov", "D 1")
+    code, output, errors = answer("from-nvidia", "--json", "--", "python", "main.py", "--optimizer", "rmsprop", "D 1")
     found = json.loads(output)
     assert (code, errors) == (0, "")
     assert found["command"][:2] == ["lockstep", "train"]
     assert parsed(found["command"][1:])["data"] == Path("D 1")
-    assert [each["words"] for each in found["not_carried"]] == ["--nesterov"]
+    assert [each["words"] for each in found["not_carried"]] == ["--optimizer rmsprop"]
 
 
 def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:
