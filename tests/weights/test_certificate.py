@@ -22,6 +22,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import certificate, checkpoint, logits_process
 from lockstep.weights.conversion import TARGETS
+from lockstep.weights.formats.common import Written
 from lockstep.weights.opening import Opened, open_weights
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import state_of
@@ -74,9 +75,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def change_what_is_written(monkeypatch: pytest.MonkeyPatch, to: str, change: Any) -> None:
     """Make a format's writer write other weights than it is given."""
     real = TARGETS[to].write
-    monkeypatch.setitem(
-        TARGETS, to, replace(TARGETS[to], write=lambda target, weights, certified: real(target, change(weights), certified))
-    )
+
+    def write(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+        return real(target, change(weights), certified, folder)
+
+    monkeypatch.setitem(TARGETS, to, replace(TARGETS[to], write=write))
 
 
 def with_other_bias(weights: Opened) -> Opened:
@@ -248,31 +251,44 @@ import importlib, os, signal, sys
 from dataclasses import replace
 import lockstep
 from lockstep.models.architectures import MODELS, narrowed
+from lockstep.weights import certificate, logits_process
 MODELS["resnet50"] = replace(narrowed(MODELS["resnet50"]), layers=(1, 1, 1, 1))
+certificate.own_engine = lambda origin: "reference"
+certificate._run = lambda folder, engine, parts: logits_process.logits(folder, engine, parts) or ""
+module = importlib.import_module("{module}")
+real = module.{function}
 def killed(*arguments, **options):
     {first}
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(importlib.import_module("lockstep.weights.{module}"), "{function}", killed)
-lockstep.convert(sys.argv[1], sys.argv[2], to="nvidia-mxnet")
+module.{function} = killed
+lockstep.convert(sys.argv[1], sys.argv[2], to="{to}")
 """
+UNFINISHED, CERTIFICATE = ".a.unfinished", "a.certificate.json"
 MOMENTS = {
-    "computing": ("certificate", "_run", "pass", ["a-0000.momentum.params", "a-0000.params", "a-symbol.json"]),
+    "computing": ("nvidia-mxnet", "lockstep.weights.certificate", "_run", "pass", [UNFINISHED]),
     "writing": (
-        "formats.mxnet_params",
+        "nvidia-mxnet",
+        "lockstep.weights.formats.mxnet_params",
         "dump",
         "open(arguments[0], 'wb').write(b'half')",
-        [".a-0000.momentum.params.partial", "a-symbol.json"],
+        [UNFINISHED],
     ),
+    "naming files": ("nvidia-mxnet", "os", "link", "real(*arguments)", [UNFINISHED, CERTIFICATE]),
+    "naming a folder": ("timm", "os", "link", "real(*arguments)", [UNFINISHED, CERTIFICATE]),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_conversion_that_is_killed_leaves_files_that_are_whole(moment: str, source: Path, tmp_path: Path) -> None:
-    module, function, first, expected = MOMENTS[moment]
-    program = KILLED.format(module=module, function=function, first=first)
-    ended = subprocess.run([sys.executable, "-c", program, source, tmp_path / "new" / "a"], check=False)
+def test_a_killed_conversion_leaves_no_target_and_the_next_removes_what_it_left(
+    moment: str, source: Path, tmp_path: Path
+) -> None:
+    to, module, function, first, expected = MOMENTS[moment]
+    program = KILLED.format(to=to, module=module, function=function, first=first)
+    target = tmp_path / "new" / "a"
+    ended = subprocess.run([sys.executable, "-c", program, source, target], stdout=subprocess.DEVNULL, check=False)
     assert ended.returncode == -9
-    assert left(tmp_path / "new") == expected
-    if moment == "computing":
-        found = open_weights(tmp_path / "new" / "a").tensors
-        assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in tensors().items()}
+    assert left(target.parent) == expected
+    written = [Path(path) for path in lockstep.convert(source, target, to=to, certificate=False)["written"]]
+    assert set(target.parent.iterdir()) == {target if target in path.parents else path for path in written}
+    found = open_weights(target).tensors
+    assert {name: value.tobytes() for name, value in found.items()} == {n: v.tobytes() for n, v in tensors().items()}

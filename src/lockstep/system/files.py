@@ -1,10 +1,11 @@
 """Write files completely or not at all: first under a temporary name that no reader mistakes for the file."""
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -61,6 +62,89 @@ def appearing_folder(path: Path) -> Iterator[Path]:
         flush(path.parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+@contextmanager
+def staging(path: Path) -> Iterator[Path]:
+    """Yield an empty hidden folder next to `path`, for files that are to appear together with `give_names`.
+
+    Its name follows from that of `path`. So what a killed process left there is found, and removed with the names that the
+    process had given, unless it had given all of them. Missing parents of `path` are made; those that stay empty are
+    removed. Raises `OSError`, also if another process is staging the same path.
+    """
+    parents = [parent for parent in path.parents if not parent.exists()]
+    folder = path.with_name(f".{path.name}.unfinished")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _held(folder):
+            _clear(folder)
+            try:
+                yield folder
+            finally:
+                _clear(folder)
+                folder.rmdir()
+    finally:
+        for parent in parents:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder: those that hold it too, and other users. The folder must belong to this user."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, 0o700)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another process is writing it", str(folder)) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear(folder: Path) -> None:
+    """Empty a folder of `staging`. If only some of its entries were given their names, take these names back."""
+    entries = list(folder.iterdir())
+    named = [folder.parent / entry.name for entry in entries if _is_named(entry)]
+    if len(named) < len(entries):
+        for path in named:
+            path.unlink()
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_named(entry: Path) -> bool:
+    path = entry.parent.parent / entry.name
+    return path.exists() and path.samefile(entry)
+
+
+def give_names(folder: Path, names: Sequence[str]) -> None:
+    """Give entries of a folder of `staging` their names next to it, in this order. Remove its other entries.
+
+    If the process is killed in between, the first names exist without the others, until the path is staged again. Raises
+    `OSError`, for example if a name is taken; then `staging` takes back those that were given.
+    """
+    for entry in folder.iterdir():
+        if entry.name not in names:
+            entry.unlink()
+    for name in names:
+        path = folder.parent / name
+        try:
+            os.link(folder / name, path)  # a link shows afterwards who gave the name, and never replaces a file
+        except FileExistsError:
+            raise
+        except OSError:  # a folder, or a file system without links
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+            (folder / name).rename(path)
+    flush(folder.parent)
 
 
 def flush(path: Path) -> None:

@@ -1,14 +1,14 @@
 """Convert weights between all formats that can be read and written."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
-from lockstep.system.files import write_json
+from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights import checkpoint
 from lockstep.weights.certificate import Certificate, certify
 from lockstep.weights.class_names import Classes
@@ -57,7 +57,8 @@ def convert(
     it is installed. `TARGET.certificate.json` has the result. If the logits differ by more than the bound, nothing is
     written.
 
-    Nothing is overwritten. A remark names whatever cannot be carried over. Raises `CheckpointError`, and `DataError` if
+    Nothing is overwritten. All files are written to the hidden folder `.TARGET.unfinished` first, and the certificate gets
+    its name before them. A remark names whatever cannot be carried over. Raises `CheckpointError`, and `DataError` if
     `classes` does not fit the weights.
 
     >>> import lockstep
@@ -73,21 +74,28 @@ def convert(
     if classes is not None and not TARGETS[to].has_classes:
         named = " or ".join(name for name, each in TARGETS.items() if each.has_classes)
         raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to {named}")
-    refuse_existing(_certificate_of(target))
     weights = open_weights(source, which=which, ema=ema, momentum=True, model=model).with_classes(classes)
-    files, remarks = TARGETS[to].write(target, weights, certificate)
-    remarks = (*remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe))
+    is_certified = certificate and (to == "safetensors" or isinstance(weights.recipe.model, str))
+    remarks: list[str] = []
     found: Certificate | None = None
-    if certificate and (to == "safetensors" or isinstance(weights.recipe.model, str)):
-        found = _certified(weights, target, files, [*weights.remarks, *remarks], TARGETS[to])
-    elif not certificate and to != "safetensors":
-        remarks = (*remarks, "there is no certificate, and the format has no place to say so")
-    elif certificate:
-        remarks = (*remarks, f"there is no certificate: {to} cannot be read back for a model that has no name")
+    try:
+        with staging(target) as folder:
+            refuse_existing(_certificate_of(target))
+            written = TARGETS[to].write(target, weights, certificate, folder)
+            remarks += [*written.remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe)]
+            if is_certified:
+                found = _certified(weights, target, written, folder, [*weights.remarks, *remarks], TARGETS[to])
+            _give_names(folder, target, written)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from None
+    if not certificate and to != "safetensors":
+        remarks.append("there is no certificate, and the format has no place to say so")
+    elif not is_certified and certificate:
+        remarks.append(f"there is no certificate: {to} cannot be read back for a model that has no name")
     return {
         "source": str(weights.source),
         "origin": weights.origin,
-        "written": [str(path) for path in (*files, *([_certificate_of(target)] if found else ()))],
+        "written": [str(path) for path in (*written.files, *([_certificate_of(target)] if found else ()))],
         "model": weights.recipe.fields()["model"],
         "logits": weights.recipe.logits,
         "step": weights.state.step,
@@ -101,29 +109,30 @@ def _certificate_of(target: Path) -> Path:
 
 
 def _certified(
-    weights: Opened, target: Path, files: Sequence[Path], remarks: Sequence[str], format: "Target"
+    weights: Opened, target: Path, written: Written, folder: Path, remarks: Sequence[str], format: "Target"
 ) -> Certificate:
-    """Return the certificate, and write it. If there is none, or it does not hold, remove the files that were written."""
-    try:
-        # By a file: a prefix or folder may also name something that was there before.
-        readable = next(path for path in files if not path.name.endswith(_BESIDE))
-        written = open_weights(readable)
-        changes = [*remarks, *([format.invents] if format.invents else [])]
-        found = certify(weights, written, files, changes, format.unsaid)
-        if not found["holds"]:
-            raise CheckpointError(
-                f"{target} would not compute as {weights.source} does: logits differ by "
-                f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}."
-                f"{_why(weights.recipe, written.recipe)} Nothing is written; --no-certificate writes it anyway"
-            )
-        write_json(_certificate_of(target), found)
-    except BaseException:
-        for path in files:
-            path.unlink(missing_ok=True)
-        if files[0].parent == target:  # it was made for these files
-            target.rmdir()
-        raise
+    """Return the certificate of what was written into a folder, and write it there. Raises `CheckpointError` without one."""
+    staged = {path: folder / path.relative_to(target.parent) for path in written.files}
+    found_there = open_weights(staged[written.arrays[0]])
+    changes = [*remarks, *([format.invents] if format.invents else [])]
+    found = certify(weights, found_there, list(staged.values()), changes, format.unsaid)
+    if not found["holds"]:
+        raise CheckpointError(
+            f"{target} would not compute as {weights.source} does: logits differ by "
+            f"{found['largest_difference']:.2g} of the largest; expected at most {found['bound']:g}."
+            f"{_why(weights.recipe, found_there.recipe)} Nothing is written; --no-certificate writes it anyway"
+        )
+    write_json(folder / _certificate_of(target).name, found)
     return found
+
+
+def _give_names(folder: Path, target: Path, written: Written) -> None:
+    """Let what was written into a folder appear: the certificate first, last the file that makes the others readable."""
+    readable = written.arrays[0]
+    paths = [*(path for path in written.files if path != readable), readable]
+    names = [path.relative_to(target.parent).parts[0] for path in paths]  # of a file or, around all of them, a new folder
+    certificate = _certificate_of(target).name
+    give_names(folder, [*([certificate] if (folder / certificate).exists() else []), *dict.fromkeys(names)])
 
 
 def _why(source: Recipe, target: Recipe) -> str:
@@ -135,10 +144,6 @@ def _why(source: Recipe, target: Recipe) -> str:
         if ours[name] != theirs[name]
     ]
     return f" Programs that read this format compute with {', '.join(unlike)}." if unlike else ""
-
-
-_BESIDE = (".json", ".momentum.params")
-"""How the names of files end from which the other files of a conversion are not found."""
 
 
 def _unlike_assumed(target: "Target", name: str, recipe: Recipe) -> tuple[str, ...]:
@@ -154,38 +159,40 @@ def _plain_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _to_safetensors(target: Path, weights: Opened, certified: bool) -> Written:
+def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     about: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
     if not certified:
         about["certificate"] = "none"
-    checkpoint.write_weights(target, weights.tensors, about)
-    return (target,), left_out(weights.state)
+    refuse_existing(target)
+    checkpoint.write_weights(folder / target.name, weights.tensors, about)
+    return Written((target,), (target,), left_out(weights.state))
 
 
-def _to_timm(target: Path, weights: Opened, certified: bool) -> Written:
-    files, remarks = timm_folder.write(target, weights.recipe, weights.state, weights.classes)
-    return files, (*remarks, *_about_averages(weights.state))
+def _to_timm(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+    return _saying_averages(timm_folder.write(target, weights.recipe, weights.state, weights.classes, folder), weights)
 
 
-def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool) -> Written:
-    return torch_writing.write_nvidia_pytorch(target, weights.recipe, weights.state, epochs=weights.epochs or 0)
+def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+    return torch_writing.write_nvidia_pytorch(target, weights.recipe, weights.state, folder, epochs=weights.epochs or 0)
 
 
-def _plain(write: Callable[[Path, Recipe, State], Written]) -> Callable[[Path, Opened, bool], Written]:
+def _plain(write: Callable[[Path, Recipe, State, Path], Written]) -> Callable[[Path, Opened, bool, Path], Written]:
     """Return a function that writes a checkpoint without a moving average and without names of classes."""
 
-    def written(target: Path, weights: Opened, certified: bool) -> Written:
-        files, remarks = write(target, weights.recipe, weights.state)
-        is_said = any("moving averages" in remark for remark in remarks)
-        return files, (*remarks, *(() if is_said else _about_averages(weights.state)))
+    def written(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
+        return _saying_averages(write(target, weights.recipe, weights.state, folder), weights)
 
     return written
 
 
-def _about_averages(state: State) -> tuple[str, ...]:
-    return ("the moving averages were left out; --ema converts them instead of the weights",) if state.ema else ()
+def _saying_averages(written: Written, weights: Opened) -> Written:
+    """Add a remark on moving averages that were left out, unless there is one."""
+    if not weights.state.ema or any("moving averages" in remark for remark in written.remarks):
+        return written
+    remark = "the moving averages were left out; --ema converts them instead of the weights"
+    return replace(written, remarks=(*written.remarks, remark))
 
 
 _COUNTERS = "num_batches_tracked of every batch norm was added, since its modules expect it; it changes no result"
@@ -195,9 +202,9 @@ _COUNTERS = "num_batches_tracked of every batch norm was added, since its module
 class Target:
     """A format to convert to."""
 
-    write: Callable[[Path, Opened, bool], Written]
-    """Writes weights under a name, and returns the files and remarks. The last argument says whether they get a certificate,
-    for formats with metadata."""
+    write: Callable[[Path, Opened, bool, Path], Written]
+    """Writes weights for a path into a folder, from which they are moved there. Its arguments are the path, the weights,
+    whether they get a certificate, for formats with metadata, and the folder."""
     has_classes: bool = False
     """Whether it holds names of classes."""
     invents: str = ""

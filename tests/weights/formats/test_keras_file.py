@@ -200,8 +200,8 @@ def test_numbers_of_16_bits_are_converted_exactly(dtype: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["w.h5", "w.weights.h5"])
 def test_keras_loads_what_is_written(name: str, of_keras: Keras, original: Original, tmp_path: Path) -> None:
-    written, remarks = write_keras(tmp_path / name, original.recipe, original.state)
-    assert (written, len(remarks)) == ((tmp_path / name,), 1)
+    written = write_keras(tmp_path / name, original.recipe, original.state)
+    assert (written.files, len(written.remarks)) == ((tmp_path / name,), 1)
     model = resnet50(weights=str(tmp_path / name), classes=LOGITS)
     assert_close(np.asarray(model(of_keras.inputs)), of_keras.logits)
     assert_canonical(read(tmp_path / name).state.tensors, original.state.tensors)
@@ -213,7 +213,7 @@ def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
 ) -> None:
     recipe = original.recipe.replace(bn_epsilon=1e-2, std=(0.9, 1.1, 1.3))
     expected = logits(Original(recipe, original.state, (), ""), of_keras.images)
-    _, remarks = write_keras(tmp_path / "w.h5", recipe, original.state)
+    remarks = write_keras(tmp_path / "w.h5", recipe, original.state).remarks
     assert any("scales of batch norm were changed" in remark for remark in remarks)
     assert_close(logits(read(tmp_path / "w.h5"), of_keras.images), expected)
 
@@ -222,7 +222,7 @@ def test_another_epsilon_and_std_are_written_into_scales_and_kernels(
 def test_means_unlike_keras_and_what_a_file_cannot_hold_are_remarked(original: Original, tmp_path: Path) -> None:
     tensors = original.state.tensors
     recipe = original.recipe.replace(mean=(123.675, 116.28, 103.53))
-    _, remarks = write_keras(tmp_path / "w.h5", recipe, State(7, tensors, {}))
+    remarks = write_keras(tmp_path / "w.h5", recipe, State(7, tensors, {})).remarks
     assert "trained with the mean [123.675, 116.28, 103.53] of RGB; preprocess_input subtracts" in remarks[1]
     assert remarks[2:] == ("left out, since the file holds only weights: step 7",)
     with pytest.raises(CheckpointError, match=r"w\.h5 already exists"):

@@ -75,7 +75,8 @@ def node(nodes: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def test_the_variables_of_resnet50_are_those_of_the_originals_symbol(tmp_path: Path) -> None:
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
-    written, remarks = write(tmp_path / "model-0090.params", recipe, state)
+    done = write(tmp_path / "model-0090.params", recipe, state)
+    written, remarks = done.files, done.remarks
     assert [path.name for path in written] == ["model-symbol.json", "model-0090.momentum.params", "model-0090.params"]
     assert remarks == ("MXNet does not read the velocities in *.momentum.params: the original resumes with velocities of 0",)
     arrays = mxnet_params.load(tmp_path / "model-0090.params")

@@ -46,7 +46,8 @@ def graph_of(file: Path) -> Path:
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10).replace(padding="same")
-    written, remarks = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
+    done = write(tmp_path / "odd", recipe, State(7, state_of(recipe).tensors, {}, {}, {"scale": 8.0}))
+    written, remarks = done.files, done.remarks
     assert [path.name for path in written] == ["odd-symbol.json", "odd-0000.params"]
     for words in ("this is another", "SAME padding", "have 10: --num-classes", "step 7 cannot be stored", "loss scaling"):
         assert [words in remark for remark in remarks].count(True) == 1
@@ -57,7 +58,8 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
 def test_epochs_share_a_graph_and_another_is_not_touched(file: Path) -> None:
     recipe = recipe_of()
     before = graph_of(file).stat().st_mtime_ns
-    written, remarks = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
+    done = write(file.with_name("model-0091.params"), recipe, State(0, state_of(recipe).tensors, {}))
+    written, remarks = done.files, done.remarks
     assert written == (file.with_name("model-0091.params"),)
     assert remarks[0] == f"{graph_of(file)} existed already with the same contents"
     assert graph_of(file).stat().st_mtime_ns == before

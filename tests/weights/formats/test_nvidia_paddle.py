@@ -55,7 +55,8 @@ def read_again(parameters: Variables, optimizer: Variables | None, folder: Path,
 def test_the_variables_of_resnet50_are_those_of_the_originals_program(tmp_path: Path) -> None:
     recipe = recipe_of("resnet50")
     state = state_of(recipe, 0)
-    written, remarks = write(tmp_path / "a", recipe, state)
+    done = write(tmp_path / "a", recipe, state)
+    written, remarks = done.files, done.remarks
     assert written == (tmp_path / "a.pdparams", tmp_path / "a.pdopt")
     assert remarks == ("the stem has a fourth input channel of zeros, as the original's --image-shape 4,224,224 needs it",)
     parameters, optimizer = files(tmp_path / "a")
@@ -294,7 +295,8 @@ def test_the_optimizer_finds_all_that_its_program_has(tmp_path: Path) -> None:
 
 def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10).replace(padding="same")
-    written, remarks = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
+    done = write(tmp_path / "odd.pdparams", recipe, State(7, state_of(recipe).tensors, {}))
+    written, remarks = done.files, done.remarks
     assert written == (tmp_path / "odd.pdparams",)
     for words in (
         "fourth input channel",

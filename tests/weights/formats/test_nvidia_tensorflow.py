@@ -306,7 +306,7 @@ def test_without_momentum_asked_for_none_is_read_and_none_is_missed(tmp_path: Pa
 
 def test_other_outputs_than_the_originals_are_kept_and_remarked(tmp_path: Path) -> None:
     recipe = recipe_of(RESNET, 10)
-    remarks = write(tmp_path / "ten", recipe, state_of(recipe))[1]
+    remarks = write(tmp_path / "ten", recipe, state_of(recipe)).remarks
     assert "the original's graph has 1001 outputs; these weights have 10" in remarks
     found = read(tmp_path / "ten")
     assert found.recipe.logits == 10
@@ -317,7 +317,8 @@ def test_what_is_unlike_the_original_is_remarked_when_it_is_written(tmp_path: Pa
     recipe = recipe_of(RESNET, 10).replace(padding="symmetric")
     state = State(0, state_of(recipe).tensors, {}, {}, {"scale": 2.0})
     (tmp_path / "checkpoint").write_text("")
-    files, remarks = write(tmp_path / "odd", recipe, state)
+    done = write(tmp_path / "odd", recipe, state)
+    files, remarks = done.files, done.remarks
     assert [path.name for path in files] == ["odd.index", "odd.data-00000-of-00001"]
     for words in ("this is another", "symmetric padding", "have 10", "no velocities", "loss scaling", "left as it is"):
         assert [words in remark for remark in remarks].count(True) == 1

@@ -150,13 +150,13 @@ def test_pytorchs_weights_of_a_folder_are_read_as_its_safetensors(state: State, 
 
 
 def test_a_written_folder_has_the_files_and_tensors_that_timm_loads(state: State, tmp_path: Path) -> None:
-    files, remarks = timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
+    done = timm_folder.write(tmp_path / "new", RECIPE, state, CLASSES)
     assert (
-        set(files)
+        set(done.files)
         == set((tmp_path / "new").iterdir())
         == {tmp_path / "new" / n for n in ("config.json", "model.safetensors")}
     )
-    assert remarks == ()
+    assert done.remarks == ()
     with safe_open(tmp_path / "new" / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
     written, expected = load_file(tmp_path / "new" / "model.safetensors"), as_timm_saves(state)
@@ -201,7 +201,7 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
 def test_what_timm_would_compute_differently_is_remarked_upon(
     changes: dict[str, Any], remark: str, state: State, tmp_path: Path
 ) -> None:
-    [found] = timm_folder.write(tmp_path / "new", RECIPE.replace(**changes), state, ())[1]
+    [found] = timm_folder.write(tmp_path / "new", RECIPE.replace(**changes), state, ()).remarks
     assert remark in found
 
 

@@ -368,7 +368,7 @@ def loaded(path: Path) -> Any:
 def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: Path) -> None:
     recipe, module = recipe_of(model), module_of(model)
     state = State(0, state_of(recipe).tensors, {})
-    files, _ = write_torchvision(tmp_path / "a.pth", recipe, state)
+    files = write_torchvision(tmp_path / "a.pth", recipe, state).files
     tensors = loaded(tmp_path / "a.pth")
     assert files == (tmp_path / "a.pth",)
     assert list(tensors) == list(module.state_dict())
@@ -380,7 +380,7 @@ def test_a_module_takes_what_is_written_in_its_own_order(model: str, tmp_path: P
 def test_nvidias_module_and_optimizer_take_what_is_written(tmp_path: Path) -> None:
     recipe, module = recipe_of(), OfNvidia(module_of())
     state = state_of(recipe)
-    files, _ = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3)
+    files = write_nvidia_pytorch(tmp_path / "a.pth.tar", recipe, state, epochs=3).files
     assert files == (tmp_path / "a.pth.tar", tmp_path / "a.weights.pth.tar")
     checkpoint, weights = (loaded(path) for path in files)
     assert (checkpoint["epoch"], checkpoint["best_prec1"]) == (3, 0.0)
@@ -431,18 +431,17 @@ V1 = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(8,
 )
 def test_what_a_state_dict_cannot_say_is_remarked(changes: dict[str, Any], remark: str, tmp_path: Path) -> None:
     recipe = recipe_of().replace(**changes)
-    _, remarks = write_torchvision(tmp_path / "a.pth", recipe, state_of(recipe))
+    remarks = write_torchvision(tmp_path / "a.pth", recipe, state_of(recipe)).remarks
     assert remark in "; ".join(remarks)
 
 
 def test_all_that_a_state_dict_does_not_hold_is_named(tmp_path: Path) -> None:
     full = state_of(recipe_of())
     scaler = {"scale": 128.0, "good_steps": 0.0, "bad_steps": 0.0}
-    _, remarks = write_torchvision(
-        tmp_path / "a.pth", recipe_of(), State(7, full.tensors, full.momentum, full.tensors, scaler)
-    )
+    whole = State(7, full.tensors, full.momentum, full.tensors, scaler)
+    remarks = write_torchvision(tmp_path / "a.pth", recipe_of(), whole).remarks
     assert remarks == ("left out, since the file holds only weights: velocities, moving averages, the loss scale, step 7",)
-    _, remarks = write_torchvision(tmp_path / "b.pth", recipe_of(), State(0, full.tensors, {}))
+    remarks = write_torchvision(tmp_path / "b.pth", recipe_of(), State(0, full.tensors, {})).remarks
     assert remarks == ()
 
 
@@ -451,7 +450,7 @@ def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch_file, "save", lambda path, value: path.write_bytes(b""))
     expected = tensors(model_spec(recipe.model), recipe.logits)
     state = State(0, {tensor.name: np.broadcast_to(np.float32(0), tensor.shape) for tensor in expected}, {})
-    _, remarks = write_torchvision(tmp_path / "a.pth", recipe, state)
+    remarks = write_torchvision(tmp_path / "a.pth", recipe, state).remarks
     assert remarks == (
         "torchvision's class needs ResNet(Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4, num_classes=5)",
     )
@@ -459,7 +458,7 @@ def test_the_builder_of_resnext_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_nvidias_code_needs_to_know_is_remarked(tmp_path: Path) -> None:
     recipe = recipe_of()
-    _, remarks = write_nvidia_pytorch(tmp_path / "a.pth", recipe, State(7, state_of(recipe).tensors, {}))
+    remarks = write_nvidia_pytorch(tmp_path / "a.pth", recipe, State(7, state_of(recipe).tensors, {})).remarks
     assert remarks == (
         "a.pth is for --resume on one GPU; on several, the names in state_dict have to begin with module.",
         "a.weights.pth is for --pretrained-from-file",

@@ -19,8 +19,17 @@ Shape = tuple[int, ...]
 Writers = dict[Path, Callable[[Path], object]]
 """New files, each with the function that writes it under the name it is given."""
 
-Written = tuple[tuple[Path, ...], tuple[str, ...]]
-"""Files that were written, and remarks on what they do not hold."""
+
+@dataclass(frozen=True)
+class Written:
+    """What a writer of weights has written."""
+
+    files: tuple[Path, ...]
+    """All files."""
+    arrays: tuple[Path, ...]
+    """The files that hold arrays. The first makes the others readable: it names the whole for `open_weights`."""
+    remarks: tuple[str, ...]
+    """What the files do not hold, and notes on how to use them."""
 
 
 @dataclass(frozen=True)
@@ -114,20 +123,26 @@ def is_stem(tensor: Tensor) -> bool:
     return tensor.name == "conv1.weight"
 
 
-def write_new(prefix: Path, files: Writers, *companions: Path) -> None:
+def placed(path: Path, into: Path | None) -> Path:
+    """Return where to write a file for now: in the folder `into` under the same name, or at its path if that is None."""
+    return path if into is None else into / path.name
+
+
+def write_new(prefix: Path, files: Writers, *companions: Path, into: Path | None = None) -> None:
     """Write new files in this order, each with its function. After an error none of them exists.
 
     The last file must be the one that makes a checkpoint readable. A reader would take `companions` for a part of the
-    checkpoint, so they must not exist either, whether or not they are written. Raises `CheckpointError`.
+    checkpoint, so they must not exist either, whether or not they are written. With `into`, files are written to that
+    folder, from which the caller moves them to these paths. Raises `CheckpointError`.
     """
     refuse_existing(*reversed(files), *companions)
     written: list[Path] = []
     try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
+        placed(prefix, into).parent.mkdir(parents=True, exist_ok=True)
         for path, write in files.items():
-            with appearing(path) as partial:
+            with appearing(placed(path, into)) as partial:
                 write(partial)
-            written.append(path)
+            written.append(placed(path, into))
     except BaseException as error:
         for path in written:
             path.unlink(missing_ok=True)

@@ -250,12 +250,12 @@ def _remarks(variables: Variables, matching: Matching, head: str, model: str | M
         yield "the optimizer's variables were not read"
 
 
-def write_keras(target: Path, recipe: Recipe, state: State) -> Written:
+def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write weights that `keras.applications.ResNet50(weights=target, classes=recipe.logits)` loads; return remarks too.
 
     A target that ends in `.weights.h5` gets the layout of Keras 3, one that ends in `.h5` the older one, which Keras 2 and 3
-    load. Raises `CheckpointError` if Keras does not have the model, the name ends otherwise or the file exists already, and
-    `BackendError` if h5py is missing.
+    load. `into` is as in `write_new`. Raises `CheckpointError` if Keras does not have the model, the name ends otherwise or
+    the file exists already, and `BackendError` if h5py is missing.
     """
     if recipe.model not in _MODELS:
         named = recipe.model if isinstance(recipe.model, str) else "such model"
@@ -275,8 +275,8 @@ def write_keras(target: Path, recipe: Recipe, state: State) -> Written:
         stored[f"{layer}/bias"] = np.zeros(stored[f"{layer}/kernel"].shape[-1], np.float32)
     layers = _ordered(stored, recipe)
     store = keras_variables.store_numbered if target.name.endswith(".weights.h5") else keras_variables.store_named
-    write_new(target, {target: lambda path: store(h5py, path, layers)})
-    return (target,), tuple(_unlike_original(recipe, state))
+    write_new(target, {target: lambda path: store(h5py, path, layers)}, into=into)
+    return Written((target,), (target,), tuple(_unlike_original(recipe, state)))
 
 
 def _ordered(stored: Mapping[str, np.ndarray], recipe: Recipe) -> dict[str, dict[str, np.ndarray]]:

@@ -52,6 +52,7 @@ from lockstep.weights.formats.common import (
     in_order,
     is_stem,
     matched,
+    placed,
     write_new,
 )
 from lockstep.weights.formats.mxnet_graph import NORM, scopes, symbol_of
@@ -343,25 +344,30 @@ def _remarks(
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
-def write(target: Path, recipe: Recipe, state: State) -> Written:
+def write(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state with the original's names, and the graph; return the files and remarks on them.
 
     `target` is `<prefix>-<epoch>.params`, or a prefix, whose epoch is 0. An existing graph with the same contents is kept,
-    since epochs share it. Without momentum no `.momentum.params` is written. Raises `CheckpointError` if any other file
-    exists already, `.momentum.params` included.
+    since epochs share it. Without momentum no `.momentum.params` is written. `into` is as in `write_new`; the folder gets
+    the graph in any case, without which the weights cannot be read there. Raises `CheckpointError` if any other file exists
+    already, `.momentum.params` included.
     """
     prefix, epoch = _target(target)
     spec = model_spec(recipe.model)
     expected, table = fitting(spec, recipe.logits, state), names(spec)
     velocities = _velocities(expected, table, state)
     file = _file(prefix, epoch, _PARAMETERS)
-    files: Writers = {} if _has_graph(prefix, recipe) else {_graph(prefix): lambda path: path.write_bytes(symbol_of(recipe))}
+    has_graph = _has_graph(prefix, recipe)
+    files: Writers = {} if has_graph else {_graph(prefix): lambda path: path.write_bytes(symbol_of(recipe))}
     momentum = _file(prefix, epoch, _MOMENTUM)
     if velocities:
         files[momentum] = partial(mxnet_params.dump, arrays=velocities)
     files[file] = partial(mxnet_params.dump, arrays=_stored(expected, table, state.tensors))
-    write_new(prefix, files, momentum)
-    return tuple(files), tuple(_unlike_original(prefix, recipe, state, files))
+    write_new(prefix, files, momentum, into=into)
+    if has_graph and into is not None:
+        placed(_graph(prefix), into).write_bytes(symbol_of(recipe))
+    arrays = (file, momentum) if velocities else (file,)
+    return Written(tuple(files), arrays, tuple(_unlike_original(prefix, recipe, state, files)))
 
 
 def write_epoch(prefix: Path, epoch: int, recipe: Recipe, state: State) -> Path:

@@ -285,11 +285,11 @@ def _remarks(arrays: Mapping[str, np.ndarray], sources: Mapping[Tensor, str], ta
         yield f"{len(odd)} variables, such as {odd[0]}, are not float32 and were converted to it"
 
 
-def write(prefix: Path, recipe: Recipe, state: State) -> Written:
+def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state with the names of the original's static program; return the files and remarks on them.
 
     The stem gets a fourth input channel of zeros, since the original's images have four channels. Without momentum no
-    `.pdopt` is written. Raises `CheckpointError` if one of the two files exists already.
+    `.pdopt` is written. `into` is as in `write_new`. Raises `CheckpointError` if one of the two files exists already.
     """
     prefix = _prefix(prefix)
     spec = model_spec(recipe.model)
@@ -306,8 +306,8 @@ def write(prefix: Path, recipe: Recipe, state: State) -> Written:
         rate = {"learning_rate_0": np.zeros(1, np.float32)}
         parameters |= rate
         velocities |= rate | _loss_scale(recipe, state)
-    files = _write(prefix, parameters, velocities)
-    return files, tuple(_unlike_original(recipe, state))
+    files = _write(prefix, parameters, velocities, into)
+    return Written(files, files, tuple(_unlike_original(recipe, state)))
 
 
 def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:
@@ -327,13 +327,15 @@ def _loss_scale(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
     }
 
 
-def _write(prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray]) -> tuple[Path, ...]:
+def _write(
+    prefix: Path, parameters: dict[str, np.ndarray], optimizer: dict[str, np.ndarray], into: Path | None
+) -> tuple[Path, ...]:
     """Write a checkpoint. Its parameters are written last: without them it is not a checkpoint."""
     contents = {_OPTIMIZER: optimizer, _PARAMETERS: parameters} if optimizer else {_PARAMETERS: parameters}
     files: Writers = {
         _file(prefix, ending): partial(paddle_pickle.dump, arrays=arrays) for ending, arrays in contents.items()
     }
-    write_new(prefix, files, _file(prefix, _OPTIMIZER))
+    write_new(prefix, files, _file(prefix, _OPTIMIZER), into=into)
     return tuple(reversed(files))
 
 

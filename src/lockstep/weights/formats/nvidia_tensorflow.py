@@ -33,8 +33,8 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import structure, tensor_bundle
-from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over
+from lockstep.weights.formats import refuse_existing, structure, tensor_bundle
+from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over, placed
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
 
@@ -248,12 +248,12 @@ def _remarks(variables: Mapping[str, Shape], table: Mapping[str, str], logits: i
         yield f"there is no {_STEP}; step 0 is used"
 
 
-def write(prefix: Path, recipe: Recipe, state: State) -> Written:
+def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state with NVIDIA's names; return the files and remarks on them.
 
     Names depend only on the model, not on its padding and logits. Without momentum no slots are written. The file
-    `checkpoint`, which names a folder's newest checkpoint, is written if there is none. Raises `CheckpointError` if a file
-    exists already or the model has no bottleneck blocks.
+    `checkpoint`, which names a folder's newest checkpoint, is written if there is none. `into` is as in `write_new`. Raises
+    `CheckpointError` if a file exists already or the model has no bottleneck blocks.
     """
     spec = model_spec(recipe.model)
     if spec.block != "bottleneck":
@@ -267,11 +267,15 @@ def write(prefix: Path, recipe: Recipe, state: State) -> Written:
         variables[name] = _stored(state.tensors[tensor.name], tensor)
         if tensor.name in state.momentum:
             variables[f"{name}/{_SLOT}"] = _stored(state.momentum[tensor.name], tensor)
-    files: tuple[Path, ...] = tensor_bundle.write(prefix, variables)
+    index, newest = tensor_bundle.index_path(prefix), prefix.with_name("checkpoint")
+    files = (index, tensor_bundle.data_path(prefix, 0, 1))
+    refuse_existing(*files)
+    tensor_bundle.write(placed(prefix, into), variables)
     remarks = tuple(_unlike_original(recipe, state))
-    if prefix.with_name("checkpoint").exists():
-        return files, (*remarks, f"{prefix.with_name('checkpoint')} was left as it is; it may name another checkpoint")
-    return (*files, tensor_bundle.write_newest(prefix)), remarks
+    if newest.exists():
+        return Written(files, (index,), (*remarks, f"{newest} was left as it is; it may name another checkpoint"))
+    tensor_bundle.write_newest(placed(prefix, into))
+    return Written((*files, newest), (index,), remarks)
 
 
 def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:

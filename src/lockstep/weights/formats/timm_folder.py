@@ -23,7 +23,7 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import refuse_existing
-from lockstep.weights.formats.common import Original, Written, fitting
+from lockstep.weights.formats.common import Original, Written, fitting, placed
 from lockstep.weights.preprocessing import from_timm, to_timm
 
 CONFIG = "config.json"
@@ -107,23 +107,23 @@ def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
         yield f"{len(odd)} tensors, such as {odd[0]}, are {stored[odd[0]].dtype} and were converted to float32"
 
 
-def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...]) -> Written:
+def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...], into: Path | None = None) -> Written:
     """Write a new folder for timm and the Hub; return its files and remarks on what they do not hold.
 
-    The folder appears only when it is complete. `num_batches_tracked` is the state's step. Raises `CheckpointError` if the
-    folder exists, if timm has no such model, or if it cannot be written.
+    The folder appears only when it is complete. `num_batches_tracked` is the state's step. `into` is as in `write_new`.
+    Raises `CheckpointError` if the folder exists, if timm has no such model, or if it cannot be written.
     """
     refuse_existing(target)
     config, weights = to_timm(recipe, classes), _weights(recipe, state)
     try:
-        with appearing_folder(target) as unfinished:
+        with appearing_folder(placed(target, into)) as unfinished:
             unfinished.mkdir()
             # With the metadata of PyTorch, without which some readers refuse the file.
             write_bytes(unfinished / _SAFE, serialise(weights, metadata={"format": "pt"}))
             write_json(unfinished / CONFIG, config)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from None
-    return (target / CONFIG, target / _SAFE), tuple(_not_carried(recipe, state))
+    return Written((target / CONFIG, target / _SAFE), (target / _SAFE,), tuple(_not_carried(recipe, state)))
 
 
 def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:

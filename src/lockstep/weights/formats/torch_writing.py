@@ -31,24 +31,26 @@ _LOGITS = 1000
 _EPSILON = 1e-5
 
 
-def write_torchvision(target: Path, recipe: Recipe, state: State) -> Written:
+def write_torchvision(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
     """Write a state_dict with torchvision's names, in its order; return the file and remarks on it.
 
-    A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is 0. Raises
-    `CheckpointError` if the target exists, has another ending than PyTorch's, or the state does not fit.
+    A module of torchvision's or timm's class takes it with `strict=True`. `num_batches_tracked` is 0. `into` is as in
+    `write_new`. Raises `CheckpointError` if the target exists, has another ending than PyTorch's, or the state does not fit.
     """
     _check_name(target)
     expected = fitting(model_spec(recipe.model), recipe.logits, state)
-    write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))})
-    return (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state))
+    write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))}, into=into)
+    return Written((target,), (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state)))
 
 
-def write_nvidia_pytorch(target: Path, recipe: Recipe, state: State, *, epochs: int = 0) -> Written:
+def write_nvidia_pytorch(
+    target: Path, recipe: Recipe, state: State, into: Path | None = None, *, epochs: int = 0
+) -> Written:
     """Write a checkpoint for `main.py --resume` of NVIDIA's code, and its weights; return both files and remarks on them.
 
     The weights, for `--pretrained-from-file`, are a file next to the target: `x.weights.pth.tar` for `x.pth.tar`. `epochs`
-    is the number of epochs done, where the code resumes. Raises `CheckpointError` if a file exists, the target has another
-    ending than PyTorch's, or the state does not fit.
+    is the number of epochs done, where the code resumes. `into` is as in `write_new`. Raises `CheckpointError` if a file
+    exists, the target has another ending than PyTorch's, or the state does not fit.
     """
     ending = _check_name(target)
     weights = target.with_name(f"{target.name.removesuffix(ending)}.weights{ending}")
@@ -67,8 +69,9 @@ def write_nvidia_pytorch(target: Path, recipe: Recipe, state: State, *, epochs: 
         weights: partial(torch_file.save, value=tensors),
         target: partial(torch_file.save, value=checkpoint),
     }
-    write_new(target, files)
-    return (target, weights), tuple(_about_nvidia(target, weights, recipe, state, epochs))
+    write_new(target, files, into=into)
+    both = (target, weights)
+    return Written(both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)))
 
 
 def _check_name(target: Path) -> str:
