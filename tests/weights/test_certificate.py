@@ -22,6 +22,7 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import certificate, checkpoint, logits_process
 from lockstep.weights.conversion import TARGETS
+from lockstep.weights.formats import torch_file
 from lockstep.weights.formats.common import Written
 from lockstep.weights.opening import Opened, open_weights
 from tests.processes import ONE_THREAD
@@ -65,10 +66,15 @@ def source(tmp_path: Path) -> Path:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute all logits with the reference, in this process, which takes much less time."""
 
-    def run(folder: Path, engine: str, parts: list[str]) -> str:
-        logits_process.logits(folder, "reference", parts)
-        return "(reference)"
+    computed_in_this_process_by("reference", monkeypatch)
 
+
+def computed_in_this_process_by(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(folder: Path, engine: str, parts: list[str]) -> str:
+        logits_process.logits(folder, engine, parts)
+        return (folder / f"{engine}.txt").read_text()
+
+    monkeypatch.setattr(certificate, "own_engine", lambda origin: engine)
     monkeypatch.setattr(certificate, "_run", run)
 
 
@@ -113,6 +119,7 @@ def test_two_frameworks_agree_on_converted_weights(tmp_path: Path, monkeypatch: 
         "target": "tensorflow",
     }
     assert found["engines"]["source"] == f"torch {torch.__version__}"
+    assert found["read_by"] == f"{found['engines']['target']}: equal"
     assert 0 < found["largest_difference"] <= found["bound"] == 1e-4
     assert found["mean_difference"] <= found["largest_difference"]
     assert (found["holds"], found["top1_agreement"], found["tensors_equal"]) == (True, 1, found["tensors"])
@@ -129,6 +136,34 @@ def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path
     assert found["source_sha256"] == digests(*source.iterdir())
     assert found["target_sha256"] == digests(tmp_path / "a.pdparams", tmp_path / "a.pdopt")
     assert any("fourth input channel" in change for change in found["changes"])
+
+
+@pytest.mark.parametrize("to", ["safetensors", "timm", "nvidia-pytorch"])
+def test_the_targets_own_framework_reads_what_is_written(
+    to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_in_this_process_by("torch", monkeypatch)
+    found = lockstep.convert(source, tmp_path / TARGET_NAMES[to], to=to)["certificate"]
+    assert found["read_by"] == f"torch {torch.__version__}: equal"
+
+
+def test_a_mistake_that_writer_and_reader_share_is_seen(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, load = torch_file.save, torch_file.load
+
+    def wrong(value: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return value | {"fc.bias": -value["fc.bias"]}
+
+    monkeypatch.setattr(torch_file, "save", lambda path, value: save(path, wrong(value)))
+    monkeypatch.setattr(torch_file, "load", lambda path: wrong(load(path)))
+    monkeypatch.setitem(TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load))
+    computed_in_this_process_by("torch", monkeypatch)
+    with pytest.raises(CheckpointError, match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;"):
+        lockstep.convert(source, tmp_path / "a.pth", to="torchvision")
+    assert left(tmp_path) == []
+    computed_in_this_process_by("reference", monkeypatch)  # without torch nobody sees it
+    assert lockstep.convert(source, tmp_path / "a.pth", to="torchvision")["certificate"]["read_by"] is None
 
 
 def test_a_network_that_a_formats_programs_do_not_have_gets_no_certificate(
@@ -191,7 +226,7 @@ def test_an_engine_that_fails_is_one_message_and_leaves_no_files(
     failing.write_text("#!/bin/sh\necho some framework broke >&2\nexit 3\n")
     failing.chmod(0o755)
     monkeypatch.setattr(backends, "interpreter", lambda name: failing)
-    with pytest.raises(CheckpointError, match=r"torch cannot compute the logits for the certificate: some framework broke"):
+    with pytest.raises(CheckpointError, match=r"torch cannot compute the certificate: some framework broke"):
         lockstep.convert(source, tmp_path / "a.safetensors")
     assert left(tmp_path) == []
 

@@ -54,6 +54,7 @@ def command(
             f"certificate: logits differ by at most {found['largest_difference']:.2g} of the largest "
             f"(bound {found['bound']:g}), {found['tensors_equal']} of {found['tensors']} tensors are equal; computed by "
             f"{' and '.join(dict.fromkeys(found['engines'].values()))}"
+            + (f"; read by {found['read_by']}" if found["read_by"] else "")
         )
 
 

@@ -1,15 +1,17 @@
 """The certificate of a conversion: source and target compute the same images, each in its own framework.
 
-The framework of a format runs in a process of its own if it is installed; otherwise the reference engine computes.
+The framework of a format runs in a process of its own if it is installed; otherwise the reference engine computes. There it
+also reads the target with its own reader. What it gets must be what Lockstep's reader gets, so that a mistake that
+Lockstep's writer and reader share is seen.
 """
 
 import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import cv2
 import numpy as np
@@ -21,6 +23,8 @@ from lockstep.models.architectures import model_spec
 from lockstep.system.errors import CheckpointError
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
+from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.formats.common import Written
 from lockstep.weights.opening import Opened
 
 BOUND = 1e-4
@@ -42,6 +46,8 @@ class Certificate(TypedDict):
     images: int
     engines: dict[str, str]
     """The engine and its framework's version that computed the "source" and the "target"."""
+    read_by: str | None
+    """The engine and version whose framework read the target itself, and the result; None if it is not installed."""
     largest_difference: float
     """The largest difference of two logits, as a share of the largest logit of the source."""
     mean_difference: float
@@ -57,13 +63,19 @@ class Certificate(TypedDict):
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
 
-def certify(
-    source: Opened, target: Opened, files: Sequence[Path], changes: Sequence[str], unsaid: Collection[str]
-) -> Certificate:
-    """Compare the logits of weights and of what was written from them, read back. `files` are those that were written.
+Reader = Callable[[Path], Any]
+"""Lockstep's reader of a file's arrays, as they are stored: dicts and lists of arrays and plain values."""
 
-    `unsaid` are the fields of the recipe that the target's format cannot hold; the source's are used. Raises
-    `CheckpointError` if an engine fails, or if the source's logits are not finite.
+
+def certify(
+    source: Opened, target: Opened, written: Written, read: Reader, changes: Sequence[str], unsaid: Collection[str]
+) -> Certificate:
+    """Compare the logits of weights and of what was written from them, read back.
+
+    `written` has the files as they are on disk. `read` reads those that hold arrays, for a comparison with the framework's
+    own reader. `unsaid` are the fields of the recipe that the target's format cannot hold; the source's are used. Raises
+    `CheckpointError` if an engine fails, if the framework reads the files otherwise, or if the source's logits are not
+    finite.
     """
     recipe = target.recipe.replace(**{name: source.recipe.fields()[name] for name in ("eval_crop", "eval_resize", *unsaid)})
     by_name = {"source": (source.recipe, source.tensors), "target": (recipe, target.tensors)}
@@ -78,10 +90,14 @@ def certify(
             )
             plain = used.replace(precision="fp32", ema_decay=0.0, model=model_spec(used.model))
             (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
+        if engines["target"] != REFERENCE:
+            (folder / "target.files.json").write_text(json.dumps(_paths(written)), encoding="utf-8")
         versions = {
             engine: _run(folder, engine, [part for part, own in engines.items() if own == engine])
             for engine in dict.fromkeys(engines.values())
         }
+        own = f"{engines['target']} {versions[engines['target']]}"
+        read_by = _read_by(folder, own, written, read) if engines["target"] != REFERENCE else None
         logits = {part: np.load(folder / f"{part}.npy").astype(np.float64) for part in by_name}
     if not np.isfinite(logits["source"]).all():
         raise CheckpointError(
@@ -96,10 +112,11 @@ def certify(
         "source": source.source.name,
         "source_sha256": sha256_of(source.source),
         "target": target.source.name,
-        "target_sha256": {path.name: _sha256(path) for path in files if path.is_file()},
+        "target_sha256": {path.name: _sha256(path) for path in written.files},
         "model": str(source.recipe.fields()["model"]),
         "images": IMAGES,
         "engines": {part: f"{engine} {versions[engine]}" for part, engine in engines.items()},
+        "read_by": read_by,
         "largest_difference": found,
         "mean_difference": float(differences.mean()),
         "top1_agreement": float((logits["source"].argmax(1) == logits["target"].argmax(1)).mean()),
@@ -109,6 +126,29 @@ def certify(
         "tensors": len(source.tensors),
         "changes": list(changes),
     }
+
+
+def _paths(written: Written) -> list[str]:
+    return [str(path.absolute()) for path in written.arrays]
+
+
+def _read_by(folder: Path, own: str, written: Written, read: Reader) -> str | None:
+    """Return which framework read the target's files as Lockstep does; None if this version of it does not read them.
+
+    Raises `CheckpointError` if it got other names or values.
+    """
+    theirs: dict[str, dict[str, str] | None] = json.loads((folder / "target.read.json").read_text(encoding="utf-8"))
+    for place, found in theirs.items():
+        if found is None:
+            return None
+        ours = fingerprints(read(Path(place)))
+        unlike = sorted(name for name in ours.keys() | found.keys() if ours.get(name) != found.get(name))
+        if unlike:
+            raise CheckpointError(
+                f"{own} reads {Path(place).name} otherwise than Lockstep: {len(unlike)} of {len(ours)} values differ, such "
+                f"as {unlike[0]}; expected the same names and values. Nothing is written; --no-certificate writes it anyway"
+            )
+    return f"{own}: equal"
 
 
 def _equal(value: np.ndarray, other: np.ndarray | None) -> bool:
@@ -136,7 +176,7 @@ def _run(folder: Path, engine: str, parts: list[str]) -> str:
     ended = carry_out(command, folder, lambda done, total: None)
     if ended.code:
         raise CheckpointError(
-            f"{engine} cannot compute the logits for the certificate: {ended.said or 'it printed nothing'}. "
+            f"{engine} cannot compute the certificate: {ended.said or 'it printed nothing'}. "
             "Without a certificate: --no-certificate"
         )
     return (folder / f"{engine}.txt").read_text(encoding="utf-8")

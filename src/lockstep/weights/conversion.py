@@ -5,20 +5,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import give_names, staging, write_json
 from lockstep.weights import checkpoint
-from lockstep.weights.certificate import Certificate, certify
+from lockstep.weights.certificate import Certificate, Reader, certify
 from lockstep.weights.class_names import Classes
 from lockstep.weights.formats import (
     keras_file,
+    mxnet_params,
     nvidia_mxnet,
     nvidia_paddle,
     nvidia_tensorflow,
+    paddle_pickle,
     refuse_existing,
+    tensor_bundle,
     timm_folder,
+    torch_file,
     torch_writing,
 )
 from lockstep.weights.formats.common import Written, left_out
@@ -54,8 +60,8 @@ def convert(
     a source that fits several, such as resnet50 and resnet50-v1.
 
     With `certificate`, the target is read back, and source and target compute the same images, each in its own framework if
-    it is installed. `TARGET.certificate.json` has the result. If the logits differ by more than the bound, nothing is
-    written.
+    it is installed. The target's framework also reads the target with its own reader. `TARGET.certificate.json` has the
+    result. If the logits differ by more than the bound, or the framework reads other values, nothing is written.
 
     Nothing is overwritten. All files are written to the hidden folder `.TARGET.unfinished` first, and the certificate gets
     its name before them. A remark names whatever cannot be carried over. Raises `CheckpointError`, and `DataError` if
@@ -112,10 +118,13 @@ def _certified(
     weights: Opened, target: Path, written: Written, folder: Path, remarks: Sequence[str], format: "Target"
 ) -> Certificate:
     """Return the certificate of what was written into a folder, and write it there. Raises `CheckpointError` without one."""
-    staged = {path: folder / path.relative_to(target.parent) for path in written.files}
-    found_there = open_weights(staged[written.arrays[0]])
+    files, arrays = (
+        [folder / path.relative_to(target.parent) for path in paths] for paths in (written.files, written.arrays)
+    )
+    staged = replace(written, files=tuple(files), arrays=tuple(arrays))
+    found_there = open_weights(staged.arrays[0])
     changes = [*remarks, *([format.invents] if format.invents else [])]
-    found = certify(weights, found_there, list(staged.values()), changes, format.unsaid)
+    found = certify(weights, found_there, staged, format.read_arrays, changes, format.unsaid)
     if not found["holds"]:
         raise CheckpointError(
             f"{target} would not compute as {weights.source} does: logits differ by "
@@ -195,6 +204,19 @@ def _saying_averages(written: Written, weights: Opened) -> Written:
     return replace(written, remarks=(*written.remarks, remark))
 
 
+def _arrays_of_safetensors(path: Path) -> dict[str, np.ndarray]:
+    return checkpoint.read_weights(path)[0]
+
+
+def _arrays_of_bundle(index: Path) -> dict[str, np.ndarray]:
+    bundle = tensor_bundle.Bundle(index.with_suffix(""))
+    return {name: bundle.read(name) for name in bundle.entries}
+
+
+def _arrays_of_paddle(path: Path) -> dict[str, np.ndarray]:
+    return paddle_pickle.load(path).arrays
+
+
 _COUNTERS = "num_batches_tracked of every batch norm was added, since its modules expect it; it changes no result"
 
 
@@ -205,6 +227,8 @@ class Target:
     write: Callable[[Path, Opened, bool, Path], Written]
     """Writes weights for a path into a folder, from which they are moved there. Its arguments are the path, the weights,
     whether they get a certificate, for formats with metadata, and the folder."""
+    read_arrays: Reader
+    """Reads a file as it is stored, for the comparison with its framework's own reader."""
     has_classes: bool = False
     """Whether it holds names of classes."""
     invents: str = ""
@@ -216,12 +240,14 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
-    "safetensors": Target(_to_safetensors, has_classes=True, unsaid=()),
-    "torchvision": Target(_plain(torch_writing.write_torchvision), invents=_COUNTERS, assumed="torchvision-v1"),
-    "timm": Target(_to_timm, has_classes=True, invents=_COUNTERS, unsaid=()),
-    "keras": Target(_plain(keras_file.write_keras), unsaid=("mean",)),
-    "nvidia-pytorch": Target(_to_nvidia_pytorch, invents=_COUNTERS, assumed="nvidia-pytorch"),
-    "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), assumed="nvidia-tensorflow"),
-    "nvidia-paddle": Target(_plain(nvidia_paddle.write), assumed="nvidia-paddle"),
-    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), assumed="nvidia-mxnet"),
+    "safetensors": Target(_to_safetensors, _arrays_of_safetensors, has_classes=True, unsaid=()),
+    "torchvision": Target(
+        _plain(torch_writing.write_torchvision), torch_file.load, invents=_COUNTERS, assumed="torchvision-v1"
+    ),
+    "timm": Target(_to_timm, _arrays_of_safetensors, has_classes=True, invents=_COUNTERS, unsaid=()),
+    "keras": Target(_plain(keras_file.write_keras), keras_file.stored, unsaid=("mean",)),
+    "nvidia-pytorch": Target(_to_nvidia_pytorch, torch_file.load, invents=_COUNTERS, assumed="nvidia-pytorch"),
+    "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), _arrays_of_bundle, assumed="nvidia-tensorflow"),
+    "nvidia-paddle": Target(_plain(nvidia_paddle.write), _arrays_of_paddle, assumed="nvidia-paddle"),
+    "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),
 }

@@ -3,8 +3,12 @@
 FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights `NAME.safetensors` and their recipe
 `NAME.json`. The process writes `NAME.npy`: the logits, float32 [N, logits], in fp32. It also writes `BACKEND.txt`: the
 version of the framework. Two frameworks cannot share a process.
+
+FOLDER may hold `NAME.files.json`, a list of paths. Then the framework itself reads these files, and `NAME.read.json` gets
+the fingerprints of what it read, by path; null for a file that this version of the framework does not read.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,6 +21,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system.workers import end_with_parent, tell
+from lockstep.weights.fingerprints import fingerprints
 
 
 def logits(folder: Path, backend: str, names: list[str]) -> None:
@@ -27,12 +32,23 @@ def logits(folder: Path, backend: str, names: list[str]) -> None:
     world = module.world(execution)
     for done, name in enumerate(names, start=1):
         recipe = Recipe.of(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+        if (folder / f"{name}.files.json").exists():
+            _read(folder, backend, name, recipe)
         with module.engine(recipe, np.zeros(1), world, execution) as engine:
             engine.write(State(0, load_file(folder / f"{name}.safetensors"), zero_momentum(recipe)))
             np.save(folder / f"{name}.npy", engine.predict(images))
         tell(done, len(names))
     (folder / f"{backend}.txt").write_text(str(backends.FRAMEWORKS[backend].version()), encoding="utf-8")
     world.close()
+
+
+def _read(folder: Path, backend: str, name: str, recipe: Recipe) -> None:
+    read = importlib.import_module(f"lockstep.backends.{backend}.reading").read
+    found = {}
+    for path in json.loads((folder / f"{name}.files.json").read_text(encoding="utf-8")):
+        values = read(Path(path), recipe)
+        found[path] = None if values is None else fingerprints(values)
+    (folder / f"{name}.read.json").write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,17 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     return Original(recipe, state, remarks, "Keras")
 
 
+def stored(path: Path) -> dict[str, np.ndarray]:
+    """Return the variables of a file by layer and name, such as `conv1_conv/kernel`, in Keras' layouts, float32.
+
+    Raises `CheckpointError` if the file is damaged, and `BackendError` if h5py is missing.
+    """
+    keras_variables.require_h5py()
+    with keras_variables.opened(path) as variables:
+        named = _with_layer_names(variables)
+        return {name: named.read(name) for name in named.shapes}
+
+
 def _with_layer_names(variables: Variables) -> Variables:
     """Return variables by the layers' names, also where a file only numbers its layers: in the order of creation."""
     kinds = {kind: _counted(kind, variables.shapes) for kind in (*_KINDS, "dense")}

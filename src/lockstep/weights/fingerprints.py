@@ -1,0 +1,29 @@
+"""Fingerprints of what a reader gets from a file, so that two readers in two processes can be compared bit for bit."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def fingerprints(value: Any) -> dict[str, str]:
+    """Return type, shape and SHA-256 of each array below dicts, lists and tuples, and the text of each other value.
+
+    Names are the keys and positions on the way to a value, such as `optimizer/state/0/momentum_buffer`. Tensors of a
+    framework count as arrays if NumPy can convert them. The byte order of an array does not matter.
+    """
+    return dict(_each(value, ""))
+
+
+def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in pairs:
+            yield from _each(part, f"{name}/{key}" if name else str(key))
+    elif hasattr(value, "__array__"):
+        array = np.asarray(value)
+        array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+        yield name, f"{array.dtype.name} {list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"
+    else:
+        yield name, repr(value)

@@ -1,0 +1,39 @@
+"""Tests for every framework: it reads what Lockstep writes for its programs, for the certificate of a conversion."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends import Backend
+from lockstep.recipes import Recipe
+from lockstep.weights.conversion import TARGETS
+from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.opening import Opened
+from tests.backends.cases import random_state
+from tests.backends.conftest import of_frameworks
+
+FORMATS = {
+    "mxnet": ("nvidia-mxnet", "a"),
+    "paddle": ("nvidia-paddle", "a"),
+    "tensorflow": ("nvidia-tensorflow", "a"),
+    "torch": ("nvidia-pytorch", "a.pth"),
+}
+
+
+@of_frameworks
+def test_a_framework_reads_the_bits_that_were_written(backend: Backend, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    name = str(backend.__name__).rpartition(".")[2]  # type: ignore[attr-defined]
+    to, target = FORMATS[name]
+    state = random_state(tiny_recipe)
+    weights = Opened(tiny_recipe, state, (), tmp_path, "Lockstep")
+    written = TARGETS[to].write(tmp_path / target, weights, True, tmp_path)
+    read: Any = importlib.import_module(f"lockstep.backends.{name}.reading").read
+    stored: set[str] = set()
+    for path in written.arrays:
+        found = fingerprints(read(path, tiny_recipe))
+        assert found == fingerprints(TARGETS[to].read_arrays(path))
+        stored |= set(found.values())
+    for bias in (state.tensors["fc.bias"], state.momentum["fc.bias"]):
+        assert fingerprints([np.array(bias)])["0"] in stored
