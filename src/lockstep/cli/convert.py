@@ -59,15 +59,16 @@ def command(
 
 
 def _inspect(source: Path, which: str, model: str | None, as_json: bool) -> None:
-    from lockstep.weights.inspection import inspect
+    from lockstep.weights.inspection import by_kind, inspect
 
     found = inspect(source, which=which, model=model)
     if as_json:
         print_json(found)
         return
     for name, value in found.items():
-        if name not in ("remarks", "oddities"):
-            print(f"{name.replace('_', ' '):<16} {in_line(_shown(name, value))}")
+        lines = by_kind(value) if name == "stored" else {name.replace("_", " "): _shown(name, value)}
+        for title, line in lines.items() if name not in ("remarks", "oddities") else ():
+            print(f"{title:<16} {in_line(line)}")
     for remark in found["remarks"]:
         print(f"note: {in_line(remark)}")
     for oddity in found["oddities"]:

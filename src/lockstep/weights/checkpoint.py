@@ -14,24 +14,29 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
-from safetensors.numpy import load_file, save_file
 from safetensors.numpy import save as serialise
+from safetensors.numpy import save_file
 
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
-from lockstep.weights.formats import from_bfloat16, refuse_existing
+from lockstep.weights.formats import BFLOAT16, numbers, refuse_existing
+
+Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
+"""Tensors of a file by name, and Lockstep's metadata; None if the file has none."""
 
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
-_NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
+_NUMPY_DTYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?", "BF16": BFLOAT16}
 _NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 """NumPy's dtypes by safetensors' names."""
 
@@ -112,29 +117,45 @@ def load(path: Path) -> tuple[State, str]:
 
     Raises `CheckpointError` if a part of it is missing or damaged.
     """
-    about = _verified(path)
-    parts = {
-        part: read_weights(path / f"{part}.safetensors")[0] if f"{part}.safetensors" in about["sha256"] else {}
-        for part in _PARTS
-    }
-    return State(about["step"], parts["model"], parts["momentum"], parts["ema"], about["scaler"]), about["data_digest"]
+    about = _description(path)
+    model, momentum, average = (_part(path, about, f"{part}.safetensors")[0] for part in _PARTS)
+    return State(about["step"], model, momentum, average, about["scaler"]), about["data_digest"]
 
 
-def _verified(path: Path, *names: str) -> dict[str, Any]:
-    """Check `state.json` and the named files, or all files, against their digests; return the content of `state.json`."""
+def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = False) -> Part:
+    """Return a file of a checkpoint, given the content of `state.json`; nothing if the checkpoint does not have it.
+
+    The file is read once: its SHA-256 is that of the bytes that are used. Raises `CheckpointError` if it is missing or
+    damaged.
+    """
+    if name not in about["sha256"]:
+        return {}, None
+    with _of_checkpoint(path):
+        data = (path / name).read_bytes()
+    _check_digest(path / name, hashlib.sha256(data).hexdigest(), about)
+    return _parsed(path / name, data, as_stored=as_stored)
+
+
+def _check_digest(file: Path, digest: str, about: dict[str, Any]) -> None:
+    if digest != about["sha256"][file.name]:
+        raise CheckpointError(f"{file} is damaged: its SHA-256 differs from the one in state.json")
+
+
+@contextmanager
+def _of_checkpoint(path: Path) -> Iterator[None]:
     try:
-        about = _description(path / "state.json")
-        for name, digest in about["sha256"].items():
-            if name in (names or (name,)) and _digest(path / name) != digest:
-                raise CheckpointError(f"{path / name} is damaged: its SHA-256 differs from the one in state.json")
+        yield
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
-    return about
 
 
-def _description(file: Path) -> dict[str, Any]:
+def _description(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing or damaged."""
+    file = path / "state.json"
+    with _of_checkpoint(path):
+        data = file.read_bytes()
     try:
-        about = parsed(file.read_bytes())
+        about = parsed(data)
         whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
     except (ValueError, RecursionError):
         whole = False
@@ -148,7 +169,10 @@ def _description(file: Path) -> dict[str, Any]:
 
 def _is_intact(path: Path) -> bool:
     try:
-        _verified(path)
+        about = _description(path)
+        for name in about["sha256"]:
+            with _of_checkpoint(path):
+                _check_digest(path / name, _digest(path / name), about)
     except CheckpointError:
         return False
     return True
@@ -157,20 +181,18 @@ def _is_intact(path: Path) -> bool:
 def load_weights(path: Path, *, ema: bool, everything: bool = False) -> tuple[State, dict[str, Any]]:
     """Return a checkpoint's weights, or their moving average, as a state, and their metadata.
 
-    With `everything`, the state also has velocities, moving average and loss scale. Raises `CheckpointError` if a part is
-    missing or damaged.
+    The weights are as they are stored, also in bfloat16 (`BFLOAT16`). With `everything`, the state also has velocities,
+    moving average and loss scale. Raises `CheckpointError` if a part is missing or damaged; other parts are not read.
     """
     name = "ema.safetensors" if ema else "model.safetensors"
-    description = _verified(path, *(() if everything else (name,)))
+    description = _description(path)
     if name not in description["sha256"]:
         raise CheckpointError(f"{path} has no moving average; the recipe's ema_decay is 0")
-    tensors, about = read_weights(path / name)
+    tensors, about = _part(path, description, name, as_stored=True)
     if about is None:
         raise CheckpointError(f"{path / name} has no metadata with its recipe")
     others = (f"{part}.safetensors" for part in _PARTS[1:])
-    momentum, average = (
-        read_weights(path / file)[0] if everything and file in description["sha256"] else {} for file in others
-    )
+    momentum, average = (_part(path, description, file)[0] if everything else {} for file in others)
     return State(description["step"], tensors, momentum, average, description["scaler"] if everything else {}), about
 
 
@@ -209,22 +231,16 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
         shutil.rmtree(path)
 
 
-def read_weights(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any] | None]:
+def read_weights(path: Path, *, as_stored: bool = False) -> Part:
     """Return the tensors of a safetensors file, and Lockstep's metadata (None if another program wrote the file).
 
-    bfloat16 tensors become float32. Raises `CheckpointError` if the file cannot be read.
+    bfloat16 tensors become float32; with `as_stored` they stay as they are (`BFLOAT16`). Raises `CheckpointError` if the
+    file cannot be read.
     """
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-        if unknown := dtypes - {"BF16", *_NUMPY_DTYPES}:
-            raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
-        # safetensors' reader for NumPy supports bfloat16 only if some other package has added that type to NumPy.
-        tensors = _deserialised(path) if "BF16" in dtypes else load_file(path)
-        return tensors, parsed(metadata["lockstep"]) if "lockstep" in metadata else None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+        return _parsed(path, path.read_bytes(), as_stored=as_stored)
+    except OSError as error:
+        raise _unreadable(path, error) from None
 
 
 def metadata(path: Path) -> dict[str, Any] | None:
@@ -234,18 +250,29 @@ def metadata(path: Path) -> dict[str, Any] | None:
             noted = (file.metadata() or {}).get("lockstep")
         return None if noted is None else parsed(noted)
     except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file that can be read: {error}") from None
+        raise _unreadable(path, error) from None
 
 
-def _deserialised(path: Path) -> dict[str, np.ndarray]:
+def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
+    """Return what `read_weights` returns, of the bytes of the file `path`. Its arrays are new and writeable."""
+    try:
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]  # it checks the header; its order is random
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata = header.pop("__metadata__", None) or {}
+        about = parsed(metadata["lockstep"]) if "lockstep" in metadata else None
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+    if unknown := {each["dtype"] for each in found.values()} - _NUMPY_DTYPES.keys():
+        raise CheckpointError(f"{path} has tensors of {', '.join(sorted(unknown))}; convert them to F32 first")
     tensors = {}
-    for name, about in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
-        if about["dtype"] == "BF16":
-            values = from_bfloat16(np.frombuffer(about["data"], "<u2"))
-        else:
-            values = np.frombuffer(about["data"], _NUMPY_DTYPES[about["dtype"]])
-        tensors[name] = values.reshape(about["shape"])
-    return tensors
+    for name in header:
+        each = found[name]
+        tensors[name] = np.frombuffer(each["data"], _NUMPY_DTYPES[each["dtype"]]).reshape(each["shape"])
+    return tensors if as_stored else {name: numbers(value) for name, value in tensors.items()}, about
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is not a safetensors file that can be read: {error}")
 
 
 def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""What a weights file is, without converting it: origin, model, classes, statistics, oddities."""
+"""What a weights file is, without converting it: origin, model, classes, names and types of its arrays, oddities."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.preprocessing import FIELDS
 
 _SHOWN = 5
+_NAMED, _LONGEST = 3, 80
 
 
 def inspect(source: str | Path, *, which: str = "newest", model: str | None = None) -> dict[str, Any]:
     """Return what a run, a checkpoint or another program's file holds, as plain values that JSON can hold.
 
-    `model` names the model of a file that fits several.
+    `model` names the model of a file that fits several. "stored" lists the arrays next to the weights as the file has them:
+    "name", "dtype", "shape", and "tensors", the canonical names of what is made of each; empty if it is not used. "dtypes"
+    counts the types of those that are used.
 
     Raises `CheckpointError` if it cannot be read.
     """
@@ -31,7 +35,8 @@ def inspect(source: str | Path, *, which: str = "newest", model: str | None = No
         "classes": list(opened.classes),
         "parameters": sum(value.size for name, value in opened.tensors.items() if "running_" not in name),
         "tensors": len(opened.tensors),
-        "dtypes": dict(Counter(str(value.dtype) for value in opened.tensors.values())),
+        "dtypes": dict(Counter(each.dtype for each in opened.stored if each.tensors)),
+        "stored": [asdict(each) for each in opened.stored],
         "step": state.step or None,
         "epochs": opened.epochs,
         "velocities": bool(state.momentum),
@@ -41,6 +46,31 @@ def inspect(source: str | Path, *, which: str = "newest", model: str | None = No
         "remarks": list(opened.remarks),
         "oddities": list(oddities(opened)),
     }
+
+
+def by_kind(stored: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return numbers, types and the first names of the arrays of each kind, given "stored" of `inspect`, for users."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for each in stored:
+        kinds.setdefault(_kind(each), []).append(each)
+    return {kind: _few(kinds[kind]) for kind in _KINDS if kind in kinds}
+
+
+_KINDS = ("kernels", "batch norms", "classifier", "not used")
+
+
+def _kind(each: Mapping[str, Any]) -> str:
+    if not each["tensors"]:
+        return "not used"
+    if each["tensors"][0].startswith("fc."):
+        return "classifier"
+    return "kernels" if len(each["shape"]) == 4 else "batch norms"
+
+
+def _few(found: Sequence[Mapping[str, Any]]) -> str:
+    counts = ", ".join(f"{dtype} {count}" for dtype, count in Counter(each["dtype"] for each in found).items())
+    names = ", ".join(each["name"][:_LONGEST] for each in found[:_NAMED])
+    return f"{counts}: {names}{', ...' if len(found) > _NAMED else ''}"
 
 
 def oddities(opened: Opened) -> Iterator[str]:

@@ -16,8 +16,10 @@ from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights import checkpoint
 from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.formats import (
+    dtype_name,
     foreign_safetensors,
     keras_file,
+    numbers,
     nvidia_mxnet,
     nvidia_paddle,
     nvidia_tensorflow,
@@ -27,7 +29,7 @@ from lockstep.weights.formats import (
     torch_file,
     torch_models,
 )
-from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.common import Original, Stored, described, listed
 from lockstep.weights.preprocessing import assumed_preprocessing
 
 LOCKSTEP = "Lockstep"
@@ -51,6 +53,8 @@ class Opened:
     """Number of whole epochs done, if another program's file or the run's log says it."""
     is_folded: bool = False
     """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
+    stored: tuple[Stored, ...] = ()
+    """The arrays of the file as it has them, also those that are not used; without optimizer and moving average."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -186,7 +190,7 @@ def _of_lockstep(path: Path, *, ema: bool, momentum: bool) -> Opened | None:
         if noted is not None:
             if ema:
                 raise CheckpointError(f"{path} is a single file; the moving average is a separate file, ema.safetensors")
-            tensors, _ = checkpoint.read_weights(path)
+            tensors, _ = checkpoint.read_weights(path, as_stored=True)
             return _noted(noted, State(0, tensors, {}), path)
     return None
 
@@ -222,15 +226,17 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
         raise CheckpointError(f"{path} was written with a recipe that this version cannot read: {error}") from None
     if len(classes) > recipe.logits:
         raise CheckpointError(f"{path} has names of {len(classes)} classes, but its recipe has {recipe.logits}")
+    stored = listed(described(state.tensors), zip(state.tensors, state.tensors, strict=True))
     state = replace(state, tensors={name: _float32(path, name, value) for name, value in state.tensors.items()})
     _check_canonical(path, recipe, state)
-    return Opened(recipe, state, _printable(classes), path, LOCKSTEP)
+    return Opened(recipe, state, _printable(classes), path, LOCKSTEP, stored=stored)
 
 
 def _float32(path: Path, name: str, value: np.ndarray) -> np.ndarray:
-    if value.dtype.kind != "f":
-        raise CheckpointError(f"{path}, weights: {name} is {value.dtype}, expected float32; write them again")
-    return value.astype(np.float32, copy=False)
+    found = numbers(value)
+    if found.dtype.kind != "f":
+        raise CheckpointError(f"{path}, weights: {name} is {dtype_name(value.dtype)}, expected float32; write them again")
+    return found.astype(np.float32, copy=False)
 
 
 def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
@@ -259,8 +265,9 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
     changes, assumed = ({}, ()) if is_described else assumed_preprocessing(found.origin, place)
     recipe = found.recipe.replace(**changes) if changes else found.recipe
     remarks = _printable((*found.remarks, *assumed))
-    classes = _printable(found.classes)
-    return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, found.is_folded)
+    classes, names = _printable(found.classes), _printable(each.name for each in found.stored)
+    stored = tuple(replace(each, name=name) for each, name in zip(found.stored, names, strict=True))
+    return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, found.is_folded, stored)
 
 
 def _printable(texts: Iterable[str]) -> tuple[str, ...]:

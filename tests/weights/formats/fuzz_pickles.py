@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import paddle_pickle, torch_file
+from lockstep.weights.formats import numbers, paddle_pickle, torch_file
 
 
 def of_torch(rng: np.random.Generator, *, is_zip: bool) -> bytes:
@@ -50,6 +50,7 @@ def same(found: Any, expected: Any) -> bool:
         value = (expected.float() if expected.dtype == torch.bfloat16 else expected).detach().resolve_conj().numpy()
         if not isinstance(found, np.ndarray):
             return False
+        found = numbers(found)
         return found.dtype == value.dtype and found.shape == value.shape and found.tobytes() == value.tobytes()
     if isinstance(expected, dict):
         return (

@@ -69,9 +69,11 @@ def unlike(found: Opened) -> str:
     if len(found.classes) > recipe.logits or not all(isinstance(name, str) for name in found.classes):
         return "classes"
     try:
-        "".join((*found.classes, *found.remarks, found.origin)).encode()
+        "".join((*found.classes, *found.remarks, found.origin, *(each.name + each.dtype for each in found.stored))).encode()
     except (TypeError, UnicodeEncodeError):
         return "texts"
+    if not {name for each in found.stored for name in each.tensors} <= state.tensors.keys():
+        return "stored"
     return "" if isinstance(found.epochs, int | None) else "epochs"
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
 from tests.weights.formats.cases import EDITS, Variables, assert_stored, edited
 
@@ -100,9 +101,10 @@ def test_a_size_of_0_is_an_array_without_values(tmp_path: Path) -> None:
     assert_stored(read(stored(array_of("V3", (0, 3), b"")), tmp_path), {"x": np.zeros((0, 3), np.float32)})
 
 
-def test_bfloat16_is_read_as_its_bits(tmp_path: Path) -> None:
+def test_bfloat16_is_read_as_it_is(tmp_path: Path) -> None:
     found = read(stored(array_of(data=b"\x80\x3f\x00\xc0", kind=12)), tmp_path)
-    assert_stored(found, {"x": np.array([0x3F80, 0xC000], np.uint16)})
+    assert_stored(found, {"x": np.array([0x3F80, 0xC000], np.uint16).view(BFLOAT16)})
+    assert numbers(found["x"]).tolist() == [1, -2]
 
 
 def test_arrays_of_a_gpu_are_read(tmp_path: Path) -> None:

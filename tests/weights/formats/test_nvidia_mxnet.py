@@ -14,7 +14,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import mxnet_params
+from lockstep.weights.formats import BFLOAT16, mxnet_params
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_mxnet import names, read, write
 from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
@@ -206,7 +206,7 @@ def test_other_floats_become_float32(dtype: type, file: Path) -> None:
 def test_bfloat16_is_read_from_its_bits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = dict(mxnet_params.load(file))
     bits = arrays["arg:fc1_weight"].view(np.uint32)
-    arrays["arg:fc1_weight"] = (bits >> 16).astype(np.uint16)
+    arrays["arg:fc1_weight"] = (bits >> 16).astype(np.uint16).view(BFLOAT16)
     monkeypatch.setattr(mxnet_params, "load", lambda path: arrays)
     expected = (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)
     assert np.array_equal(read(file).state.tensors["fc.weight"], expected)

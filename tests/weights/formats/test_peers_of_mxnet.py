@@ -20,7 +20,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import from_bfloat16, mxnet_params, nvidia_mxnet
+from lockstep.weights.formats import mxnet_params, numbers, nvidia_mxnet
 from lockstep.weights.formats.common import Original
 from tests.processes import mxnet_python
 from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
@@ -110,7 +110,7 @@ def test_every_type_of_mxnets_arrays_is_read(arrays: Path) -> None:
     assert len(found) == 8
     assert_stored(found, dict(np.load(arrays / "theirs.npz")))
     halves = mxnet_params.load(arrays / "bfloat16.params")["x"]
-    assert np.array_equal(from_bfloat16(halves), found["float32"])
+    assert np.array_equal(numbers(halves), found["float32"])
     assert_stored(mxnet_params.load(arrays / "numpy.params"), {"x": found["float32"]})
     assert mxnet_params.load(arrays / "empty.params") == {}
 

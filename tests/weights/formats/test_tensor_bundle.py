@@ -164,7 +164,7 @@ def test_an_index_with_right_checksums_that_makes_no_sense_is_refused(
     ("entry", "reason"),
     [
         (bytes([0x08, 1, 0x28, 5]), r"a has 5 bytes, which does not fit its shape \(\)"),
-        (bytes([0x08, 99, 0x28, 4]), "a is of type type 99"),
+        (bytes([0x08, 99, 0x28, 4]), "a is of type 99;"),
         (bytes([0x08, 5, 0x28, 2]), "a is of type int16"),
     ],
     ids=["size", "unknown type", "other type"],

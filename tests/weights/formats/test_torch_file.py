@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import dtype_name, numbers
 from lockstep.weights.formats.torch_file import is_torch_file, load, save
 from lockstep.weights.formats.torch_pickle import Opaque
 from tests.weights.formats.cases import EDITS, edited
@@ -75,12 +76,9 @@ def test_tensors_are_read_bit_for_bit_whatever_their_type_and_however_they_lie(
     found = load(written(TENSORS, tmp_path, container))
     assert list(found) == list(TENSORS)
     for name, tensor in TENSORS.items():
-        value = in_numpy(tensor)
-        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (
-            value.dtype,
-            value.shape,
-            value.tobytes(),
-        ), name
+        value, read = in_numpy(tensor), numbers(found[name])
+        assert f"torch.{dtype_name(found[name].dtype)}" == str(tensor.dtype), name
+        assert (read.dtype, read.shape, read.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
 @CONTAINERS

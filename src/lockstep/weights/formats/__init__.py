@@ -13,10 +13,24 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+"""The type of arrays that hold bfloat16 numbers as a file has them, since NumPy has no bfloat16. `numbers` converts them."""
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Return an array with its bfloat16 numbers as float32, in the same shape; any other array unchanged."""
+    return np.asarray(from_bfloat16(values["bfloat16"])) if values.dtype == BFLOAT16 else values
+
+
+def dtype_name(dtype: "np.dtype[Any]") -> str:
+    """Return the name of a type of numbers: "float32", "bfloat16", ... whatever its byte order is."""
+    return "bfloat16" if dtype == BFLOAT16 else dtype.name
 
 
 def from_bfloat16(halves: np.ndarray) -> np.ndarray:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, blocks, stem, tensors
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.formats import refuse_existing
+from lockstep.weights.formats import dtype_name, refuse_existing
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
@@ -30,6 +32,20 @@ class Written:
     """The files that hold arrays. The first makes the others readable: it names the whole for `open_weights`."""
     remarks: tuple[str, ...]
     """What the files do not hold, and notes on how to use them."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array as a file has it."""
+
+    name: str
+    """Its name in the file."""
+    dtype: str
+    """Its type in the file: "float32", "float16", "bfloat16", "int64", ..."""
+    shape: Shape
+    """Its shape in the file, which may have another order of axes than the canonical one."""
+    tensors: tuple[str, ...] = ()
+    """The canonical names of the tensors that are made of it; empty if it is not used."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,28 @@ class Original:
     says_preprocessing: bool = False
     """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed. timm's folders, which
     always say it, do not set this."""
+    stored: tuple[Stored, ...] = ()
+    """The arrays next to the weights in the file, in its order, used or not; those of an optimizer or of a moving average
+    are left out."""
 
     @property
     def has_classifier(self) -> bool:
         """Whether it has a classifier. Without one, the state has no `fc.*`, and `recipe.logits` has no meaning."""
         return "fc.bias" in self.state.tensors
+
+
+def listed(arrays: Iterable[tuple[str, str, Shape]], made: Iterable[tuple[str, str]]) -> tuple[Stored, ...]:
+    """Return the arrays of a file, given by name, type and shape. `made` has pairs of a canonical tensor and an array."""
+    by_name: dict[str, list[str]] = {}
+    for tensor, name in made:
+        by_name.setdefault(name, []).append(tensor)
+    return tuple(Stored(name, dtype, shape, tuple(by_name.get(name, ()))) for name, dtype, shape in arrays)
+
+
+def described(arrays: Mapping[str, np.ndarray]) -> Iterable[tuple[str, str, Shape]]:
+    """Yield name, type and shape of arrays that are as their file has them."""
+    for name, value in arrays.items():
+        yield name, dtype_name(value.dtype), value.shape
 
 
 @dataclass(frozen=True)

@@ -21,5 +21,5 @@ def is_safetensors(path: Path) -> bool:
 
 def read(path: Path, *, momentum: bool = True) -> Original:
     """Read a file of tensors. Raises `CheckpointError` if it is damaged, incomplete or of another model."""
-    stored, _ = checkpoint.read_weights(path)
+    stored, _ = checkpoint.read_weights(path, as_stored=True)
     return of_state_dict(path, stored)

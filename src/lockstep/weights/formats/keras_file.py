@@ -39,6 +39,7 @@ from lockstep.weights.formats.common import (
     is_stem,
     left_out,
     left_over,
+    listed,
     matched,
     write_new,
 )
@@ -79,12 +80,16 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         )
         stored = [tensor for tensor in tensors(spec, logits) if matching.names[tensor.name] in variables.shapes]
         state = State(0, {tensor.name: _canonical(variables, matching, tensor) for tensor in stored}, {})
-        used = {*matching.names.values(), *(f"{layer}/bias" for layer in _scopes(spec).values())}
+        biases = {f"{conv}/bias": f"{conv.removesuffix('_conv')}_bn/moving_mean" for conv in _scopes(spec).values()}
+        used = {*matching.names.values(), *biases}
         remarks = (
             *_remarks(variables, matching, head, model),
             *left_over(sorted(name for name in variables.shapes if name not in used)),
         )
-    return Original(recipe, state, remarks, "Keras")
+        made = {matching.names[tensor.name]: tensor.name for tensor in stored}
+        made |= {bias: made[mean] for bias, mean in biases.items() if bias in variables.shapes}
+        held = listed(variables.stored(), ((tensor, variables.place(name)) for name, tensor in made.items()))
+    return Original(recipe, state, remarks, "Keras", stored=held)
 
 
 def stored(path: Path) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
-from lockstep.weights.formats import from_bfloat16
+from lockstep.weights.formats import BFLOAT16, dtype_name, from_bfloat16
 
 INSTALL = "pip install h5py==3.14.0"
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -79,6 +79,15 @@ class Variables:
                 f"{self.path}: {name} is {values.dtype}, expected float32; save the model without quantization"
             )
         return np.array(values, np.float32, order="C")
+
+    def stored(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Yield the path of every array in HDF5, its type and its shape."""
+        for name, dataset in self.datasets.items():
+            yield self.place(name), dtype_name(BFLOAT16 if _is_bfloat16(dataset) else dataset.dtype), dataset.shape
+
+    def place(self, name: str) -> str:
+        """Return the path of an array in HDF5."""
+        return str(self.datasets[name].name).lstrip("/")
 
     def is_converted(self, name: str) -> bool:
         """Return whether an array is not stored as float32."""

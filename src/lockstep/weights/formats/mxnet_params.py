@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import BFLOAT16
 
 _MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -35,7 +36,6 @@ _SPARSE = {1: "row_sparse", 2: "csr"}
 _CPU = 1
 _DEVICES = (_CPU, 2, 3, 5)
 """CPU, GPU, pinned CPU memory and shared CPU memory."""
-_BFLOAT16 = 12
 _DTYPES: dict[int, np.dtype[Any]] = {
     0: np.dtype("<f4"),
     1: np.dtype("<f8"),
@@ -45,17 +45,17 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     5: np.dtype("i1"),
     6: np.dtype("<i8"),
     7: np.dtype("?"),
-    _BFLOAT16: np.dtype("<u2"),
+    12: BFLOAT16,
 }
-"""Dtypes by MXNet's number. NumPy has no bfloat16, so its bits are read as uint16."""
-_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if number != _BFLOAT16}
+"""Dtypes by MXNet's number."""
+_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}
 _MOST_AXES = 32
 _LEAST_BYTES = 16
 """Size of the smallest array, one without values."""
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """Return a file's arrays by name, in the file's order. They are read-only; bfloat16 is returned as its bits, uint16.
+    """Return a file's arrays by name, in the file's order. They are read-only, and of the types of the file.
 
     Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are sparse or have no names.
     """

@@ -37,7 +37,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
-from lockstep.weights.formats import from_bfloat16, mxnet_params, mxnet_symbol
+from lockstep.weights.formats import dtype_name, mxnet_params, mxnet_symbol, numbers
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
@@ -47,10 +47,12 @@ from lockstep.weights.formats.common import (
     Writers,
     Written,
     about_momentum,
+    described,
     fitting,
     fitting_model,
     in_order,
     is_stem,
+    listed,
     matched,
     placed,
     write_new,
@@ -120,7 +122,8 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     epsilon. Raises `CheckpointError` if a file is damaged, incomplete or of another model, or if the layout of a kernel is
     ambiguous.
     """
-    arrays = _bare(path, mxnet_params.load(path))
+    stored = mxnet_params.load(path)
+    arrays = _bare(path, stored)
     graph = _graph_of(path)
     symbol = mxnet_symbol.load(graph) if graph is not None and graph.is_file() else None
     matching = _matching(path, arrays, symbol)
@@ -132,8 +135,8 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     missing = [name for name in slots.values() if name not in velocities]
     carried = slots if momentum and not missing else {}
     found, speeds = (
-        {tensor.name: _canonical(file, stored[name], name, tensor, layouts) for tensor, name in names.items()}
-        for file, stored, names in ((path, arrays, table), (velocities_file, velocities, carried))
+        {tensor.name: _canonical(file, values[name], name, tensor, layouts) for tensor, name in names.items()}
+        for file, values, names in ((path, arrays, table), (velocities_file, velocities, carried))
     )
     remarks = (
         *([_about_step(path)] if momentum else []),
@@ -144,7 +147,9 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     recipe = recipe.replace(bn_epsilon=_epsilon(recipe, symbol))
     match = _OF_EPOCH.fullmatch(path.name)
     epochs = int(match[2]) if match else None
-    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet", epochs=epochs)
+    full = dict(zip(arrays, stored, strict=True))
+    held = listed(described(stored), ((tensor.name, full[name]) for tensor, name in table.items()))
+    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet", epochs=epochs, stored=held)
 
 
 def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -297,12 +302,10 @@ def _layouts(
 
 def _canonical(file: Path, values: np.ndarray, name: str, tensor: Tensor, layouts: Mapping[str, str]) -> np.ndarray:
     """Return a variable, or the velocity of one, as a new canonical float32 array."""
-    layout = layouts.get(name)
-    if values.dtype == np.uint16:
-        values = from_bfloat16(values)
+    layout, kind, values = layouts.get(name), dtype_name(values.dtype), numbers(values)
     if values.shape not in _stored_shapes(tensor, layout) or values.dtype.kind != "f":
         expected = list(_stored_shapes(tensor, layout)[0])
-        raise CheckpointError(f"{file}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+        raise CheckpointError(f"{file}: {name} is {kind} {list(values.shape)}, expected float32 {expected}")
     if layout == "NHWC":
         values = values.transpose(0, 3, 1, 2)
     if is_stem(tensor):

@@ -42,7 +42,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import from_bfloat16, paddle_pickle
+from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, paddle_pickle
 from lockstep.weights.formats.common import (
     FOURTH_CHANNEL,
     Matching,
@@ -52,11 +52,13 @@ from lockstep.weights.formats.common import (
     Writers,
     Written,
     about_momentum,
+    described,
     fitting,
     fitting_model,
     in_order,
     is_stem,
     left_over,
+    listed,
     matched,
     write_new,
 )
@@ -120,11 +122,12 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
     contents = paddle_pickle.load(_file(prefix, _PARAMETERS))
-    matching = _matched(prefix, contents.arrays)
+    arrays = _typed(contents.arrays)
+    matching = _matched(prefix, arrays)
     table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
-    rounded = any(contents.arrays[name].dtype != np.float32 for name in table.values())
+    rounded = any(arrays[name].dtype != np.float32 for name in table.values())
     optimizer = _of_optimizer(prefix) if momentum or rounded else {}
-    stored = optimizer | contents.arrays
+    stored = optimizer | arrays
     parameters = {tensor: contents.parameters.get(name, name) for tensor, name in table.items()}
     masters = {tensor: f"{parameter}{_MASTER}" for tensor, parameter in parameters.items()}
     sources = table | {tensor: master for tensor, master in masters.items() if master in optimizer}
@@ -135,7 +138,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     others = (name for name in (*stored, *contents.others) if name not in used and not _OF_OPTIMIZER.fullmatch(name))
     remarks = (
         *([_about_step(prefix)] if momentum else []),
-        *_remarks(contents.arrays, sources, table),
+        *_remarks(arrays, sources, table),
         *(about_momentum(missing, len(slots), f"*{_VELOCITY}") if momentum else ()),
         *left_over(sorted(others)),
     )
@@ -147,7 +150,8 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     folder = prefix.absolute().parent.name
     epochs = int(folder) + 1 if folder.isdecimal() else None
     state = State(0, found, velocities, scaler=_scaler(optimizer) if momentum else {})
-    return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs)
+    held = listed(described(arrays), ((tensor.name, name) for tensor, name in table.items()))
+    return Original(recipe, state, remarks, _origin(matching.names), epochs=epochs, stored=held)
 
 
 def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -162,7 +166,12 @@ def _scaler(optimizer: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 def _of_optimizer(prefix: Path) -> dict[str, np.ndarray]:
     path = _file(prefix, _OPTIMIZER)
-    return paddle_pickle.load(path).arrays if path.exists() else {}
+    return _typed(paddle_pickle.load(path).arrays) if path.exists() else {}
+
+
+def _typed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays with bfloat16 for uint16, as which Paddle stores its bits."""
+    return {name: value.view(BFLOAT16) if value.dtype == np.uint16 else value for name, value in arrays.items()}
 
 
 def _slot(parameter: str, optimizer: Mapping[str, np.ndarray]) -> str:
@@ -256,12 +265,10 @@ def _stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
 
 def _canonical(prefix: Path, stored: Mapping[str, np.ndarray], name: str, tensor: Tensor) -> np.ndarray:
     """Return a variable, or the velocity of one, as a new canonical float32 array."""
-    values = stored[name]
-    if values.dtype == np.uint16:
-        values = from_bfloat16(values)
+    kind, values = dtype_name(stored[name].dtype), numbers(stored[name])
     if values.shape not in _stored_shapes(tensor) or values.dtype.kind != "f":
         expected = list(_stored_shapes(tensor)[0])
-        raise CheckpointError(f"{prefix}: {name} is {values.dtype} {list(values.shape)}, expected float32 {expected}")
+        raise CheckpointError(f"{prefix}: {name} is {kind} {list(values.shape)}, expected float32 {expected}")
     if is_stem(tensor):
         values = values[:, : tensor.shape[1]]
     elif tensor.role == "fc_weight":

@@ -34,7 +34,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import refuse_existing, structure, tensor_bundle
-from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over, placed
+from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over, listed, placed
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
 
@@ -103,7 +103,9 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
         *(about_momentum(missing, len(slots), _SLOT) if momentum else ()),
         *left_over(sorted(shapes.keys() - used)),
     )
-    return Original(recipe, State(_step(bundle), found, velocities), remarks, "NVIDIA TensorFlow")
+    held = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
+    state = State(_step(bundle), found, velocities)
+    return Original(recipe, state, remarks, "NVIDIA TensorFlow", stored=listed(held, table.items()))
 
 
 def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:

@@ -58,19 +58,35 @@ class Graph:
 
         Raises `ValueError` if its bytes do not fit its shape or lie outside of the model's folder.
         """
+        place, transposed = self.place(name)
+        if place is None:
+            return None
+        values = _array(self, place)
+        for node in reversed(transposed):
+            values = values.transpose(self.attribute(node, "perm", None))
+        return values
+
+    def place(self, name: str) -> tuple[str | None, list[Any]]:
+        """Return the stored constant that a value is, None if it is none, and the nodes that transpose it."""
         transposed: list[Any] = []
         for _ in range(_MOST_STEPS):
             if name in self.stored:
-                values = _array(self, name)
-                for node in reversed(transposed):
-                    values = values.transpose(self.attribute(node, "perm", None))
-                return values
+                return name, transposed
             maker = self.makers.get(name)
             if maker is None or maker.op_type not in ("Identity", "Cast", "Transpose") or not maker.input:
-                return None
+                break
             transposed += [maker] if maker.op_type == "Transpose" else []
             name = maker.input[0]
-        return None
+        return None, transposed
+
+    def described(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Yield name, type and shape of every stored constant."""
+        for name, tensor in self.stored.items():
+            try:
+                kind = np.dtype(self.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).name
+            except (LookupError, TypeError):
+                kind = f"type {tensor.data_type}"
+            yield name, kind, tuple(tensor.dims)
 
     def floats(self, name: str, what: str) -> np.ndarray:
         """Return a constant of floats as a new float32 array. Raises `ValueError` if it is something else."""

@@ -28,7 +28,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.weights.formats import onnx_graph, onnx_metadata
-from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.common import Original, listed
 from lockstep.weights.formats.onnx_graph import Graph
 
 Padding = Literal["symmetric", "same"]
@@ -39,6 +39,8 @@ _PASSED = ("Identity", "Dropout")
 """Nodes that change nothing during inference."""
 _POOLS = ("GlobalAveragePool", "ReduceMean", "AveragePool")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
+"""What the inputs of a BatchNormalization are, after the values that it normalises."""
 _COMPUTING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization")
 """Nodes that have weights."""
 
@@ -56,6 +58,8 @@ class _Unit:
     groups: int
     padding: Padding | None
     """None if both kinds of padding are the same."""
+    constants: tuple[str, ...]
+    """The values that these arrays are in the graph: weight, batch norm, bias, as far as the unit has them."""
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int]:
@@ -76,6 +80,8 @@ class _Network:
     std: Colour
     head: tuple[np.ndarray, np.ndarray]
     """Weight (out, in) and bias of the classifier."""
+    constants: tuple[str, ...]
+    """The values that the classifier's arrays are in the graph."""
     remarks: tuple[str, ...]
 
 
@@ -127,7 +133,21 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         classes,
         is_folded=is_folded,
         says_preprocessing=says_preprocessing,
+        stored=listed(graph.described(), _made(graph, network)),
     )
+
+
+def _made(graph: Graph, network: _Network) -> Iterator[tuple[str, str]]:
+    """Yield every canonical tensor and the name of a stored constant that it is made of."""
+    parts = [*zip(("fc.weight", "fc.bias"), network.constants, strict=False)]
+    for conv, unit in zip(_convolutions(network.spec), network.units, strict=True):
+        last = f"{conv.bn_name}.{'running_mean' if unit.norm else 'bias'}"
+        norm = [f"{conv.bn_name}.{suffix}" for suffix in _BATCH_NORM] if unit.norm else []
+        parts += zip((f"{conv.name}.weight", *norm, last), unit.constants, strict=False)
+    for tensor, value in parts:
+        place, _ = graph.place(value)
+        if place is not None:
+            yield tensor, place
 
 
 def _with_preprocessing(graph: Graph, recipe: Recipe) -> tuple[Recipe, bool, tuple[str, ...]]:
@@ -161,7 +181,7 @@ class _Walk:
         while not any(node.op_type in _POOLS for node in self._users(value)):
             main, shortcut, value = self._block(value)
             found.append((main, shortcut))
-        head = self._head(value)
+        head, constants = self._head(value)
         self._check_complete()
         units = [first, *(unit for block in found for branch in block for unit in branch)]
         spec = _spec(first, found)
@@ -169,7 +189,7 @@ class _Walk:
         self._paddings |= {unit.padding for unit in units if unit.padding is not None}
         if len(self._paddings) != 1:
             raise ValueError(f"its windows are padded in {len(self._paddings)} ways, expected one of symmetric and same")
-        return _Network(units, spec, self._paddings.pop(), mean, std, head, tuple(self._remarks))
+        return _Network(units, spec, self._paddings.pop(), mean, std, head, constants, tuple(self._remarks))
 
     def _users(self, value: str) -> list[Any]:
         """Return the nodes that compute with a value, behind nodes that change nothing."""
@@ -263,15 +283,16 @@ class _Walk:
         weight = self._graph.floats(node.input[1], "a kernel")
         if weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
             raise ValueError(f"{node.input[1]!r} has the shape {list(weight.shape)}, expected a square kernel")
-        bias = self._graph.floats(node.input[2], "a bias") if len(node.input) > 2 and node.input[2] else None
+        biases = [name for name in node.input[2:3] if name]
+        bias = self._graph.floats(biases[0], "a bias") if biases else None
         stride = self._stride(node)
         padding = self._padding(node, weight.shape[2], stride)
         groups, value = int(self._graph.attribute(node, "group", 1)), node.output[0]
         after = self._users(value)
-        norm: tuple[np.ndarray, ...] = ()
-        epsilon = None
+        norm, norms, epsilon = tuple[np.ndarray, ...](), tuple[str, ...](), None
         if len(after) == 1 and after[0].op_type == "BatchNormalization":
-            norm = tuple(self._graph.floats(name, "a batch norm's constant") for name in after[0].input[1:5])
+            norms = tuple(after[0].input[1:5])
+            norm = tuple(self._graph.floats(name, "a batch norm's constant") for name in norms)
             # The attribute is a float32; a recipe has the decimal number.
             epsilon = float(str(np.float32(self._graph.attribute(after[0], "epsilon", _EPSILON))))
             value = after[0].output[0]
@@ -279,7 +300,8 @@ class _Walk:
         of_channels = [*norm, *([] if bias is None else [bias])]
         if len(norm) not in (0, 4) or any(values.shape != weight.shape[:1] for values in of_channels):
             raise ValueError(f"{node.output[0]!r}: bias and batch norm do not have one value for each of its channels")
-        return _Unit(weight, bias, norm, epsilon, stride, groups, padding), value
+        constants = (node.input[1], *norms, *biases)
+        return _Unit(weight, bias, norm, epsilon, stride, groups, padding, constants), value
 
     def _stride(self, node: Any) -> int:
         strides, dilations = (list(self._graph.attribute(node, name, [1, 1])) for name in ("strides", "dilations"))
@@ -338,8 +360,8 @@ class _Walk:
                 node = self._next(node.output[0], "Conv")
         return units, node
 
-    def _head(self, value: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return weight (out, in) and bias of the classifier after the pool."""
+    def _head(self, value: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[str, ...]]:
+        """Return weight (out, in) and bias of the classifier after the pool, and the values that they are in the graph."""
         node = self._next(value, *_POOLS)
         self._check_pool(node)
         node = self._next(node.output[0], "Gemm", "MatMul", *_RESHAPES)
@@ -353,16 +375,15 @@ class _Walk:
             if factors != [1, 1, 0]:
                 raise ValueError(f"the classifier has alpha, beta and transA {factors}, expected 1, 1 and 0")
             weight = weight if self._graph.attribute(node, "transB", 0) else weight.T
-            bias = (
-                self._graph.floats(node.input[2], "its bias") if len(node.input) > 2 else np.zeros(len(weight), np.float32)
-            )
+            biases = list(node.input[2:3])
+            bias = self._graph.floats(biases[0], "its bias") if biases else np.zeros(len(weight), np.float32)
         else:
             weight, add = weight.T, self._next(node.output[0], "Add")
-            [constant] = [name for name in add.input if name != node.output[0]] or [""]
+            [constant] = biases = [name for name in add.input if name != node.output[0]] or [""]
             bias = self._graph.floats(constant, "the classifier's bias")
         if weight.ndim != 2 or bias.size != len(weight):
             raise ValueError(f"the classifier has a weight of {list(weight.shape)} and a bias of {list(bias.shape)}")
-        return np.ascontiguousarray(weight), bias.reshape(-1)
+        return (np.ascontiguousarray(weight), bias.reshape(-1)), (node.input[1], *biases)
 
     def _check_pool(self, node: Any) -> None:
         """Raise `ValueError` if the last pool does not average over the whole image."""

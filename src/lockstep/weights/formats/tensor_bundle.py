@@ -34,7 +34,7 @@ from lockstep.data.containers import Places
 from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.formats import from_bfloat16, refuse_existing
+from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, refuse_existing
 
 _MESSAGES = """
 name: "lockstep/tensor_bundle.proto" package: "lockstep" syntax: "proto3"
@@ -83,19 +83,18 @@ _VERSION = 1
 _UINT32 = struct.Struct("<I")
 _UINT64 = struct.Struct("<Q")
 FLOAT32 = 1
-_BFLOAT16 = 14
 _DTYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
     2: np.dtype("<f8"),
     3: np.dtype("<i4"),
     9: np.dtype("<i8"),
-    _BFLOAT16: np.dtype("<u2"),
+    14: BFLOAT16,
     19: np.dtype("<f2"),
 }
-"""Dtypes by TensorFlow's number. NumPy has no bfloat16: it is read as the upper half of a float32."""
+"""Dtypes by TensorFlow's number."""
 _OTHER_DTYPES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16", 18: "complex128"}
 _OTHER_DTYPES |= {20: "resource", 21: "variant", 22: "uint32", 23: "uint64"}
-_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if number != _BFLOAT16}
+_WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}
 
 _ENDING = re.compile(r"(?<=.)\.(index|meta|data-[0-9]{5}-of-[0-9]{5})$")
 
@@ -116,6 +115,11 @@ class Entry:
     crc: int
     slices: int
     """The number of parts of a partitioned variable; 0 for a variable in one part."""
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of the type, such as "bfloat16"."""
+        return dtype_name(_DTYPES[self.dtype]) if self.dtype in _DTYPES else _OTHER_DTYPES.get(self.dtype, str(self.dtype))
 
 
 @cache
@@ -198,8 +202,7 @@ class Bundle:
         if entry.slices:
             raise CheckpointError(f"{about} is partitioned into {entry.slices} slices; save it again without a partitioner")
         if entry.dtype not in _DTYPES:
-            kind = _OTHER_DTYPES.get(entry.dtype, f"type {entry.dtype}")
-            raise CheckpointError(f"{about} is of type {kind}; expected floating-point numbers or int32, int64")
+            raise CheckpointError(f"{about} is of type {entry.dtype_name}; expected floating-point numbers or int32, int64")
         dtype = _DTYPES[entry.dtype]
         if entry.size != math.prod(entry.shape) * dtype.itemsize:
             raise CheckpointError(f"{about} has {entry.size} bytes, which does not fit its shape {entry.shape}")
@@ -207,10 +210,8 @@ class Bundle:
         if masked_crc(data) != entry.crc:
             path = data_path(self.prefix, entry.shard, self._shards)
             raise CheckpointError(f"{about} is damaged: its checksum is wrong. Copy {path.name} again.")
-        values = np.frombuffer(data, dtype).reshape(entry.shape)
-        if entry.dtype == _BFLOAT16:
-            return from_bfloat16(values)
-        return values.astype(dtype.newbyteorder("="))
+        values = numbers(np.frombuffer(data, dtype).reshape(entry.shape))
+        return values.astype(values.dtype.newbyteorder("="))
 
     def _bytes(self, entry: Entry, about: str) -> bytes:
         path = data_path(self.prefix, entry.shard, self._shards)

@@ -22,8 +22,8 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
-from lockstep.weights.formats import refuse_existing
-from lockstep.weights.formats.common import Original, Written, fitting, placed
+from lockstep.weights.formats import dtype_name, numbers, refuse_existing
+from lockstep.weights.formats.common import Original, Written, described, fitting, listed, placed
 from lockstep.weights.preprocessing import from_timm, to_timm
 
 CONFIG = "config.json"
@@ -74,19 +74,21 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     except CheckpointError as error:
         raise CheckpointError(f"{path.parent / CONFIG}: {error}") from None
     recipe = Recipe(precision="fp32").replace(**changes)
-    stored = {name: value for name, value in _stored(path).items() if name.rpartition(".")[2] != _COUNTER}
+    arrays = _stored(path)
+    stored = {name: value for name, value in arrays.items() if name.rpartition(".")[2] != _COUNTER}
     outputs = stored["fc.bias"].shape if "fc.bias" in stored else ()
     if outputs and outputs != (recipe.logits,):
         raise CheckpointError(f"{path} has {outputs[0]} classes, but num_classes of {CONFIG} is {recipe.logits}")
     check_fit({each.name: each.shape for each in tensors(model_spec(recipe.model), recipe.logits)}, stored, str(path))
     missing = ("there are no velocities",) if momentum else ()
     state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
-    return Original(recipe, state, (*remarks, *_converted(stored), *missing), "timm", classes)
+    held = listed(described(arrays), zip(stored, stored, strict=True))
+    return Original(recipe, state, (*remarks, *_converted(stored), *missing), "timm", classes, stored=held)
 
 
 def _stored(path: Path) -> Mapping[str, np.ndarray]:
     if path.suffix == ".safetensors":
-        return checkpoint.read_weights(path)[0]
+        return checkpoint.read_weights(path, as_stored=True)[0]
     found = importlib.import_module("lockstep.weights.formats.torch_file").load(path)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in found.items()
@@ -96,15 +98,16 @@ def _stored(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def _canonical(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind != "f":
-        raise CheckpointError(f"{path}: {name} is {values.dtype}; expected float32")
-    return np.array(values, np.float32, order="C")
+    found = numbers(values)
+    if found.dtype.kind != "f":
+        raise CheckpointError(f"{path}: {name} is {dtype_name(values.dtype)}; expected float32")
+    return np.array(found, np.float32, order="C")
 
 
 def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
     odd = [name for name, value in stored.items() if value.dtype != np.float32]
     if odd:
-        yield f"{len(odd)} tensors, such as {odd[0]}, are {stored[odd[0]].dtype} and were converted to float32"
+        yield f"{len(odd)} tensors, such as {odd[0]}, are {dtype_name(stored[odd[0]].dtype)} and were converted to float32"
 
 
 def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...], into: Path | None = None) -> Written:

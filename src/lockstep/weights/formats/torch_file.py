@@ -86,7 +86,7 @@ def _begin(path: Path) -> bytes:
 def load(path: Path) -> Any:
     """Return what a file holds: dicts, lists, numbers, texts, and arrays.
 
-    Arrays have the types of the tensors; bfloat16 became float32. Some are read-only, and some share memory. Raises
+    Arrays have the types of the tensors, with `BFLOAT16` for bfloat16. Some are read-only, and some share memory. Raises
     `CheckpointError` if the file is damaged, a program, or asks for anything except weights and plain values.
     """
     try:

@@ -34,8 +34,18 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import Matching, Original, Shape, about_momentum, fitting_model, left_over, matched
+from lockstep.weights.formats import dtype_name, numbers, torch_file
+from lockstep.weights.formats.common import (
+    Matching,
+    Original,
+    Shape,
+    about_momentum,
+    described,
+    fitting_model,
+    left_over,
+    listed,
+    matched,
+)
 
 NVIDIA = "NVIDIA PyTorch"
 _ENDINGS = (".pth", ".pth.tar", ".pt", ".bin")
@@ -116,7 +126,9 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     )
     scaler = _scaler(contents.root)
     recipe = _recipe(path, origin, matching)
-    return Original(recipe, State(0, found, velocities, average, scaler), remarks, origin, epochs=epochs)
+    arrays = {name: kept for name, kept in stored.items() if isinstance(name, str) and isinstance(kept, np.ndarray)}
+    held = listed(described(arrays), ((tensor, names[tensor]) for tensor in found))
+    return Original(recipe, State(0, found, velocities, average, scaler), remarks, origin, epochs=epochs, stored=held)
 
 
 def _contents(path: Path, value: Any) -> _Contents:
@@ -190,9 +202,10 @@ def _matched(path: Path, stored: Mapping[str, np.ndarray], names: Mapping[str, s
 
 def _float32(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """Return an array as a new contiguous float32 array. Raises `CheckpointError` if it is not of floats."""
-    if values.dtype.kind != "f":
-        raise CheckpointError(f"{path}: {name} is {values.dtype} {list(values.shape)}, expected float32")
-    return np.array(values, np.float32, order="C")
+    found = numbers(values)
+    if found.dtype.kind != "f":
+        raise CheckpointError(f"{path}: {name} is {dtype_name(values.dtype)} {list(values.shape)}, expected float32")
+    return np.array(found, np.float32, order="C")
 
 
 def _average(path: Path, contents: _Contents, expected: list[Tensor]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -271,9 +284,8 @@ def _velocities(optimizer: Any, trained: list[Tensor]) -> tuple[dict[str, np.nda
     if others:
         return {}, (f"the velocities were left out: the optimizer is not SGD, it also keeps {', '.join(others[:3])}",)
     buffers = {name: entry.get(_VELOCITY) for name, entry in entries.items()}
-    velocities = {
-        name: value for name, value in buffers.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    }
+    arrays = {name: numbers(value) for name, value in buffers.items() if isinstance(value, np.ndarray)}
+    velocities = {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
     odd = [name for name, value in velocities.items() if value.shape != shapes[name]]
     if odd:
         first = f"{odd[0]} is {list(velocities[odd[0]].shape)}, expected {list(shapes[odd[0]])}"
@@ -302,8 +314,8 @@ def _origin(path: Path, root: Mapping[Any, Any], stored: Any, trained: list[Tens
 
 def _number(value: Any) -> float | None:
     """Return a finite number that may be stored as an array without axes; None for anything else."""
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
-        value = value.item()
+    if isinstance(value, np.ndarray) and value.ndim == 0 and numbers(value).dtype.kind in "iuf":
+        value = numbers(value).item()
     known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
     return float(value) if known and math.isfinite(value) else None
 

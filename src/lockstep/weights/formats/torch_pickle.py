@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.weights.formats import from_bfloat16
+from lockstep.weights.formats import BFLOAT16
 from lockstep.weights.formats.pickles import (
     NUMPY,
     Refused,
@@ -151,7 +151,7 @@ class _Tensors:
         return self._view(kind, expected(tuple, storage)[1], _natural(offset), sizes, strides)
 
     def _view(self, kind: Kind, stored: np.ndarray, offset: int, sizes: Any, strides: Any) -> np.ndarray:
-        """Return a view of a storage; a new array if its numbers have to be converted."""
+        """Return a view of a storage; a new array of bool, and of numbers in big endian."""
         shape, steps = shape_of(sizes), shape_of(strides)
         if len(shape) != len(steps):
             raise ValueError(f"a tensor has {len(shape)} sizes and {len(steps)} strides")
@@ -162,14 +162,13 @@ class _Tensors:
         if self.spare < 0:
             raise ValueError(f"its tensors have more than {_MOST_COPIES} times the bytes of the file")
         if 0 in shape:
-            return np.zeros(shape, np.float32 if kind.is_bfloat16 else kind.code)
+            return np.zeros(shape, BFLOAT16 if kind.is_bfloat16 else kind.code)
         code, byte_steps = self.order + ("u1" if kind.code == "?" else kind.code), [kind.itemsize * step for step in steps]
         found: np.ndarray = np.ndarray(shape, code, stored, kind.itemsize * offset, byte_steps)
-        if kind.is_bfloat16:
-            return from_bfloat16(found)
         if kind.code == "?":
             return np.not_equal(found, 0)
-        return found.astype(found.dtype.newbyteorder("<"), copy=False)
+        found = found.astype(found.dtype.newbyteorder("<"), copy=False)
+        return found.view(BFLOAT16) if kind.is_bfloat16 else found
 
 
 def _natural(value: Any) -> int:
@@ -297,8 +296,8 @@ _INSTRUCTIONS = frozenset({"NEWOBJ", "BINPERSID", "EMPTY_SET", "ADDITEMS", "SHOR
 def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
     """Return the rules for the pickle of a file of `size` bytes, whose storages `find` returns.
 
-    Tensors become arrays of the machine's byte order: read-only views of their storages, except for bfloat16, which becomes
-    float32, and bool. `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage,
+    Tensors become arrays in little endian: views of their storages, except for bool. bfloat16 stays as it is (`BFLOAT16`).
+    `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage,
     and if all tensors together have several times the bytes of the file.
     """
     tensors = _Tensors(size, find, is_big_endian)
