@@ -162,6 +162,10 @@ def test_an_inspection_shows_what_a_file_is(answer: Run, tmp_path: Path, monkeyp
         "parameters": str(parameters),
         "tensors": str(len(state.tensors)),
         "dtypes": f"float32 {len(state.tensors)}",
+        "kernels": "float32 17: conv1.weight, layers.0.0.conv1.weight, layers.0.0.conv2.weight, ...",
+        "classifier": "float32 2: fc.weight, fc.bias",
+        "not used": "int64 17: bn1.num_batches_tracked, layers.0.0.bn1.num_batches_tracked, "
+        "layers.0.0.bn2.num_batches_tracked, ...",
         "step": "unknown",
         "epochs": "3",
         "velocities": "yes",
@@ -181,6 +185,7 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(recipe).items()}
     tensors["conv1.weight"][0] = float("nan")
     tensors["layer1.0.conv1.weight"][2] = 0
+    tensors["fc.bias"] = tensors["fc.bias"].half()
     tensors["bn1.running_var"][1] = 0
     scaler = {"scale": float("inf"), "_growth_tracker": 3}
     torch.save({"model": tensors, "scaler": scaler, "epoch": 4}, tmp_path / "b.pth")
@@ -188,6 +193,8 @@ def test_an_inspection_as_json_is_strict(answer: Run, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     found = json.loads(output, parse_constant=refuse)
     assert (found["model"], found["logits"], found["loss_scale"]) == ("resnet18", 3, None)
+    assert found["dtypes"] == {"float32": len(tensors) - 1, "float16": 1}
+    assert found["stored"][-1] == {"name": "fc.bias", "dtype": "float16", "shape": [3], "tensors": ["fc.bias"]}
     assert found["oddities"] == [
         "values that are not finite: conv1.weight",
         "output channels whose weights are all 0: layer1.0.conv1.weight",

@@ -262,7 +262,9 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
             raise CheckpointError(f"{place} has no moving average; leave out --ema")
         state = State(state.step, state.ema, {})
     is_described = format.name not in _UNDESCRIBED or found.says_preprocessing
-    changes, assumed = ({}, ()) if is_described else assumed_preprocessing(found.origin, place)
+    changes, assumed = (
+        ({}, ()) if is_described else assumed_preprocessing(found.origin, None if found.is_of_training else place)
+    )
     recipe = found.recipe.replace(**changes) if changes else found.recipe
     remarks = _printable((*found.remarks, *assumed))
     classes, names = _printable(found.classes), _printable(each.name for each in found.stored)

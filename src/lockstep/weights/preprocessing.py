@@ -63,10 +63,11 @@ _ONLY_COLOURS = ("Keras", "ONNX")
 """Origins whose mean and standard deviation are known, and nothing else."""
 
 
-def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, ...]]:
+def assumed_preprocessing(origin: str, path: Path | None) -> tuple[Changes, tuple[str, ...]]:
     """Return the preprocessing to use for weights of a file that does not describe it, and a remark if it is an assumption.
 
-    Both are empty if the origin has a published recipe, whose preprocessing is used.
+    `path` is the file if torchvision may have published it: all of its bytes are read for their SHA-256. Both are empty if
+    the origin has a published recipe, whose preprocessing is used.
     """
     if origin in _ONLY_COLOURS:
         changes = {name: value for name, value in KNOWN["torchvision-v1"].items() if name not in _IMAGENET}
@@ -74,7 +75,7 @@ def assumed_preprocessing(origin: str, path: Path) -> tuple[Changes, tuple[str, 
     if origin not in _WITHOUT_RECIPE:
         return {}, ()
     digest = ""
-    if path.is_file() and path.suffix == ".pth":  # torchvision's; a renamed file gets the note below
+    if path is not None and path.is_file() and path.suffix == ".pth":  # torchvision's; a renamed file gets the note below
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
     known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)

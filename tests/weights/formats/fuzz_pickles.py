@@ -63,10 +63,14 @@ def same(found: Any, expected: Any) -> bool:
     return not isinstance(expected, int | float | str) or repr(found) == repr(expected)
 
 
+def _nothing(value: Any) -> tuple[str, ...]:
+    return ()
+
+
 def judged_torch(path: Path, whole: bytes) -> str:
     """Read a file; return what came of it: "refused", "right", "wrong", or "PyTorch refuses it"."""
     try:
-        found = torch_file.load(path)
+        found = torch_file.load(path, without=_nothing if path.stat().st_size % 2 else None)
     except CheckpointError:
         return "refused"
     if same(found, torch.load(io.BytesIO(whole), weights_only=True)):

@@ -82,9 +82,9 @@ def _fit(expected: list[Tensor], arrays: dict[str, np.ndarray]) -> bool:
     return len(shapes) == len(arrays) and shapes == {tensor.name: tensor.shape for tensor in expected}
 
 
-def judged(path: Path) -> str:
+def judged(path: Path, *, momentum: bool = True) -> str:
     try:
-        found = open_weights(path, momentum=True, needs_classifier=False)
+        found = open_weights(path, momentum=momentum, needs_classifier=False)
     except LockstepError as error:
         str(error).encode(errors="backslashreplace")  # as on the terminal's stderr
         return "refused"
@@ -111,7 +111,7 @@ def of_samples(kind: str) -> Judge:
         except UNWRITABLE:
             files = sample.files | {"damage": b""}
         _store(folder, Sample(files, sample.paths, ()))
-        return judged(folder / str(rng.choice(sample.paths)))
+        return judged(folder / str(rng.choice(sample.paths)), momentum=rng.random() < 0.7)
 
     return judge
 

@@ -70,6 +70,8 @@ class Original:
     says_preprocessing: bool = False
     """Whether the file says all of the preprocessing, so that nothing of the recipe's is assumed. timm's folders, which
     always say it, do not set this."""
+    is_of_training: bool = False
+    """Whether a file of PyTorch holds more than weights, such as an optimizer, so that no program published it."""
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer or of a moving average
     are left out."""

@@ -18,7 +18,7 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ import numpy as np
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.pickles import Refused, Rules, interpret
 from lockstep.weights.formats.torch_pickle import Kind, rules
+
+Without = Callable[[Any], Collection[Any]]
+"""Returns keys of a dict whose arrays are not needed."""
 
 _ZIP = b"PK\x03\x04"
 _MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -83,8 +86,11 @@ def _begin(path: Path) -> bytes:
         return file.read(len(_MAGIC))
 
 
-def load(path: Path) -> Any:
+def load(path: Path, *, without: Without | None = None) -> Any:
     """Return what a file holds: dicts, lists, numbers, texts, and arrays.
+
+    `without` returns keys of the value, which is a dict, whose arrays are not needed. It gets the value before any numbers
+    are read. Numbers that only those arrays have stay 0, and are not read from a zip archive.
 
     Arrays have the types of the tensors, with `BFLOAT16` for bfloat16. Some are read-only, and some share memory. Raises
     `CheckpointError` if the file is damaged, a program, or asks for anything except weights and plain values.
@@ -99,7 +105,7 @@ def load(path: Path) -> Any:
                         f"{path} is a program ({writer}), not weights. Nothing of it was run. Expected a dict of tensors; "
                         "use the weights that it was made from, or save them with torch.save(model.state_dict(), path)."
                     )
-                return _of_archive(archive, size)
+                return _of_archive(archive, size, without)
         return _of_stream(io.BytesIO(path.read_bytes()), size)
     except Refused as error:
         raise CheckpointError(
@@ -115,8 +121,12 @@ def load(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _of_archive(archive: zipfile.ZipFile, size: int) -> Any:
-    """Return the object of a zip archive of `size` bytes."""
+def _of_archive(archive: zipfile.ZipFile, size: int, without: Without | None) -> Any:
+    """Return the object of a zip archive of `size` bytes.
+
+    With `without`, numbers are read after the object is known: until then storages are zeros, which take no memory. bool
+    and big endian are read at once, since their tensors are copies, and so are bytes, which may be of any type.
+    """
     members = _members(archive, size)
     roots = [name.removesuffix("data.pkl") for name in members if _is_at_root(name, "data.pkl")]
     if len(roots) != 1:
@@ -126,6 +136,7 @@ def _of_archive(archive: zipfile.ZipFile, size: int) -> Any:
     if order not in (b"little", b"big"):
         raise ValueError(f"its byte order is {order[:20]!r}")
     stored: dict[str, np.ndarray] = {}
+    unread: dict[str, zipfile.ZipInfo] = {}
 
     def find(key: str, kind: Kind, count: int) -> np.ndarray:
         if key not in stored:
@@ -134,10 +145,34 @@ def _of_archive(archive: zipfile.ZipFile, size: int) -> Any:
                 raise ValueError(f"the storage {key:.20} is missing")
             if member.file_size != count * kind.itemsize:
                 raise ValueError(f"storage {key:.20} has {member.file_size} bytes in place of {count * kind.itemsize}")
-            stored[key] = np.frombuffer(archive.read(member), np.uint8)
+            if without is None or order == b"big" or kind.code in ("?", "u1"):
+                stored[key] = np.frombuffer(archive.read(member), np.uint8)
+            else:
+                stored[key], unread[key] = np.zeros(member.file_size, np.uint8), member
         return stored[key]
 
-    return interpret(archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big"))
+    value = interpret(archive.read(members[f"{root}data.pkl"]), rules(size, find, is_big_endian=order == b"big"))
+    needed = _owners(value, () if without is None else without(value)) if unread else set()
+    for key, member in unread.items():
+        if id(stored[key]) in needed:
+            stored[key][:] = np.frombuffer(archive.read(member), np.uint8)
+    return value
+
+
+def _owners(value: Any, without: Collection[Any]) -> set[int]:
+    """Return the identities of the arrays that own the numbers of the arrays in a value, except below some of its keys."""
+    found, seen = set[int](), set[int]()
+    left = [each for key, each in value.items() if key not in without] if isinstance(value, dict) else [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, np.ndarray):
+            while isinstance(each.base, np.ndarray):
+                each = each.base
+            found.add(id(each))
+        elif isinstance(each, dict | list | tuple | set) and id(each) not in seen:
+            seen.add(id(each))
+            left += each.values() if isinstance(each, dict) else each
+    return found
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:

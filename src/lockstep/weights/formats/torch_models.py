@@ -97,10 +97,17 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     """Read a ResNet that has a name here, as torchvision, timm or NVIDIA's code saves it.
 
     Tensors and velocities become new float32 arrays. The moving average is in `State.ema` if the weights are there too.
-    Without `momentum` neither velocities nor moving average are converted. Raises `CheckpointError` if the file is
-    damaged, incomplete or of another model.
+    Without `momentum` neither velocities nor moving average are converted, nor read from a zip archive. Raises
+    `CheckpointError` if the file is damaged, incomplete or of another model.
     """
-    return of_state_dict(path, torch_file.load(path), momentum=momentum)
+    return of_state_dict(path, torch_file.load(path, without=None if momentum else _besides_weights), momentum=momentum)
+
+
+def _besides_weights(value: Any) -> tuple[str, ...]:
+    """Return the keys of what is not needed for the weights alone."""
+    if not isinstance(value, dict) or _is_state_dict(value):
+        return ()
+    return (_OPTIMIZER, *(_AVERAGES if any(_is_state_dict(value.get(key)) for key in _WEIGHTS) else ()))
 
 
 def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original:
@@ -128,7 +135,8 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     recipe = _recipe(path, origin, matching)
     arrays = {name: kept for name, kept in stored.items() if isinstance(name, str) and isinstance(kept, np.ndarray)}
     held = listed(described(arrays), ((tensor, names[tensor]) for tensor in found))
-    return Original(recipe, State(0, found, velocities, average, scaler), remarks, origin, epochs=epochs, stored=held)
+    state = State(0, found, velocities, average, scaler)
+    return Original(recipe, state, remarks, origin, epochs=epochs, is_of_training=not is_alone, stored=held)
 
 
 def _contents(path: Path, value: Any) -> _Contents:
