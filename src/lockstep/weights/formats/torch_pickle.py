@@ -297,8 +297,8 @@ def rules(size: int, find: Find, *, is_big_endian: bool = False) -> Rules:
     """Return the rules for the pickle of a file of `size` bytes, whose storages `find` returns.
 
     Tensors become arrays in little endian: views of their storages, except for bool. bfloat16 stays as it is (`BFLOAT16`).
-    `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage,
-    and if all tensors together have several times the bytes of the file.
+    `Rules.persistent` and the calls raise `ValueError` for a tensor that reaches outside of its storage, and if all tensors
+    together have several times the bytes of the file.
     """
     tensors = _Tensors(size, find, is_big_endian)
     calls = _PLAIN | {
