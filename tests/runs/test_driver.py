@@ -130,6 +130,23 @@ def test_a_run_stopped_by_sigterm_goes_on_bit_for_bit(
     assert_same_run(run, uninterrupted)
 
 
+def test_a_run_in_parts_ends_bit_for_bit_like_an_undivided_one(
+    uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for part, step, evaluated in (({"stop_after_steps": 4}, 4, []), ({"stop_after_epochs": 1}, 7, [7])):
+        events: list[dict[str, Any]] = []
+        how = EXECUTION.replace(save_every_steps=0, **part)
+        assert lockstep.train(tiny_recipe, textures, run, execution=how, listener=events.append) == {}
+        assert events[-1] == {"kind": "pause", "step": step, "total": STEPS, "out": str(run)}
+        assert checkpoint.steps(run / "checkpoints")[-1] == step
+        assert evaluated_steps(run) == evaluated
+        assert not (run / "report.json").exists()
+    report = lockstep.train(out=run)  # to the end: parts are of one command alone
+    assert_same_run(run, uninterrupted)
+    assert report["per_class"] == json.loads((uninterrupted / "report.json").read_text())["per_class"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_during_evaluation_stops_it_and_it_is_made_up_for(
     number: signal.Signals, uninterrupted: Path, textures: Path, tiny_recipe: Recipe, tmp_path: Path

@@ -1,5 +1,6 @@
 """Show events to a person: a progress bar and lines on a terminal, plain lines elsewhere."""
 
+import shlex
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -13,12 +14,14 @@ from lockstep.recipes.published_accuracies import as_rows
 from lockstep.runs.events import (
     Event,
     FinishEvent,
+    PauseEvent,
     ProgressEvent,
     SettledEvent,
     TakenEvent,
     TraceEvent,
     WarningEvent,
 )
+from lockstep.runs.report import Report
 from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 
@@ -49,6 +52,21 @@ def time_left(seconds: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _accuracy(report: Report) -> list[tuple[str, str]]:
+    """Return the rows of a summary that an evaluation fills."""
+    rows = [("top-1", "not evaluated")]
+    if report["final"]:
+        final = report["final"]["trained"]
+        rows = [
+            ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
+            *([("top-5", f"{final['top5_percent']:.2f} %")] if top5_tells(len(report["classes"])) else []),
+            ("loss", as_text(final["loss"])),
+            *as_rows(report.get("published")),
+        ]
+    best = report["best"]
+    return rows if best is None else [*rows, ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}")]
 
 
 class Reporter:
@@ -132,9 +150,9 @@ class Reporter:
         if self._per_epoch:
             self.say(self._recipe_line(about.get("recipe", ""), event.get("changed", {})))
         ranks = f", {about['ranks']} ranks" if about["ranks"] > 1 else ""
-        self.say(
-            f"{about['train']['images']} training and {about['val']['images']} validation images on {about['device']}{ranks}"
-        )
+        without = about.get("execution", {}).get("train_only")
+        images = "training images" if without else f"training and {about['val']['images']} validation images"
+        self.say(f"{about['train']['images']} {images} on {about['device']}{ranks}{', never evaluated' * bool(without)}")
         bad = [(split, image) for split in ("train", "val") for image in about[split]["quarantined"]]
         if bad:
             self.say(f"{len(bad)} bad images are left out:")
@@ -190,8 +208,15 @@ class Reporter:
     def _on_warning(self, event: WarningEvent) -> None:
         self.say(f"warning: {event['message']}")
 
+    def _on_pause(self, event: PauseEvent) -> None:
+        self.say(
+            f"stopped after step {event['step']} of {event['total']}, as told; saved in {event['out']}. "
+            f"The same command goes on from there; to train to the end: lockstep train --out {shlex.quote(event['out'])}"
+        )
+
     def _on_already_finished(self, event: FinishEvent) -> None:
-        self.say(f"this run is finished (step {event['report']['steps']}); nothing is left to do")
+        rest = "" if "stopped_early" in event["report"] else "; nothing is left to do"
+        self.say(f"this run is finished (step {event['report']['steps']}){rest}")
         self._summary(event)
 
     def _on_finish(self, event: FinishEvent) -> None:
@@ -199,14 +224,13 @@ class Reporter:
 
     def _summary(self, event: FinishEvent) -> None:
         report = event["report"]
-        final, best = report["final"]["trained"], report["best"]
         speed = report["images_per_sec"]
+        if "stopped_early" in report:
+            self.say(f"stopped early at step {report['steps']}: {report['stopped_early']}")
+            out = shlex.quote(event["out"])
+            self.say(f"to train on: lockstep train --out {out} --set early_stopping_patience=0, or a greater number")
         rows = [
-            ("top-1", f"{final['top1_percent']:.2f} % of {final['images']} images"),
-            *([("top-5", f"{final['top5_percent']:.2f} %")] if top5_tells(len(report["classes"])) else []),
-            ("loss", as_text(final["loss"])),
-            *as_rows(report.get("published")),
-            ("best top-1", f"{best['top1_percent']:.2f} % at step {best['step']}"),
+            *_accuracy(report),
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),
             ("bad images left out", str(report["quarantined"])),

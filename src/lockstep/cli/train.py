@@ -41,6 +41,18 @@ def command(
     model_prefix: Annotated[
         str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
     ] = None,
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="Never evaluate; validation images may be missing.")
+    ] = False,
+    stop_after_epochs: Annotated[
+        int | None, typer.Option(help="Stop after this many more epochs of the schedule; the same command goes on.")
+    ] = None,
+    stop_after_steps: Annotated[
+        int | None, typer.Option(help="Stop after this many more steps of the schedule; the same command goes on.")
+    ] = None,
+    early_stopping_patience: Annotated[
+        int | None, typer.Option(help="End the run once this many evaluations in a row have not improved top-1.")
+    ] = None,
     tensorboard: Annotated[
         bool | None,
         typer.Option(
@@ -75,6 +87,10 @@ def command(
         compile="on" if xla else None,
         distributed=distributed,
         model_prefix=model_prefix,
+        train_only=train_only or None,
+        stop_after_epochs=stop_after_epochs,
+        stop_after_steps=stop_after_steps,
+        early_stopping_patience=early_stopping_patience,
         loggers=_loggers(tensorboard, loggers),
     )
     if split is not None:

@@ -22,6 +22,8 @@ from lockstep.system.errors import DataError
 
 TYPICAL_SHARE = 0.1
 """The share that messages suggest."""
+UNREAD = "-"
+"""Stands for the digest of validation images that were not read."""
 
 
 class Sets(NamedTuple):
@@ -34,13 +36,31 @@ class Sets(NamedTuple):
     notes: list[str]
     """Messages about arguments that are read differently than written."""
 
+    @property
+    def digest(self) -> str:
+        """A text that identifies the images: the digests of both indices, with `UNREAD` for validation images that were not
+        read."""
+        return f"{self.training.digest} {self.validation.digest if len(self.validation) else UNREAD}"
 
-def open_sets(data: Path, share: float, progress: Callable[[str], Progress]) -> Sets:
+
+def same_images(digest: str, other: str) -> bool:
+    """Return whether two digests of sets are of the same images. Validation images that were not read can be any.
+
+    >>> same_images("a b", "a -"), same_images("a b", "a c"), same_images("a b", "x -")
+    (True, False, False)
+    """
+    training, _, validation = digest.partition(" ")
+    others, _, other_validation = other.partition(" ")
+    return training == others and (validation == other_validation or UNREAD in (validation, other_validation))
+
+
+def open_sets(data: Path, share: float, progress: Callable[[str], Progress], *, validates: bool = True) -> Sets:
     """Return the training and validation images of a data set, or of one split of it that is given in its place.
 
     A share above 0 is set apart from the training images, or from all images of a folder of classes. `progress` takes the
-    name of a task and returns the function to call with its progress. Raises `DataError` if there are no validation images,
-    or if there are and a share is requested.
+    name of a task and returns the function to call with its progress. Without `validates`, validation images are not read:
+    their index is empty, and a folder of classes has only training images. Raises `DataError` if there are no validation
+    images, or if there are and a share is requested.
     """
     if share:
         whole = open_index(whole_source(data), progress=progress("indexing"))
@@ -48,6 +68,10 @@ def open_sets(data: Path, share: float, progress: Callable[[str], Progress]) -> 
     whole_set = _of_which_it_is_a_split(data)
     notes = [] if whole_set is None else [f"{data} is a part of {whole_set}; the run uses all of it: --data {whole_set}"]
     data = whole_set or data
+    if not validates:
+        source = find_source(data) if not holds_split(data, "train") and _holds_classes(data) else find_split(data, "train")
+        training = open_index(source, progress=progress("indexing train"))
+        return Sets(training, replace(subset(training, np.zeros(0, np.int64)), quarantined=()), data, notes)
     training = open_index(_split_of(data, "train"), progress=progress("indexing train"))
     validation = open_index(_split_of(data, "val"), classes=training.classes, progress=progress("indexing val"))
     return Sets(training, validation, data, notes)

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,13 +21,13 @@ from lockstep.backends.emulation import emulation
 from lockstep.data import Batch
 from lockstep.data.listing import printable
 from lockstep.data.loading.loaders import loader_of
-from lockstep.data.split import Sets
+from lockstep.data.split import UNREAD, Sets, same_images
 from lockstep.models.metrics import Scores, Throughput
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
-from lockstep.runs import divergence, given_weights
+from lockstep.runs import divergence, ending, given_weights
 from lockstep.runs.after_saving import AfterSaving, after_saving
 from lockstep.runs.environment import environment
 from lockstep.runs.given_weights import Start
@@ -38,7 +38,7 @@ from lockstep.runs.report import Report, changed_fields, read_report, report_of
 from lockstep.runs.spans import Span, spans
 from lockstep.runs.worst_mistakes import pictures_of_mistakes
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
-from lockstep.system.event_log import DivergedEvent, EvaluateEvent, TrainEvent, read_log
+from lockstep.system.event_log import DivergedEvent, EvaluateEvent, LogEvent, TrainEvent, read_log
 from lockstep.system.files import write_json
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
@@ -61,7 +61,7 @@ class Driver:
     ) -> None:
         self.recipe, self.execution, self.world, self.engine = recipe, execution, world, engine
         self.training, self.validation, self.data = sets.training, sets.validation, sets.data
-        self.data_digest = f"{self.training.digest} {self.validation.digest}"
+        self.data_digest = sets.digest
         self.out, self.stop, self.recorder = out, stop, recorder
         self.start_notes = list(sets.notes)
         self.stopping = False
@@ -75,7 +75,10 @@ class Driver:
         self.after_saving: list[AfterSaving] = []
 
     def carry_out(self, rates: np.ndarray, start: Start | None) -> Report | None:
-        """Train to the end and return the report, on rank 0. `start` holds the weights that were given to rank 0."""
+        """Train to the end and return the report, on rank 0. `start` holds the weights that were given to rank 0.
+
+        Return None, too, if this command ends before the run.
+        """
         if self.world.rank == 0:
             self.after_saving = after_saving(self.recipe, self.execution, self.per_epoch)
             self.prepare(start)
@@ -83,10 +86,13 @@ class Driver:
         state, damaged = self.start_state()
         if not self.world.same(state.step):
             raise CheckpointError(f"ranks find different checkpoints in {self.out}; all ranks must share this folder")
-        report = read_report(self.out)
-        if report is not None and state.step == self.total:
-            self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
+        if self.world.any(self.world.rank == 0 and self.is_finished(state.step)):
+            report = read_report(self.out)
+            if report is not None:
+                self.recorder.tell({"kind": "already_finished", "report": report, "out": str(self.out)})
             return report
+        if self.world.rank == 0:
+            (self.out / "report.json").unlink(missing_ok=True)  # this file marks the run as finished
         if self.world.rank == 0:  # again, in case the run ended between a checkpoint and this
             self.call_hooks(state)
         self.engine.write(state)
@@ -96,17 +102,50 @@ class Driver:
         self.begin(state.step, damaged, rates, unevaluated)
         if unevaluated:
             self.evaluate(state.step)
+        return self.train_on(state.step)
+
+    def train_on(self, first: int) -> Report | None:
+        """Train from step `first` to where this command or the run ends; return the report, on rank 0, if the run does."""
+        if stopped_early := self.early_stop(first):
+            return self.finish(first, stopped_early)
         plans = training_plans(
             self.recipe,
             self.training.sizes,
-            state.step,
+            first,
             rank=self.world.rank,
             ranks=self.world.ranks,
             parts=self.execution.accumulation_steps,
         )
         with loader_of(self.training, self.recipe, self.execution, size=self.recipe.image_size) as loader:
-            self.loop(loader.batches(plans), state.step)
-        return self.finish()
+            step = self.loop(loader.batches(plans), first)
+        stopped_early = self.early_stop(step)
+        if step == self.total or stopped_early:
+            return self.finish(step, stopped_early)
+        self.recorder.pause({"kind": "pause", "step": step, "total": self.total, "out": str(self.out)})
+        return None
+
+    def is_finished(self, step: int) -> bool:
+        """Return whether the run has its report and ends at this step: it is the last one, or early stopping decides so.
+
+        A run that was not evaluated at its end (`train_only`) is finished only as long as it is not to be evaluated.
+        """
+        report = read_report(self.out)
+        if report is None or report["steps"] != step:
+            return False
+        if step == self.total:
+            return self.execution.train_only or bool(report["final"])
+        return self.early_stop_of(read_log(self.out / "log.jsonl", whole=True), step) is not None
+
+    def early_stop(self, step: int) -> str | None:
+        """Return why early stopping ends the run at a step before its last one, or None. All ranks get the same answer."""
+        reason = self.early_stop_of(self.recorder.evaluations, step)
+        if not self.world.any(self.world.rank == 0 and reason is not None):
+            return None
+        return reason or "early stopping"  # only rank 0 has a log
+
+    def early_stop_of(self, log: Sequence[LogEvent], step: int) -> str | None:
+        """Return the reason that a log gives for early stopping at a step before the last one, or None."""
+        return None if step == self.total else ending.early_stop(log, step, self.execution.early_stopping_patience)
 
     def prepare(self, start: Start | None) -> None:
         """Write what a new run starts from given weights; of a resumed run, refuse weights it was not started from."""
@@ -125,11 +164,13 @@ class Driver:
         state, digest, damaged = checkpoint.newest_intact(self.out / "checkpoints")
         if state is None:
             return initial_state(self.recipe), damaged
-        if digest != self.data_digest:
+        if not same_images(digest, self.data_digest):
             raise CheckpointError(
                 f"{self.out} was trained or evaluated on other images than those in {self.training.source.named}. "
                 "Restore its images, or use another --out."
             )
+        if self.data_digest.endswith(f" {UNREAD}"):
+            self.data_digest = digest  # so that later checkpoints still say which validation images the run had
         return state, damaged
 
     def begin(self, step: int, damaged: list[str], rates: np.ndarray, unevaluated: bool) -> None:
@@ -170,6 +211,9 @@ class Driver:
             found.append(
                 f"steps {traced.start} to {traced.stop - 1} are not traced: this run has steps {step} to {self.total - 1}"
             )
+        end = ending.last_step(step, self.total, self.per_epoch, self.execution)
+        if end < self.total:
+            found.append(f"this command stops after step {end} of {self.total}; the same command goes on from there")
         emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
         if emulated is not None:
             found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
@@ -186,19 +230,22 @@ class Driver:
     def lacks_evaluation(self, step: int) -> bool:
         """Return whether an evaluation is due at this step that is not complete in the log, since the run was stopped.
 
-        The last evaluation is due until there is a report: the report needs more than the log holds.
+        The last evaluation is due until there is a report: the report needs more than the log holds. The same is true where
+        early stopping ends the run.
         """
         span = next(spans(max(step - 1, 0), self.total, self.per_epoch, self.execution), None)
         due = step > 0 and span is not None and span.stop == step and span.evaluates
         log = read_log(self.out / "log.jsonl", whole=True)
         logged = [e["weights"] for e in log if e["kind"] == "evaluate" and e["step"] == step]
-        return due and (step == self.total or logged != self.evaluated_weights)
+        ends = step == self.total or self.early_stop_of(log, step) is not None
+        return due and (ends or logged != self.evaluated_weights)
 
-    def loop(self, batches: Iterator[Batch], first: int) -> None:
-        """Train from step `first` to the end, or until a stop is requested."""
+    def loop(self, batches: Iterator[Batch], first: int) -> int:
+        """Train from step `first` to where this command or the run ends, or until a stop is requested; return the step."""
+        end = ending.last_step(first, self.total, self.per_epoch, self.execution)
         enqueued: deque[tuple[Handle, float]] = deque()
         self.interval_began = time.perf_counter()
-        for span in spans(first, self.total, self.per_epoch, self.execution):
+        for span in spans(first, self.total, self.per_epoch, self.execution, end):
             self.waited_sec = 0.0
             if span.traced:
                 while enqueued:
@@ -215,12 +262,16 @@ class Driver:
             if not pauses:
                 continue
             self.save()
-            if self.stopping:
+            if self.stopping or span.stop == end:
                 self.world.wait()  # no rank exits before rank 0 has saved: a launcher stops the remaining ranks
+            if self.stopping:
                 self.interrupt(handle.first + handle.steps)
             if span.evaluates:
                 self.evaluate(span.stop)
+                if self.early_stop(span.stop):
+                    return span.stop
             self.interval_began = time.perf_counter()  # saving and evaluating are not training
+        return end
 
     def trace(self, batches: Iterator[Batch], span: Span) -> Handle:
         """Train under the framework's profiler, whose trace rank 0 writes, and log the steps' results."""
@@ -362,14 +413,14 @@ class Driver:
                     return
                 yield batch
 
-    def finish(self) -> Report | None:
-        """Write and return the report, on rank 0."""
+    def finish(self, step: int, stopped_early: str | None) -> Report | None:
+        """Write and return the report of a run that ends at a step, on rank 0. `stopped_early` is why it ends there."""
         if self.world.rank > 0:
             return None
         report = report_of(
             self.recipe,
             self.recorder.evaluations,
-            steps=self.total,
+            steps=step,
             throughput=self.throughput,
             train_sec=self.recorder.train_sec,
             quarantined=len(self.training.quarantined) + len(self.validation.quarantined),
@@ -377,21 +428,23 @@ class Driver:
             scores=self.scores,
             device=self.world.device,
             ranks=self.world.ranks,
+            stopped_early=stopped_early,
         )
         samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
         scores = {weights: found.placed(samples) for weights, found in self.scores.items()}
-        write_results(self.out, Results(self.total, self.validation.digest, scores))
+        if scores:
+            write_results(self.out, Results(step, self.validation.digest, scores))
         write_json(self.out / "report.json", report)  # last: this file marks the run as finished
-        if self.execution.loggers and self.execution.loader != "synthetic":  # synthetic images are noise
-            self.show_mistakes(scores["trained"])
+        if scores and self.execution.loggers and self.execution.loader != "synthetic":  # synthetic images are noise
+            self.show_mistakes(scores["trained"], step)
         self.recorder.tell({"kind": "finish", "report": report, "out": str(self.out)})
         return report
 
-    def show_mistakes(self, scores: Scores) -> None:
+    def show_mistakes(self, scores: Scores, step: int) -> None:
         """Pass the worst mistakes to the loggers. The run is finished already: unreadable images cause only a warning."""
         try:
             pictures = pictures_of_mistakes(self.validation, self.recipe, scores)
         except Exception as error:  # anything that a decoder or a storage raises
             self.recorder.warn(f"the worst mistakes cannot be shown: {type(error).__name__}: {error}")
         else:
-            self.recorder.show("mistakes", pictures, self.total)
+            self.recorder.show("mistakes", pictures, step)

@@ -76,6 +76,15 @@ class CellEvent(TypedDict):
     kept: bool
 
 
+class PauseEvent(TypedDict):
+    """The command ends before the run, because it was told to. A checkpoint of its last step was saved."""
+
+    kind: Literal["pause"]
+    step: int
+    total: int
+    out: str
+
+
 class FinishEvent(TypedDict):
     """The run is finished: by this process, or before it began."""
 
@@ -94,6 +103,7 @@ Event = (
     | TraceEvent
     | SaveEvent
     | CellEvent
+    | PauseEvent
     | FinishEvent
 )
 Listener = Callable[[Event], None]

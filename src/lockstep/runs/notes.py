@@ -74,6 +74,8 @@ def _of_classes(facts: RunFacts) -> Iterator[str]:
     elif not top5_tells(len(facts.classes)):
         yield f"top-5 is left out: it means nothing with {len(facts.classes)} classes"
     for split, counts in (("training", facts.training), ("validation", facts.validation)):
+        if not counts.any():
+            continue  # images that are not read
         lacking = [facts.classes[i] for i in np.flatnonzero(counts == 0).tolist()]
         if lacking:
             more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""

@@ -69,6 +69,16 @@ class Run:
         return f"not finished: at step {self.step}{of}"
 
     @property
+    def ending(self) -> str | None:
+        """What is unusual about how a finished run ended; None if nothing is."""
+        if self.report is None:
+            return None
+        of = f"step {self.report['steps']}" + (f" of {self.steps}" if self.steps else "")
+        found = [f"stopped early at {of}: {self.report['stopped_early']}"] if "stopped_early" in self.report else []
+        found += [] if self.report["final"] else [f"finished at {of}, and not evaluated there"]
+        return "; ".join(found) or None
+
+    @property
     def gaps(self) -> str | None:
         """Where losses are not finite, because curves cannot show them; None if all are finite."""
         steps = [

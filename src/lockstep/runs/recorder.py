@@ -8,7 +8,7 @@ from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 
-from lockstep.runs.events import Event, Listener
+from lockstep.runs.events import Event, Listener, PauseEvent
 from lockstep.runs.loggers import Loggers, Opening, Picture
 from lockstep.system.errors import Interrupted
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log, seconds_of
@@ -28,6 +28,7 @@ class Recorder:
         self._loggers: Loggers | None = None
         self._rates = np.zeros(0)
         self._began = time.perf_counter()
+        self._paused = False
         self.evaluations: list[EvaluateEvent] = []
         """The log's evaluation entries. Training entries are not kept: a long run has many of them."""
         self.train_sec = 0.0
@@ -40,8 +41,8 @@ class Recorder:
         if self._log is not None:
             self._log.close()
         if self._loggers is not None:
-            stopped = kind is not None and issubclass(kind, Interrupted)
-            self._loggers.close("finished" if kind is None else "stopped" if stopped else "failed")
+            stopped = self._paused if kind is None else issubclass(kind, Interrupted)
+            self._loggers.close("stopped" if stopped else "finished" if kind is None else "failed")
 
     def open(
         self,
@@ -81,6 +82,11 @@ class Recorder:
         """Send the listener an event that is not logged."""
         if self._listener is not None:
             self._listener(event)
+
+    def pause(self, event: PauseEvent) -> None:
+        """Send the listener the event that this command ends before the run; loggers are closed as for a stopped run."""
+        self._paused = True
+        self.tell(event)
 
     def note(self, message: str) -> None:
         """Send the listener a note: something that is allowed, but that users should know before the work begins."""

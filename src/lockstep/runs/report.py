@@ -31,9 +31,10 @@ class Report(TypedDict):
     epochs: int
     steps: int
     final: dict[str, Evaluation]
-    """The last evaluation by weights: "trained" and, if the recipe has a moving average, "ema"."""
-    best: Evaluation
-    """The evaluation of the trained weights with the highest top-1."""
+    """The evaluation of the last step by weights: "trained" and, if the recipe has a moving average, "ema". Empty if the run
+    was not evaluated then (`train_only`)."""
+    best: Evaluation | None
+    """The evaluation of the trained weights with the highest top-1; None if there was none."""
     images_per_sec: float | None
     """Images trained on per second, without the first steps; None if there were too few steps."""
     data_wait_share: float | None
@@ -48,7 +49,10 @@ class Report(TypedDict):
     device: str
     ranks: int
     published: NotRequired[Comparison | None]
-    """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it."""
+    """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it, or if the run was
+    not evaluated at its end."""
+    stopped_early: NotRequired[str]
+    """Why early stopping ended the run before its last epoch."""
 
 
 def report_of(
@@ -63,17 +67,19 @@ def report_of(
     scores: Mapping[str, Scores],
     device: str,
     ranks: int,
+    stopped_early: str | None = None,
 ) -> Report:
-    """Return the report of a run. `evaluations` are its log's evaluation entries; `scores` are of the last evaluation."""
-    last, best = evaluations[-1]["step"], best_step(evaluations)
-    final = {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == last}
-    return {
+    """Return the report of a run that ended after `steps` steps. `evaluations` are its log's evaluation entries; `scores`
+    are of the last step, and empty if it was not evaluated."""
+    best = best_step(evaluations)
+    final = {event["weights"]: _evaluation(event) for event in evaluations if event["step"] == steps}
+    report: Report = {
         "recipe": recipe.based_on,
         "model": recipe.fields()["model"],
         "epochs": recipe.epochs,
         "steps": steps,
         "final": final,
-        "best": next(_evaluation(e) for e in evaluations if e["step"] == best and e["weights"] == "trained"),
+        "best": next((_evaluation(e) for e in evaluations if e["step"] == best and e["weights"] == "trained"), None),
         "images_per_sec": throughput.images_per_sec,
         "data_wait_share": throughput.data_wait_share,
         "train_sec": train_sec,
@@ -82,8 +88,9 @@ def report_of(
         "per_class": {weights: found.per_class(len(classes)) for weights, found in scores.items()},
         "device": device,
         "ranks": ranks,
-        "published": published_beside(recipe, final["trained"], len(classes)),
+        "published": published_beside(recipe, final["trained"], len(classes)) if final and stopped_early is None else None,
     }
+    return report if stopped_early is None else report | {"stopped_early": stopped_early}
 
 
 def published_beside(recipe: Recipe, final: Summary | Evaluation, classes: int) -> Comparison | None:
@@ -120,15 +127,18 @@ def _is_report(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     final, best, classes, counts = (value.get(name) for name in ("final", "best", "classes", "per_class"))
-    if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes) and "trained" in final):
+    if not (isinstance(final, dict) and isinstance(counts, dict) and is_list_of(is_text)(classes)):
+        return False
+    if final and ("trained" not in final or best is None):
         return False
     evaluations = [(each, {"step", *Summary.__required_keys__}) for each in final.values()]
-    evaluations.append((best, {"step", "top1_percent"}))
+    evaluations += [] if best is None else [(best, {"step", "top1_percent"})]
     return (
         all(isinstance(each, dict) and problem_of_fields(each, needed) is None for each, needed in evaluations)
         and all(isinstance(each, dict) and _are_counts(each, len(classes or ())) for each in counts.values())
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
+        and isinstance(value.get("stopped_early", ""), str)
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )
 

@@ -40,7 +40,7 @@ SCHEDULE = (
     "lr_step_factor",
 )
 """Recipe fields that determine the learning rates and nothing else."""
-_OF_ONE_COMMAND = ("profile_step", "profile_steps")
+_OF_ONE_COMMAND = ("profile_step", "profile_steps", "stop_after_epochs", "stop_after_steps")
 """Execution fields that concern a single command; they are not kept when a run resumes."""
 
 

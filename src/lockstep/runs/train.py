@@ -55,7 +55,9 @@ def train(
       lacks.
 
     Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit for bit as if it had
-    never stopped. A finished run returns its report at once. With several processes (torchrun), every process calls this.
+    never stopped. `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the report is then
+    empty, and the same call goes on. A finished run returns its report at once. With several processes (torchrun), every
+    process calls this.
 
     An existing run needs only `out`. Without `recipe` it resumes with its own recipe, and with its own execution if none is
     given. Without `data` it resumes with its own images. The schedule may change, for example to more epochs, if the
@@ -122,7 +124,7 @@ def _carry_out(
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
     share = (asked.recipe or given_fields(changes)).validation_share
-    sets = _open_sets(asked.data, share, recorder, stop)
+    sets = _open_sets(asked.data, share, recorder, stop, validates=not execution.train_only)
     recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
     start = start if asked.recipe else start_of(recipe)
     check_logits(recipe, sets)
@@ -137,7 +139,7 @@ def _carry_out(
             return driver.carry_out(rates, start) or cast(Report, {})
 
 
-def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests) -> Sets:
+def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests, *, validates: bool) -> Sets:
     """Return the training and validation images of a run; see `lockstep.data.split.open_sets`.
 
     Raises `Interrupted` if a stop is requested while they are indexed.
@@ -153,7 +155,7 @@ def _open_sets(data: Path, share: float, recorder: Recorder, stop: StopRequests)
 
         return advance
 
-    return open_sets(data, share, progress)
+    return open_sets(data, share, progress, validates=validates)
 
 
 def check_logits(recipe: Recipe, sets: Sets) -> None:

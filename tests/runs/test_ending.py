@@ -1,0 +1,123 @@
+"""Where a run ends before the last step of its schedule: early stopping, decided from the log."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockstep
+from lockstep.recipes import Execution, Recipe
+from lockstep.runs.ending import early_stop, last_step
+from lockstep.runs.report import Report, read_report
+from lockstep.system.errors import Interrupted, RecipeError
+from lockstep.system.event_log import read_log
+from lockstep.weights import checkpoint
+
+PER_EPOCH, EPOCHS = 2, 5  # 60 images, 30 per step
+PATIENT = Execution(early_stopping_patience=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "how", "step"),
+    [
+        (0, {"stop_after_epochs": 2}, 20),
+        (20, {"stop_after_epochs": 2}, 40),
+        (24, {"stop_after_epochs": 2}, 40),  # killed within an epoch
+        (24, {"stop_after_steps": 7}, 31),
+        (24, {"stop_after_steps": 7, "stop_after_epochs": 1}, 30),
+        (24, {"stop_after_epochs": 9}, 100),
+        (24, {}, 100),
+    ],
+)
+def test_a_command_stops_after_as_many_more_epochs_or_steps_as_it_is_told(
+    first: int, how: dict[str, int], step: int
+) -> None:
+    assert last_step(first, 100, 10, Execution(**how)) == step
+
+
+def evaluated(*top1: float, ema: float = 99.0) -> list[dict[str, Any]]:
+    """Return the log of a run that was evaluated at steps 10, 20, ..., also with a moving average that improves."""
+    log = []
+    for number, value in enumerate(top1, start=1):
+        entry = {"kind": "evaluate", "step": 10 * number, "loss": 1.0, "images": 8}
+        log += [entry | {"weights": "trained", "top1_percent": value}]
+        log += [entry | {"weights": "ema", "top1_percent": ema + number / 100}]
+    return log
+
+
+@pytest.mark.parametrize(
+    ("top1", "stops"),
+    [
+        ([], False),
+        ([50.0], False),
+        ([50.0, 40.0], False),
+        ([50.0, 40.0, 30.0], True),
+        ([50.0, 50.0, 50.0], True),  # equal is not better
+        ([50.0, 40.0, 60.0], False),
+        ([50.0, 40.0, 60.0, 55.0, 59.0], True),
+    ],
+)
+def test_early_stopping_counts_the_evaluations_since_the_best_one(top1: list[float], stops: bool) -> None:
+    assert (early_stop(evaluated(*top1), 10 * len(top1), 2) is not None) == stops
+    assert early_stop(evaluated(*top1), 10 * len(top1), 0) is None
+
+
+def test_early_stopping_is_decided_at_an_evaluation_alone() -> None:
+    log = evaluated(50.0, 40.0, 30.0)
+    assert early_stop(log, 30, 2) == "the last 2 evaluations are not above the top-1 of 50.00 % at step 10"
+    assert early_stop(log, 35, 2) is None
+    assert early_stop(log, 20, 2) is None
+
+
+def test_early_stopping_without_evaluations_is_refused() -> None:
+    with pytest.raises(RecipeError, match="early stopping needs evaluations; set only one"):
+        Execution(train_only=True, early_stopping_patience=2)
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny_recipe: Recipe) -> Recipe:
+    """Five epochs that change nothing that an evaluation sees."""
+    return tiny_recipe.replace(epochs=EPOCHS, global_batch_images=30, lr=1e-12, bn_momentum=1e-9, warmup_epochs=0)
+
+
+@pytest.fixture(scope="module")
+def stopped(recipe: Recipe, textures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """A run that was interrupted at its second evaluation, and ended early at its third when it was resumed."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["kind"] == "evaluate" and event["step"] == 2 * PER_EPOCH:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        lockstep.train(recipe, textures, run, execution=PATIENT, listener=interrupt)
+    lockstep.train(recipe, textures, run, execution=PATIENT)
+    report = read_report(run)
+    assert report is not None
+    return run, report
+
+
+def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(stopped: tuple[Path, Report]) -> None:
+    run, report = stopped
+    first, *others = [entry for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"]
+    assert [entry["step"] for entry in others] == [4, 6]
+    assert {entry["top1_percent"] for entry in others} == {first["top1_percent"]}
+    assert (report["steps"], report["epochs"], report["best"]["step"], report["final"]["trained"]["step"]) == (6, 5, 2, 6)
+    assert report["stopped_early"].startswith("the last 2 evaluations are not above")
+
+
+def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
+    stopped: tuple[Path, Report], recipe: Recipe, textures: Path
+) -> None:
+    run, report = stopped
+    told: list[dict[str, Any]] = []
+    assert lockstep.train(out=run, listener=told.append) == report
+    assert "already_finished" in [event["kind"] for event in told]
+    (run / "report.json").unlink()  # killed before its report
+    assert lockstep.train(out=run)["final"]["trained"]["loss"] == report["final"]["trained"]["loss"]
+    assert [entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"] == [2, 4, 6]
+    whole = lockstep.train(recipe, textures, run, execution=Execution(early_stopping_patience=9))
+    assert (whole["steps"], "stopped_early" in whole) == (10, False)
+    assert checkpoint.steps(run / "checkpoints")[-1] == 10
