@@ -37,7 +37,7 @@ LOG = [
     {"kind": "start", "step": 5, "elapsed_sec": 0.25},
     train(5, 8, 3.0),
     train(8, 10, 1.0, lr=0.125),
-    evaluated(10, loss=1.25, top1_percent=70.0, images_per_sec=80.0),
+    evaluated(10, loss=1.25, top1_percent=70.0, images_per_sec=80.0, batches=5, data_wait_share=0.2),
     evaluated(10, "ema", loss=1.0, top1_percent=75.0, top5_percent=95.0, elapsed_sec=5.5),
 ]
 
@@ -129,7 +129,12 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
     assert metadata["train.data_time"] == {"unit": "s"}
     assert "train.loss" not in metadata
     logged = [line for line in lines if line["type"] == "LOG"]
-    assert [line["step"] for line in logged] == ["PARAMETER", [0, 4], [0, 5], [0], [1, 3], [1, 5], [1], []]
+    assert [line["step"] for line in logged] == [
+        "PARAMETER",
+        *([0, 4], [0, 5], [0], [0]),  # the steps, all of the epoch, the evaluation
+        *([1, 3], [1, 5], [1], [1], [1]),  # and the evaluation of the moving average
+        [],
+    ]
     assert logged[0]["data"]["model"] == "resnet50"
     assert logged[1]["data"] == {
         "train.loss": 3.0,
@@ -140,7 +145,15 @@ def test_lines_of_dllogger_of_a_run(run: Path) -> None:
         "train.lr": 0.5,
         "train.grad_scale": 128.0,
     }
-    assert logged[-1]["data"] == {"val.top1": 70.0, "val.top5": 90.0, "val.loss": 1.25, "val.total_ips": 80.0}
+    trained = {"train.loss": 2.0, "train.total_ips": 10.0, "train.compute_ips": 40 / 3.0, "train.lr": 0.125}
+    trained |= {"train.data_time": 0.2, "train.compute_time": 0.6, "train.grad_scale": 128.0}
+    assert logged[7]["data"] == pytest.approx(trained)  # 40 images in five steps and 4 s
+    evaluated = {"val.top1": 70.0, "val.top5": 90.0, "val.loss": 1.25, "val.total_ips": 80.0, "val.compute_ips": 100.0}
+    evaluated |= {"val.data_time": 0.01, "val.compute_latency": 0.04}
+    assert logged[8]["data"] == pytest.approx(evaluated)  # 20 images in five batches and 0.25 s
+    averaged = {"val_ema.top1": 75.0, "val_ema.top5": 95.0, "val_ema.loss": 1.0, "val_ema.total_ips": 40.0}
+    assert logged[9]["data"] == averaged  # a log without batches
+    assert logged[-1]["data"] == pytest.approx(trained | evaluated | averaged)
     assert list(logged[1]) == ["timestamp", "datetime", "elapsedtime", "type", "step", "data"]
     assert logged[1]["timestamp"] == str(ENDED - 9 + 2)
     assert logged[1]["elapsedtime"] == "2.0"

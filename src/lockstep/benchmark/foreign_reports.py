@@ -1,20 +1,18 @@
 """Write runs and benchmark reports in the formats of other programs, for tools that read those.
 
-The figures are Lockstep's. A log has the times of intervals, not of single steps. Therefore all steps of an epoch count
-here, while MXNet's example leaves out the first iteration of an epoch.
+The figures are Lockstep's. What a run can also write while it trains is in `lockstep.runs`.
 """
 
 import csv
 import io
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.benchmark import dllogger
-from lockstep.benchmark.epochs import Epoch, LoggedRun, images_of, read_epochs
 from lockstep.benchmark.report_file import BenchmarkReport, read_benchmark
+from lockstep.runs import dlll, mxnet_report
+from lockstep.runs.epochs import LoggedRun, read_epochs
 from lockstep.system.errors import DataError, UserError, nearest
-from lockstep.system.event_log import TrainEvent, seconds_of
 from lockstep.system.strict_json import to_json
 
 
@@ -30,55 +28,6 @@ def converted(source: Path, form: str) -> str:
     if of_report is None:
         raise UserError(f"{form} is made from a run's folder; {source} is not a folder")
     return of_report(read_benchmark(source) | {"written_at": source.stat().st_mtime})
-
-
-def nvidia_report(run: LoggedRun) -> str:
-    """Return the JSON of `--report FILE` in NVIDIA's MXNet example of 2019 (report.py).
-
-    Metrics are lists by epoch; accuracies are in percent. `time` is the mean of an iteration in seconds. A metric that was
-    not measured in every epoch has fewer values. Profiled steps have no speed.
-    """
-    metrics: dict[str, list[float]] = {}
-    for epoch in run.epochs:
-        for name, value in (_trained(epoch) | _evaluated(epoch, run.recipe.global_batch_images)).items():
-            metrics.setdefault(name, []).append(value)
-    report = {
-        "model": run.recipe.fields()["model"],
-        "ngpus": run.environment["ranks"],
-        "total_duration": run.seconds,
-        "cmd": run.environment.get("command", []),
-        "metrics": metrics,
-    }
-    return to_json(report, indent=4)
-
-
-def _trained(epoch: Epoch) -> dict[str, float]:
-    return {
-        "train.top1": epoch.mean("top1_percent"),
-        "train.top5": epoch.mean("top5_percent"),
-        "train.loss": epoch.mean("loss"),
-    } | _timed(epoch.timed)
-
-
-def _timed(intervals: tuple[TrainEvent, ...]) -> dict[str, float]:
-    if not intervals:
-        return {}
-    seconds = sum(seconds_of(entry) for entry in intervals)
-    steps = sum(entry["step"] - entry["first_step"] for entry in intervals)
-    return {"train.time": seconds / steps, "train.total_ips": images_of(intervals) / seconds}
-
-
-def _evaluated(epoch: Epoch, batch_images: int) -> dict[str, float]:
-    entry = epoch.evaluations.get("trained")
-    if entry is None:
-        return {}
-    return {
-        "val.top1": entry["top1_percent"],
-        "val.top5": entry["top5_percent"],
-        "val.loss": entry["loss"],
-        "val.time": seconds_of(entry) / math.ceil(entry["images"] / batch_images),
-        "val.total_ips": entry["images_per_sec"],
-    }
 
 
 def nvidia_benchmark(report: BenchmarkReport) -> str:
@@ -122,9 +71,9 @@ def timm_summary(run: LoggedRun) -> str:
 
 
 FORMS: dict[str, tuple[Callable[[LoggedRun], str] | None, Callable[[BenchmarkReport], str] | None]] = {
-    "nvidia-report": (nvidia_report, None),
+    "nvidia-report": (mxnet_report.of_run, None),
     "nvidia-benchmark": (None, nvidia_benchmark),
-    "dlll": (dllogger.of_run, dllogger.of_benchmark),
+    "dlll": (dlll.of_run, dllogger.of_benchmark),
     "timm": (timm_summary, None),
 }
 """By name: the functions that write a run and a benchmark report; None if the format does not have it."""

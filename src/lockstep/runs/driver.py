@@ -291,13 +291,21 @@ class Driver:
 
     def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
         """Yield the next `count` batches; end early once any rank was asked to stop."""
+        timed = self.timed(batches)
         for _ in range(count):
             # Asked before the batch is taken: a batch that is not trained on must not be consumed.
             if self.should_stop():
                 return
+            yield next(timed)
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield all batches, and add the time that each is waited for."""
+        while True:
             began = time.perf_counter()
-            batch = next(batches)
+            batch = next(batches, None)
             self.waited_sec += time.perf_counter() - began
+            if batch is None:
+                return
             yield batch
 
     def should_stop(self) -> bool:
@@ -379,9 +387,10 @@ class Driver:
 
         Raises `DivergedError` if the loss of an image is not a finite number.
         """
+        batches = math.ceil(len(self.validation) / (self.part_images * self.world.ranks))
         for weights in self.evaluated_weights:
-            began = time.perf_counter()
-            scores = self.engine.evaluate(self.evaluation_batches(weights), ema=weights == "ema")
+            began, self.waited_sec = time.perf_counter(), 0.0
+            scores = self.engine.evaluate(self.evaluation_batches(weights, batches), ema=weights == "ema")
             if self.stopping:
                 self.interrupt(step)
             seconds = time.perf_counter() - began
@@ -398,17 +407,19 @@ class Driver:
                 "top5_percent": summary["top5_percent"],
                 "images": summary["images"],
                 "images_per_sec": summary["images"] / seconds,
+                "batches": batches,
+                "data_wait_share": self.waited_sec / seconds,
             }
             self.recorder.log(event)
 
-    def evaluation_batches(self, weights: str) -> Iterator[Batch]:
+    def evaluation_batches(self, weights: str, total: int) -> Iterator[Batch]:
         """Yield this rank's share of the validation images; end early once any rank was asked to stop."""
         plans = evaluation_plans(
             self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
         )
-        total = math.ceil(len(self.validation) / (self.part_images * self.world.ranks))
         with loader_of(self.validation, self.recipe, self.execution, size=self.recipe.eval_crop) as loader:
-            for batch in self.recorder.watched(f"evaluating {weights} weights", loader.batches(plans), total):
+            timed = self.timed(loader.batches(plans))
+            for batch in self.recorder.watched(f"evaluating {weights} weights", timed, total):
                 if self.should_stop():
                     return
                 yield batch

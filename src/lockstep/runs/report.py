@@ -18,6 +18,8 @@ class Evaluation(Summary):
 
     step: int
     images_per_sec: float
+    batches: NotRequired[int]
+    data_wait_share: NotRequired[float]
     elapsed_sec: NotRequired[float]
     """Seconds since the process began."""
 

@@ -82,6 +82,10 @@ class EvaluateEvent(Summary):
     weights: str
     """"trained" or "ema"."""
     images_per_sec: float
+    batches: NotRequired[int]
+    """Number of batches of a rank."""
+    data_wait_share: NotRequired[float]
+    """Share of the time in which the engine of rank 0 waited for images."""
     elapsed_sec: NotRequired[float]
 
 
@@ -101,6 +105,7 @@ _CHECKS: dict[str, Check] = {
     "first_step": is_count,
     "total": is_count,
     "images": is_positive,
+    "batches": is_positive,
     "images_per_sec": is_rate,
     "data_wait_share": is_number,
     "loss": is_figure,

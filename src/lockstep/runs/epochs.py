@@ -49,6 +49,7 @@ class LoggedRun:
 
     recipe: Recipe
     environment: Environment
+    steps_per_epoch: int
     epochs: tuple[Epoch, ...]
     """The epochs that were started."""
     seconds: float
@@ -76,14 +77,16 @@ def read_epochs(folder: Path) -> LoggedRun:
         missing = {"elapsed_sec", *(["lr"] if entry["kind"] == "train" else [])} - entry.keys()
         if missing:
             raise CheckpointError(f"{folder / 'log.jsonl'}: the entry of step {entry['step']} has no {min(missing)}")
-    epochs = _epochs(run.log, steps_per_epoch(run.recipe, images))
+    per_epoch = steps_per_epoch(run.recipe, images)
+    epochs = epochs_of(run.log, per_epoch)
     if not epochs:
         raise CheckpointError(f"{folder}: nothing was trained yet")
     ended_at = (folder / "log.jsonl").stat().st_mtime
-    return LoggedRun(run.recipe, run.environment, epochs, _seconds(run.log), ended_at)
+    return LoggedRun(run.recipe, run.environment, per_epoch, epochs, seconds_of_processes(run.log), ended_at)
 
 
-def _epochs(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
+def epochs_of(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
+    """Return the epochs in which something was trained. `per_epoch` is the number of steps of an epoch."""
     # No interval lies in two epochs, and evaluations are at the ends of epochs.
     intervals: dict[int, list[TrainEvent]] = {}
     evaluations: dict[int, dict[str, EvaluateEvent]] = {}
@@ -95,7 +98,7 @@ def _epochs(entries: Iterable[LogEvent], per_epoch: int) -> tuple[Epoch, ...]:
     return tuple(Epoch(number, tuple(each), evaluations.get(number, {})) for number, each in sorted(intervals.items()))
 
 
-def _seconds(entries: Sequence[LogEvent]) -> float:
-    """Return the time of all processes in seconds. Every process logs its start and counts from there."""
+def seconds_of_processes(entries: Sequence[LogEvent]) -> float:
+    """Return the time of all processes of a log in seconds. Every process logs its start and counts from there."""
     ends = [before for before, after in pairwise(entries) if after["kind"] == "start"]
     return float(sum(entry["elapsed_sec"] for entry in [*ends, *entries[-1:]]))

@@ -1,0 +1,292 @@
+"""`DLLL {json}` lines as NVIDIA's dllogger writes them, with the keys and units of the example for the run's framework.
+
+What an example logs and Lockstep does not measure is left out. What Lockstep measures differently has the example's unit.
+Keys and units are those of the examples' code (PaddlePaddle 22.05, MXNet's of 2019 to 2023, PyTorch 21.03, TensorFlow
+20.06).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.runs.epochs import Epoch, LoggedRun, images_of
+from lockstep.system.event_log import EvaluateEvent, LogEvent, TrainEvent, seconds_of
+from lockstep.system.strict_json import to_json
+
+PREFIX = "DLLL "
+"""Every line begins with it."""
+PER_SEC, SEC, MS = "images/s", "s", "ms"
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of a figure in an example."""
+
+    name: str
+    figure: str
+    """Lockstep's name for the figure: in an entry of the log, in `_speed`, or in a cell of a benchmark report."""
+    factor: float = 1.0
+    """Factor from Lockstep's unit (percent, milliseconds, seconds) to the example's unit."""
+    unit: str | None = None
+    """The unit in the example's metadata; None if the example gives none."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one example."""
+
+    interval: tuple[Key, ...]
+    """Keys of training steps."""
+    epoch: tuple[Key, ...]
+    """Keys of all training steps of an epoch; empty if the example logs none."""
+    evaluation: tuple[Key, ...]
+    averaged: tuple[Key, ...]
+    """Keys of an evaluation of the moving average; empty if the example has none."""
+    trained: tuple[Key, ...]
+    """Keys of a training benchmark."""
+    inferred: tuple[Key, ...]
+    """Keys of an inference benchmark."""
+
+    def all(self) -> Iterator[Key]:
+        """Yield every key once."""
+        every = (*self.interval, *self.epoch, *self.evaluation, *self.averaged, *self.trained, *self.inferred)
+        yield from {key.name: key for key in every}.values()
+
+
+def _latencies(template: str, figures: Iterable[str], factor: float, unit: str) -> tuple[Key, ...]:
+    return tuple(Key(template.format(each), name, factor, unit) for name, each in (f.split(":") for f in figures))
+
+
+_PADDLE = Keys(
+    interval=(
+        Key("train.loss", "loss"),
+        Key("train.top1", "top1_percent", 0.01),
+        Key("train.top5", "top5_percent", 0.01),
+        Key("train.data_time", "data_sec", unit=SEC),
+        Key("train.compute_time", "compute_sec", unit=SEC),
+        Key("train.batch_time", "batch_sec", unit=SEC),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+        Key("train.lr", "lr"),
+    ),
+    epoch=(
+        Key("train.loss", "loss"),
+        Key("train.epoch_time", "all_sec", unit=SEC),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+    ),
+    evaluation=(
+        Key("val.loss", "loss"),
+        Key("val.top1", "top1_percent", 0.01),
+        Key("val.top5", "top5_percent", 0.01),
+        Key("val.data_time", "data_sec", unit=SEC),
+        Key("val.compute_time", "compute_sec", unit=SEC),
+        Key("val.batch_time", "batch_sec", unit=SEC),
+        Key("val.epoch_time", "all_sec", unit=SEC),
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+    ),
+    averaged=(),
+    trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+        *_latencies("latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+    ),
+)
+_PYTORCH_TRAIN = (
+    Key("train.loss", "loss"),
+    Key("train.compute_ips", "compute_images_per_sec", unit=PER_SEC),
+    Key("train.total_ips", "images_per_sec", unit=PER_SEC),
+    Key("train.data_time", "data_sec", unit=SEC),
+    Key("train.compute_time", "compute_sec", unit=SEC),
+    Key("train.lr", "lr"),
+    Key("train.grad_scale", "loss_scale"),
+)
+_PYTORCH_VAL = (
+    Key("val.top1", "top1_percent"),
+    Key("val.top5", "top5_percent"),
+    Key("val.loss", "loss"),
+    Key("val.compute_ips", "compute_images_per_sec", unit=PER_SEC),
+    Key("val.total_ips", "images_per_sec", unit=PER_SEC),
+    Key("val.data_time", "data_sec", unit=SEC),
+    Key("val.compute_latency", "compute_sec", unit=SEC),
+)
+_PYTORCH = Keys(
+    interval=_PYTORCH_TRAIN,
+    epoch=_PYTORCH_TRAIN,
+    evaluation=_PYTORCH_VAL,
+    averaged=tuple(replace(key, name=key.name.replace("val.", "val_ema.")) for key in _PYTORCH_VAL),
+    trained=(Key("train.total_ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.total_ips", "images_per_sec", unit=PER_SEC),
+        Key("val.compute_latency", "mean", 0.001, SEC),
+        *_latencies("val.compute_latency_at{}", ("p95:95", "p99:99", "p100:100"), 0.001, SEC),
+    ),
+)
+_MXNET = Keys(
+    interval=(
+        Key("train.loss", "loss"),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+        Key("train.lr", "lr"),
+    ),
+    epoch=(
+        Key("train.loss", "loss"),
+        Key("train.ips", "images_per_sec", unit=PER_SEC),
+    ),
+    evaluation=(
+        Key("val.accuracy", "top1_percent", 0.01),
+        Key("val.top_k_accuracy_5", "top5_percent", 0.01),
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+        Key("val.latency_avg", "batch_sec", unit=SEC),
+    ),
+    averaged=(),
+    trained=(Key("train.ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("val.ips", "images_per_sec", unit=PER_SEC),
+        *_latencies("val.latency_{}", ("mean:avg", "p50:50", "p90:90", "p95:95", "p99:99", "p100:100"), 0.001, SEC),
+    ),
+)
+_TENSORFLOW = Keys(
+    interval=(
+        Key("imgs_per_sec", "images_per_sec", unit=PER_SEC),
+        Key("cross_entropy", "loss"),
+        Key("learning_rate", "lr"),
+    ),
+    epoch=(),
+    evaluation=(
+        Key("top1_accuracy", "top1_percent", 0.01),
+        Key("top5_accuracy", "top5_percent", 0.01),
+        Key("eval_throughput", "images_per_sec", unit=PER_SEC),
+        Key("eval_latency_avg", "batch_sec", 1000, MS),
+    ),
+    averaged=(),
+    trained=(Key("total_ips", "images_per_sec", unit=PER_SEC),),
+    inferred=(
+        Key("eval_throughput", "images_per_sec", unit=PER_SEC),
+        *_latencies("eval_latency_{}", ("mean:avg", "p90:p90", "p95:p95", "p99:p99"), 1, MS),
+    ),
+)
+KEYS = {"PaddlePaddle": _PADDLE, "PyTorch": _PYTORCH, "MXNet": _MXNET, "TensorFlow": _TENSORFLOW}
+"""Keys by NVIDIA's example: `Framework.nvidia_example`. The reference engine has no example, so it uses PyTorch's keys."""
+
+
+Content = dict[str, Any]
+"""A line without its times: METADATA of a figure, or LOG with step and data."""
+
+
+def of_run(run: LoggedRun) -> str:
+    """Return a run's log as lines.
+
+    There is a line of parameters, a line for every interval ([epoch, step]), epoch of training and evaluation (both
+    [epoch]), and the figures of the last epoch again ([]). Intervals of profiled steps have no figures of speed.
+    """
+    form = Form(run.environment["execution"]["backend"], run.steps_per_epoch)
+    began, elapsed = run.ended_at - run.seconds, 0.0
+    lines = [text_of(each, began, 0.0) for each in form.header(run.recipe.fields() | {"ranks": run.environment["ranks"]})]
+    for epoch in run.epochs:
+        for entry in chain[TrainEvent | EvaluateEvent](epoch.intervals, epoch.evaluations.values()):
+            elapsed += seconds_of(entry)
+            lines += [text_of(each, began, elapsed) for each in form.of(entry)]
+    return "".join([*lines, *(text_of(each, began, elapsed) for each in form.summary())])
+
+
+class Form:
+    """Turns the entries of a log, in order, into lines without their times. It keeps the intervals of the current epoch."""
+
+    def __init__(self, backend: str, per_epoch: int) -> None:
+        """`backend` chooses the keys, `per_epoch` is the number of steps of an epoch."""
+        self._keys = KEYS[FRAMEWORKS[backend].nvidia_example]
+        self._per_epoch = per_epoch
+        self._intervals: list[TrainEvent] = []
+        self._last: dict[str, float | None] = {}
+
+    def header(self, parameters: Mapping[str, Any]) -> list[Content]:
+        """Return the lines at the start of a run: the units, and its parameters: the fields of the recipe, and others."""
+        keys = self._keys if parameters.get("ema_decay") else replace(self._keys, averaged=())
+        return [*metadata(keys.all()), logged("PARAMETER", dict(parameters))]
+
+    def of(self, entry: LogEvent) -> list[Content]:
+        """Return the lines of an entry: none, one, or two for the last interval of an epoch."""
+        if entry["kind"] == "train":
+            return self._of_interval(entry)
+        if entry["kind"] != "evaluate":
+            return []
+        keys = self._keys.evaluation if entry["weights"] == "trained" else self._keys.averaged
+        speed = _speed(entry["images"], seconds_of(entry), entry.get("batches"), entry.get("data_wait_share"))
+        return self._of_epoch(entry["step"] // self._per_epoch - 1, named(keys, entry | speed))
+
+    def summary(self) -> list[Content]:
+        """Return the line at the end of a run: the figures of its last epoch and evaluation; none if there are none."""
+        return [logged([], self._last)] if self._last else []
+
+    def _of_interval(self, entry: TrainEvent) -> list[Content]:
+        self._intervals.append(entry)
+        number = entry["first_step"] // self._per_epoch
+        steps = entry["step"] - entry["first_step"]
+        speed = {} if "traced" in entry else _speed(entry["images"], seconds_of(entry), steps, entry["data_wait_share"])
+        figures = {name: value for name, value in entry.items() if name != "images_per_sec"} | speed
+        lines = [logged([number, entry["step"] - number * self._per_epoch], named(self._keys.interval, figures))]
+        if entry["step"] % self._per_epoch == 0:
+            epoch, self._intervals = Epoch(number, tuple(self._intervals), {}), []
+            lines += self._of_epoch(number, named(self._keys.epoch, _of_training(epoch)))
+        return lines
+
+    def _of_epoch(self, number: int, data: dict[str, float | None]) -> list[Content]:
+        self._last = self._last | data
+        return [logged([number], data)] if data else []
+
+
+def metadata(keys: Iterable[Key]) -> list[Content]:
+    """Return the lines that name the units of figures."""
+    return [{"type": "METADATA", "metric": key.name, "metadata": {"unit": key.unit}} for key in keys if key.unit]
+
+
+def logged(step: list[int] | str, data: dict[str, Any]) -> Content:
+    """Return a line of data. `step` is [epoch, step of the epoch], [epoch], [] for the whole run, or "PARAMETER"."""
+    return {"type": "LOG", "step": step, "data": data}
+
+
+def named(keys: Iterable[Key], figures: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return figures under an example's keys and in its units; figures that are missing are left out."""
+    return {key.name: _scaled(figures[key.figure], key.factor) for key in keys if key.figure in figures}
+
+
+def text_of(content: Content, began: float, elapsed: float) -> str:
+    """Return a line with its times, in dllogger's order: seconds since 1970, local time, and seconds since the log began.
+
+    `began` is the start of the log in seconds since 1970, `elapsed` the seconds from there to the line.
+    """
+    at = began + elapsed
+    times = {"timestamp": str(at), "datetime": str(datetime.fromtimestamp(at)), "elapsedtime": str(elapsed)}
+    order = ("timestamp", "elapsedtime", "datetime") if content["type"] == "METADATA" else tuple(times)
+    return f"{PREFIX}{to_json({name: times[name] for name in order} | content)}\n"
+
+
+def _of_training(epoch: Epoch) -> dict[str, float]:
+    """Return the figures of all training steps of an epoch. Steps under the profiler have no speed."""
+    means = {name: epoch.mean(name) for name in ("loss", "top1_percent", "top5_percent")}
+    found = means | {"lr": epoch.lr, "loss_scale": epoch.intervals[-1]["loss_scale"]}
+    seconds = sum(map(seconds_of, epoch.timed))
+    if not seconds:
+        return found
+    steps = sum(entry["step"] - entry["first_step"] for entry in epoch.timed)
+    share = sum(entry["data_wait_share"] * seconds_of(entry) for entry in epoch.timed) / seconds
+    return found | _speed(images_of(epoch.timed), seconds, steps, share)
+
+
+def _speed(images: int, seconds: float, batches: int | None, share: float | None) -> dict[str, float]:
+    """Return the speed of some batches. `share` is the part of the time in which the engine waited for images.
+
+    Logs of older versions have neither batches nor share of an evaluation.
+    """
+    found = {"images_per_sec": images / seconds, "all_sec": seconds}
+    if batches is None or share is None:
+        return found
+    batch, data = seconds / batches, seconds / batches * share
+    compute = max(batch - data, 1e-9)
+    rate = images / seconds * batch / compute
+    return found | {"batch_sec": batch, "data_sec": data, "compute_sec": compute, "compute_images_per_sec": rate}
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
