@@ -60,7 +60,7 @@ def command(
         ),
     ] = None,
     loggers: Annotated[
-        list[str] | None, typer.Option("--logger", help="Also send metrics to mlflow or wandb; may be repeated.")
+        list[str] | None, typer.Option("--logger", help="Also log to mlflow, wandb, dlll or nvidia-report; may be repeated.")
     ] = None,
     profile: Annotated[
         str | None,

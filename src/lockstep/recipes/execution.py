@@ -53,8 +53,14 @@ class Execution(Settings):
     """The first step that the framework's profiler traces. Steps count from 0. None: no step is traced."""
     profile_steps: Annotated[int, Field(ge=1), limits.TRACED_STEPS] = 1
     """Number of steps that the profiler traces, from `profile_step` on."""
-    loggers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ("tensorboard",)
-    """Where figures are logged in addition to the run's own log."""
+    loggers: tuple[Literal["tensorboard", "mlflow", "wandb", "dlll", "nvidia-report"], ...] = ("tensorboard",)
+    """Where figures are logged in addition to the run's own log. "dlll": the lines that NVIDIA's examples log.
+    "nvidia-report": the JSON document of NVIDIA's MXNet example."""
+    dlll_file: str = ""
+    """Path of the file of the logger dlll, which a path turns on. If it is empty: dlll.json in the run's folder."""
+    nvidia_report_file: str = ""
+    """Path of the file of the logger nvidia-report, which a path turns on. If it is empty: nvidia-report.json in the run's
+    folder."""
     log_every_steps: Annotated[int, Field(ge=1), limits.STEPS] = 10
     """Number of steps after which losses are read from the device and logged."""
     save_every_steps: Annotated[int, Field(ge=0), limits.STEPS] = 0
@@ -87,6 +93,12 @@ class Execution(Settings):
                 "(--set train_only=false, or --set early_stopping_patience=0)"
             )
         return self
+
+    @property
+    def loggers_used(self) -> tuple[str, ...]:
+        """The loggers that are named, and those whose file is."""
+        files = {"dlll": self.dlll_file, "nvidia-report": self.nvidia_report_file}
+        return tuple(dict.fromkeys([*self.loggers, *(name for name, file in files.items() if file)]))
 
     @property
     def traced_steps(self) -> range:

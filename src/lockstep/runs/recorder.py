@@ -69,7 +69,7 @@ class Recorder:
         for entry in kept:
             self._keep(entry)
         self._log = path.open("a", encoding="utf-8")
-        self._loggers = Loggers(self._names, Opening(folder, step, about or {}, None), self.warn)
+        self._loggers = Loggers(self._names, Opening(folder, step, about or {}, None, kept), self.warn)
         self._rates = rates
 
     def _keep(self, event: LogEvent) -> None:
@@ -117,6 +117,8 @@ class Recorder:
             self._keep(event)
             self._log.write(_line(event))
             self._log.flush()
+        if self._loggers is not None:
+            self._loggers.entry(event)
         self._chart(event)
         self.tell(event)
 
@@ -134,7 +136,7 @@ class Recorder:
         if self._loggers is None or (event["kind"] != "train" and event["kind"] != "evaluate"):
             return
         group = f"val_{event['weights']}" if event["kind"] == "evaluate" else "train"
-        others = {"step", "first_step", "images", "elapsed_sec", "traced"}
+        others = {"step", "first_step", "images", "batches", "elapsed_sec", "traced"}
         if "traced" in event:  # the profiler's overhead would distort the speed
             others |= {"images_per_sec", "data_wait_share"}
         figures = {name: value for name, value in event.items() if isinstance(value, float | int) and name not in others}

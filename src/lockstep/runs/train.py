@@ -87,7 +87,7 @@ def train(
     with StopRequests() as stop:
         world = backends.load(asked.execution.backend).world(asked.execution)
         try:
-            with Recorder(listener if world.rank == 0 else None, asked.execution.loggers) as recorder:
+            with Recorder(listener if world.rank == 0 else None, asked.execution.loggers_used) as recorder:
                 return _carry_out(asked, out, changes, given, world, recorder, stop)
         finally:
             world.close()
@@ -113,7 +113,7 @@ def _carry_out(
     execution, leads = asked.execution, world.rank == 0
     units = world.ranks * execution.accumulation_steps
     if leads:
-        check_installed(execution.loggers)
+        check_installed(execution.loggers_used)
     if asked.taken:
         recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
 

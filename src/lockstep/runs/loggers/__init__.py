@@ -1,7 +1,8 @@
-"""Loggers: TensorBoard, MLflow, Weights & Biases. They get a run's figures in addition to its log, by their own clients.
+"""Loggers: TensorBoard, MLflow, Weights & Biases, and files in the formats of NVIDIA's examples.
 
-A run does not depend on them. If a logger fails, one warning is shown and the logger gets nothing more. A resumed run
-continues in the same place, and nothing is sent twice.
+They get a run's figures, or the entries of its log, in addition to the log. A run does not depend on them. If a logger
+fails, one warning is shown and the logger gets nothing more. A resumed run continues in the same place, and nothing is sent
+twice.
 """
 
 import importlib
@@ -9,13 +10,15 @@ import importlib.metadata
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from lockstep.system.errors import CheckpointError, UserError
+from lockstep.system.event_log import LogEvent
 from lockstep.system.files import write_json
 from lockstep.system.strict_json import is_count, parsed
 
@@ -51,6 +54,21 @@ class Opening:
     """Recipe and environment, as plain values."""
     key: str | None
     """The logger's name for the run, from when it began; None for a new run."""
+    log: Sequence[LogEvent] = ()
+    """The log up to the current step."""
+
+
+class EntryLogger(Protocol):
+    """A destination for the entries of a log. Any exception it raises is caught."""
+
+    key: str
+    """The logger's name for the run."""
+
+    def entry(self, entry: LogEvent) -> None:
+        """Take an entry that was just logged. The first one is that of the start."""
+
+    def close(self, outcome: Outcome) -> None:
+        """Write what is left and close."""
 
 
 class Logger(Protocol):
@@ -74,11 +92,13 @@ class Kind:
     """A kind of logger: what it needs and how it resumes."""
 
     distributions: tuple[str, ...]
-    """One of these distributions must be installed."""
+    """One of these distributions must be installed; empty if none is needed."""
     install: str
     """The command that installs it."""
     forgets: bool
     """Whether it discards figures after the step it resumes at, so that they can be sent again."""
+    takes_entries: bool = False
+    """Whether it is an `EntryLogger`, and gets neither figures nor images."""
 
     def is_installed(self) -> bool:
         """Return whether one of the distributions is installed, without importing it."""
@@ -88,15 +108,17 @@ class Kind:
             except importlib.metadata.PackageNotFoundError:
                 continue
             return True
-        return False
+        return not self.distributions
 
 
 LOGGERS: dict[str, Kind] = {
     "tensorboard": Kind(("tensorboardX",), "pip install tensorboardX", forgets=True),
     "mlflow": Kind(("mlflow", "mlflow-skinny"), "pip install mlflow-skinny==3.17.2 alembic sqlalchemy", forgets=False),
     "wandb": Kind(("wandb",), "pip install wandb==0.31.0", forgets=False),
+    "dlll": Kind((), "", forgets=True, takes_entries=True),
+    "nvidia-report": Kind((), "", forgets=True, takes_entries=True),
 }
-"""Kinds of loggers by name. `open_logger(opening)` of the module of the same name opens one."""
+"""Kinds of loggers by name. `open_logger(opening)` of the module of the same name, with _ for -, opens one."""
 
 
 def check_installed(names: Sequence[str]) -> None:
@@ -114,14 +136,17 @@ class Loggers:
         self._file = opening.folder / "loggers.json"
         self._known = _known(self._file) if self._file.is_file() else {}
         self._open: dict[str, Logger] = {}
+        self._open_for_entries: dict[str, EntryLogger] = {}
         for name in names:
             with self._guarded(name):
-                self._open[name] = self._opened(name, opening)
+                if LOGGERS[name].takes_entries:
+                    self._open_for_entries[name] = _module(name).open_logger(opening)
+                else:
+                    self._open[name] = self._opened(name, opening)
 
     def _opened(self, name: str, opening: Opening) -> Logger:
         key = self._known.get(name, {}).get("key")
-        module = importlib.import_module(f"lockstep.runs.loggers.{name}")
-        logger: Logger = module.open_logger(Opening(opening.folder, opening.step, opening.about, key))
+        logger: Logger = _module(name).open_logger(replace(opening, key=key))
         if not LOGGERS[name].forgets and key != logger.key:
             self._known[name] = {"key": logger.key, "sent": {}}
             write_json(self._file, self._known)
@@ -140,9 +165,16 @@ class Loggers:
             with self._guarded(name):
                 logger.images(pictures, step)
 
+    def entry(self, entry: LogEvent) -> None:
+        """Pass an entry of the log on to the loggers that take entries."""
+        for name, logger in list(self._open_for_entries.items()):
+            with self._guarded(name):
+                logger.entry(entry)
+
     def close(self, outcome: Outcome) -> None:
         """Close all loggers."""
-        for name, logger in list(self._open.items()):
+        every: dict[str, Logger | EntryLogger] = {**self._open, **self._open_for_entries}
+        for name, logger in every.items():
             with self._guarded(name):
                 logger.close(outcome)
 
@@ -166,7 +198,12 @@ class Loggers:
             yield
         except Exception as error:
             self._open.pop(name, None)
+            self._open_for_entries.pop(name, None)
             self._warn(f"{name} failed and gets nothing more of this run: {type(error).__name__}: {error}")
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"lockstep.runs.loggers.{name.replace('-', '_')}")
 
 
 def _known(file: Path) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""`DLLL` lines while a run trains, in a file (`lockstep.runs.dlll`).
+
+The file always has the lines of the log, in its order, and every line is written at once. When a run resumes, the lines of
+steps that are trained again are removed, and lines that are missing (of steps that were trained without this logger) are
+added. Lines that are already in the file keep their times.
+"""
+
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from lockstep.recipes import Recipe
+from lockstep.runs.dlll import PREFIX, Content, Form, text_of
+from lockstep.runs.loggers import Opening, Outcome
+from lockstep.system.errors import UserError
+from lockstep.system.event_log import LogEvent, StartEvent
+from lockstep.system.files import write_text
+from lockstep.system.strict_json import parsed, to_json
+
+_TIMES = {"timestamp", "datetime", "elapsedtime"}
+
+
+class DlllFile:
+    """Implements `lockstep.runs.loggers.EntryLogger`."""
+
+    key = "dlll"
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._began = time.time()
+        self._form: Form | None = None
+        self._file: TextIO | None = None
+
+    def entry(self, entry: LogEvent) -> None:
+        """Write the lines of an entry."""
+        if entry["kind"] == "start":
+            self._begin(entry)
+        elif self._form is not None:
+            self._write(self._form.of(entry))
+
+    def close(self, outcome: Outcome) -> None:
+        """Write the summary of a finished run, and close the file."""
+        if self._file is None or self._form is None:
+            return
+        if outcome == "finished":
+            self._write(self._form.summary())
+        self._file.close()
+
+    def _begin(self, start: StartEvent) -> None:
+        execution, about = start["environment"]["execution"], self._opening.about
+        path = Path(execution["dlll_file"]) if execution["dlll_file"] else self._opening.folder / "dlll.json"
+        self._form = Form(execution["backend"], start["steps_per_epoch"])
+        parameters = {name: about[name] for name in Recipe.model_fields} | {"ranks": about["ranks"]}
+        contents = self._form.header(parameters)
+        for entry in self._opening.log:
+            contents += self._form.of(entry)
+        self._opening = replace(self._opening, log=())  # a long run has many entries
+        there = _lines(path)
+        lines = [there[_same(each)].popleft() if there[_same(each)] else self._text(each) for each in contents]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(lines))
+        self._file = path.open("a", encoding="utf-8", buffering=1)  # every line is written at once
+
+    def _write(self, contents: list[Content]) -> None:
+        if self._file is not None:
+            self._file.writelines(map(self._text, contents))
+
+    def _text(self, content: Content) -> str:
+        return text_of(content, self._began, time.time() - self._began)
+
+
+open_logger = DlllFile
+
+
+def _lines(path: Path) -> dict[str, deque[str]]:
+    """Return the lines of a file by what they say apart from their times. A truncated line is left out.
+
+    Raises `UserError` if the file has other lines, so that no other file is ever replaced.
+    """
+    found: dict[str, deque[str]] = defaultdict(deque)
+    if not path.exists():
+        return found
+    *lines, truncated = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    contents = [_content(line) for line in lines]
+    if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
+        raise UserError(f"{path} has other lines than dllogger's; remove it, or give another --set dlll_file=FILE")
+    for line, content in zip(lines, contents, strict=True):
+        found[_same(content or {})].append(f"{line}\n")
+    return found
+
+
+def _content(line: str) -> Content | None:
+    """Return what a whole line says, with its times; None if it is not a line of dllogger."""
+    try:
+        content = parsed(line.removeprefix(PREFIX)) if line.startswith(PREFIX) else None
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _same(content: Content) -> str:
+    return to_json({name: value for name, value in parsed(to_json(content)).items() if name not in _TIMES})
