@@ -116,8 +116,16 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     assert lockstep.train(out=run, listener=told.append) == report
     assert "already_finished" in [event["kind"] for event in told]
     (run / "report.json").unlink()  # killed before its report
-    assert lockstep.train(out=run)["final"]["trained"]["loss"] == report["final"]["trained"]["loss"]
+    assert lockstep.train(out=run)["per_class"] == report["per_class"]
     assert [entry["step"] for entry in read_log(run / "log.jsonl") if entry["kind"] == "evaluate"] == [2, 4, 6]
-    whole = lockstep.train(recipe, textures, run, execution=Execution(early_stopping_patience=9))
+    unfinished: list[bool] = []
+
+    def listener(event: dict[str, Any]) -> None:
+        if event["kind"] == "train":
+            unfinished.append(read_report(run) is None)
+
+    patient = PATIENT.replace(early_stopping_patience=9)
+    whole = lockstep.train(recipe, textures, run, execution=patient, listener=listener)
+    assert unfinished == [True, True]
     assert (whole["steps"], "stopped_early" in whole) == (10, False)
     assert checkpoint.steps(run / "checkpoints")[-1] == 10

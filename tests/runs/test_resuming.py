@@ -26,8 +26,8 @@ def run(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     (tmp_path / "images").mkdir()
     (folder / "recipe.yaml").write_text("based_on: my recipe\n" + tiny_recipe.to_yaml())
     (folder / "log.jsonl").touch()
-    execution = Execution(backend="tensorflow", loader_threads=3, profile_step=5).fields()
-    note(folder, data=str(tmp_path / "images"), execution=execution)
+    execution = Execution(backend="tensorflow", loader_threads=3, profile_step=5, stop_after_epochs=1, stop_after_steps=5)
+    note(folder, data=str(tmp_path / "images"), execution=execution.fields())
     return folder
 
 
@@ -39,7 +39,9 @@ def test_what_is_not_given_is_taken_from_the_runs_folder(run: Path, tiny_recipe:
     asked = complete(run)
     assert asked.recipe == tiny_recipe
     assert asked.data == tmp_path / "images"
-    assert asked.execution == Execution(backend="tensorflow", loader_threads=3), "a trace is for one command alone"
+    assert asked.execution == Execution(backend="tensorflow", loader_threads=3), (
+        "a trace and a part are for one command alone"
+    )
     assert asked.taken == {
         "recipe": "its recipe (my recipe)",
         "data": f"its images ({tmp_path / 'images'})",

@@ -10,6 +10,7 @@
 | tensorboard/ | the log's figures as TensorBoard events |
 | validation.npz | the result for every image, see `lockstep.runs.image_results` |
 | start.json, masks.safetensors | of runs from given weights, see `lockstep.runs.given_weights` |
+| dlll.json, nvidia-report.json | the files of NVIDIA's examples, if these loggers are on |
 | loggers.json | the loggers' names for the run, see `lockstep.runs.loggers` |
 | profile/ | traces of steps |
 """
