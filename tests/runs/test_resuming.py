@@ -39,9 +39,7 @@ def test_what_is_not_given_is_taken_from_the_runs_folder(run: Path, tiny_recipe:
     asked = complete(run)
     assert asked.recipe == tiny_recipe
     assert asked.data == tmp_path / "images"
-    assert asked.execution == Execution(backend="tensorflow", loader_threads=3), (
-        "a trace and a part are for one command alone"
-    )
+    assert asked.execution == Execution(backend="tensorflow", loader_threads=3), "a trace and a part are of one command"
     assert asked.taken == {
         "recipe": "its recipe (my recipe)",
         "data": f"its images ({tmp_path / 'images'})",
