@@ -49,107 +49,129 @@ COMMON: dict[str, Any] = {
     "dct_scaling": False,
     "eval_resize": 256,
     "eval_crop": 224,
+    "eval_antialias": False,
 }
+# How each original's code rounds and samples in its evaluation.
+TORCHVISION = {"eval_side_rounding": "down", "eval_offset_rounding": "even", "eval_sampling": "half_pixel"}
+DALI = {"eval_side_rounding": "nearest", "eval_offset_rounding": "up", "eval_sampling": "half_pixel_symmetric"}
+TF1 = {"eval_side_rounding": "float32_down", "eval_offset_rounding": "down", "eval_sampling": "asymmetric"}
 
-PADDLE_90 = COMMON | {
-    "model": "resnet50",
-    "logits": 1000,
-    "fc_init": "uniform",
-    "epochs": 90,
-    "global_batch_images": 8 * 256,
-    "lr": 0.256,
-    "warmup_epochs": 5,
-    "warmup_counts_from": 0,
-    "lr_decay": "cosine",
-    "lr_decay_from": "warmup_end",
-    "momentum": 0.875,
-    "weight_decay": 3.0517578125e-05,
-    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
-    "label_smoothing": 0.1,
-    "loss_scaling": "dynamic",
-    "loss_scale": 128,
-    "loss_scale_growth": 2,
-    "loss_scale_growth_steps": 1000,
-    "loss_scale_backoff": 0.8,
-    "loss_scale_backoff_steps": 2,
-    "mean": (123.675, 116.28, 103.53),
-    "std": (58.395, 57.12, 57.375),
-}
+PADDLE_90 = (
+    COMMON
+    | DALI
+    | {
+        "model": "resnet50",
+        "logits": 1000,
+        "fc_init": "uniform",
+        "epochs": 90,
+        "global_batch_images": 8 * 256,
+        "lr": 0.256,
+        "warmup_epochs": 5,
+        "warmup_counts_from": 0,
+        "lr_decay": "cosine",
+        "lr_decay_from": "warmup_end",
+        "momentum": 0.875,
+        "weight_decay": 3.0517578125e-05,
+        "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+        "label_smoothing": 0.1,
+        "loss_scaling": "dynamic",
+        "loss_scale": 128,
+        "loss_scale_growth": 2,
+        "loss_scale_growth_steps": 1000,
+        "loss_scale_backoff": 0.8,
+        "loss_scale_backoff_steps": 2,
+        "mean": (123.675, 116.28, 103.53),
+        "std": (58.395, 57.12, 57.375),
+    }
+)
 
-MXNET_90 = COMMON | {
-    "model": "resnet50",
-    "logits": 1000,
-    "fc_init": "as_conv",
-    "epochs": 90,
-    "global_batch_images": 8 * 208,
-    "lr": 0.1,
-    "warmup_epochs": 5,
-    "warmup_counts_from": 1,
-    "lr_decay": "step",
-    "lr_step_epochs": (30, 60, 80),
-    "lr_step_factor": 0.1,
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "weight_decay_roles": ("conv_weight", "bn_scale", "fc_weight"),
-    "label_smoothing": 0.0,
-    "loss_scaling": "static",
-    "loss_scale": 208,  # gradients are sums over the batch of a GPU, and nothing else is scaled
-    "crop_area": (0.05, 1.0),
-    "mean": (123.68, 116.779, 103.939),
-    "std": (58.393, 57.12, 57.375),
-}
+MXNET_90 = (
+    COMMON
+    | DALI
+    | {
+        "model": "resnet50",
+        "logits": 1000,
+        "fc_init": "as_conv",
+        "epochs": 90,
+        "global_batch_images": 8 * 208,
+        "lr": 0.1,
+        "warmup_epochs": 5,
+        "warmup_counts_from": 1,
+        "lr_decay": "step",
+        "lr_step_epochs": (30, 60, 80),
+        "lr_step_factor": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "weight_decay_roles": ("conv_weight", "bn_scale", "fc_weight"),
+        "label_smoothing": 0.0,
+        "loss_scaling": "static",
+        "loss_scale": 208,  # gradients are sums over the batch of a GPU, and nothing else is scaled
+        "crop_area": (0.05, 1.0),
+        "mean": (123.68, 116.779, 103.939),
+        "std": (58.393, 57.12, 57.375),
+    }
+)
 
-PYTORCH_90 = COMMON | {
-    "model": "resnext101-32x4d",
-    "logits": 1000,
-    "fc_init": "uniform",
-    "fc_bias_init": "uniform",
-    "epochs": 90,
-    "global_batch_images": 1024,
-    "lr": 0.256,
-    "lr_unit": "epoch",
-    "warmup_epochs": 8,
-    "warmup_counts_from": 1,
-    "warmup_from_batch_images": 512,
-    "lr_decay": "cosine",
-    "lr_decay_from": "warmup_end",
-    "momentum": 0.875,
-    "weight_decay": 6.103515625e-05,
-    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
-    "label_smoothing": 0.1,
-    "loss_scaling": "dynamic",
-    "loss_scale": 128,
-    "loss_scale_growth": 2,
-    "loss_scale_growth_steps": 100,
-    "loss_scale_backoff": 0.5,
-    "loss_scale_backoff_steps": 1,
-    "mean": (123.675, 116.28, 103.53),
-    "std": (58.395, 57.12, 57.375),
-}
+PYTORCH_90 = (
+    COMMON
+    | TORCHVISION
+    | {
+        "eval_antialias": True,
+        "model": "resnext101-32x4d",
+        "logits": 1000,
+        "fc_init": "uniform",
+        "fc_bias_init": "uniform",
+        "epochs": 90,
+        "global_batch_images": 1024,
+        "lr": 0.256,
+        "lr_unit": "epoch",
+        "warmup_epochs": 8,
+        "warmup_counts_from": 1,
+        "warmup_from_batch_images": 512,
+        "lr_decay": "cosine",
+        "lr_decay_from": "warmup_end",
+        "momentum": 0.875,
+        "weight_decay": 6.103515625e-05,
+        "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+        "label_smoothing": 0.1,
+        "loss_scaling": "dynamic",
+        "loss_scale": 128,
+        "loss_scale_growth": 2,
+        "loss_scale_growth_steps": 100,
+        "loss_scale_backoff": 0.5,
+        "loss_scale_backoff_steps": 1,
+        "mean": (123.675, 116.28, 103.53),
+        "std": (58.395, 57.12, 57.375),
+    }
+)
 
-TENSORFLOW_90 = COMMON | {
-    "model": "resnet50",
-    "logits": 1001,
-    "padding": "same",
-    "conv_init": "truncated_normal",
-    "fc_init": "as_conv",
-    "epochs": 90,
-    "global_batch_images": 8 * 256,
-    "lr": 0.256,
-    "warmup_epochs": 5,
-    "warmup_counts_from": 0,
-    "warmup_from_batch_images": 512,
-    "lr_decay": "cosine",
-    "lr_decay_from": "start",
-    "momentum": 0.875,
-    "weight_decay": 3.0517578125e-05,
-    "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
-    "label_smoothing": 0.1,
-    "loss_scaling": "static",
-    "loss_scale": 128,
-    "mean": (123.68, 116.28, 103.53),
-    "std": (58.395, 57.12, 57.385),
-}
+TENSORFLOW_90 = (
+    COMMON
+    | TF1
+    | {
+        "model": "resnet50",
+        "logits": 1001,
+        "padding": "same",
+        "conv_init": "truncated_normal",
+        "fc_init": "as_conv",
+        "epochs": 90,
+        "global_batch_images": 8 * 256,
+        "lr": 0.256,
+        "warmup_epochs": 5,
+        "warmup_counts_from": 0,
+        "warmup_from_batch_images": 512,
+        "lr_decay": "cosine",
+        "lr_decay_from": "start",
+        "momentum": 0.875,
+        "weight_decay": 3.0517578125e-05,
+        "weight_decay_roles": CONVOLUTIONS_AND_CLASSIFIER,
+        "label_smoothing": 0.1,
+        "loss_scaling": "static",
+        "loss_scale": 128,
+        "mean": (123.68, 116.28, 103.53),
+        "std": (58.395, 57.12, 57.385),
+    }
+)
 
 # From the code: images are padded to four channels, and only parameters whose names contain "bn" are not decayed. The batch
 # norms of shortcuts are called "downsample.1".

@@ -15,6 +15,9 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.preprocessing import FIELDS, KNOWN, from_timm, to_timm
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+TORCHVISION = ("down", "even", "half_pixel")
+DALI = ("nearest", "up", "half_pixel_symmetric")
+TF1 = ("float32_down", "down", "asymmetric")
 PRETRAINED: dict[str, Any] = {
     "tag": "tv2_in1k",
     "custom_load": False,
@@ -53,6 +56,10 @@ def test_a_config_of_timm_is_evaluated_at_its_sizes_for_tests() -> None:
         "antialias": True,
         "eval_resize": 232,
         "eval_crop": 224,
+        "eval_antialias": True,
+        "eval_side_rounding": "down",
+        "eval_offset_rounding": "even",
+        "eval_sampling": "half_pixel",
     }
     assert classes == ()
     assert len(remarks) == 1
@@ -214,13 +221,13 @@ def test_a_model_that_timm_does_not_have_is_refused(model: Any) -> None:
 @pytest.mark.parametrize(
     ("origin", "expected"),
     [
-        ("torchvision-v1", (MEAN, STD, "bilinear", True, 256, 224)),
-        ("torchvision-v2", (MEAN, STD, "bilinear", True, 232, 224)),
-        ("timm", (MEAN, STD, "bicubic", True, 256, 224)),
-        ("nvidia-paddle", (MEAN, STD, "bilinear", False, 256, 224)),
-        ("nvidia-mxnet", ((123.68, 116.779, 103.939), (58.393, 57.12, 57.375), "bilinear", False, 256, 224)),
-        ("nvidia-pytorch", (MEAN, STD, "bilinear", False, 256, 224)),
-        ("nvidia-tensorflow", ((123.68, 116.28, 103.53), (58.395, 57.12, 57.385), "bilinear", False, 256, 224)),
+        ("torchvision-v1", (MEAN, STD, "bilinear", True, 256, 224, True, *TORCHVISION)),
+        ("torchvision-v2", (MEAN, STD, "bilinear", True, 232, 224, True, *TORCHVISION)),
+        ("timm", (MEAN, STD, "bicubic", True, 256, 224, True, *TORCHVISION)),
+        ("nvidia-paddle", (MEAN, STD, "bilinear", False, 256, 224, False, *DALI)),
+        ("nvidia-mxnet", ((123.68, 116.779, 103.939), (58.393, 57.12, 57.375), "bilinear", False, 256, 224, False, *DALI)),
+        ("nvidia-pytorch", (MEAN, STD, "bilinear", False, 256, 224, True, *TORCHVISION)),
+        ("nvidia-tensorflow", ((123.68, 116.28, 103.53), (58.395, 57.12, 57.385), "bilinear", False, 256, 224, False, *TF1)),
     ],
 )
 def test_a_known_origin_has_its_published_evaluation(origin: str, expected: tuple[Any, ...]) -> None:

@@ -219,7 +219,8 @@ class _Source:
             yield repeat(self.held())
             return
         index, chosen = self._images
-        with loader_of(index, self._recipe, self._execution, size=self._size) as loader:
+        evaluates = self._cell.what != TRAIN
+        with loader_of(index, self._recipe, self._execution, size=self._size, evaluation=evaluates) as loader:
             plans = self._endless(index.sizes[chosen])
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 

@@ -25,7 +25,7 @@ def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool
     """Return the first `images` images of a run in a grid, each with its class name below, cut off if it is too long."""
     plan = first_plan(index, recipe, images, evaluation=evaluation)
     size = recipe.eval_crop if evaluation else recipe.image_size
-    with loader_of(index, recipe, Execution(), size=size) as loader:
+    with loader_of(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
         batch = next(iter(loader.batches([plan])))
     count = len(batch.images)
     columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)

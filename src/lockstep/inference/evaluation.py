@@ -72,7 +72,7 @@ def evaluate(
         plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
         with (
             engine_with(weights, world, execution) as engine,
-            loader_of(index, recipe, execution, size=recipe.eval_crop) as loader,
+            loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader,
         ):
             scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
     finally:

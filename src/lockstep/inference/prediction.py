@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine
-from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import check
 from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution
@@ -116,9 +116,7 @@ def _prepared(weights: Opened, path: Path) -> np.ndarray:
         resized,
         offset,
         flip=False,
-        antialias=recipe.antialias,
-        interpolation=recipe.interpolation,
-        dct_scaling=recipe.dct_scaling,
+        **resampling(recipe, evaluation=True),
         out=out,
     )
     return out

@@ -9,7 +9,7 @@ Training and evaluation crop and resize an image in the same way: window -> resi
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -245,15 +245,37 @@ def _evaluation_shares(images: int, batch: int, ranks: int) -> np.ndarray:
 
 
 def centre_plan(recipe: Recipe, samples: np.ndarray, sizes: np.ndarray) -> BatchPlan:
-    """Return the evaluation plan of some images: resize the shorter side to `eval_resize`, then crop the centre."""
+    """Return the evaluation plan of some images: resize the shorter side to `eval_resize`, then crop the centre.
+
+    Sides and offsets are rounded as `eval_side_rounding` and `eval_offset_rounding` say.
+    """
     heights, widths = sizes[:, 0].astype(np.int64), sizes[:, 1].astype(np.int64)
-    shorter = np.minimum(heights, widths)
-    resized = np.stack([recipe.eval_resize * heights // shorter, recipe.eval_resize * widths // shorter], axis=1)
     whole = np.stack([np.zeros_like(heights), np.zeros_like(heights), heights, widths], axis=1)
+    resized = _evaluated_sides(recipe, np.stack([heights, widths], axis=1))
     return BatchPlan(
         samples=samples,
         windows=whole.astype(np.int32),
         resized=resized.astype(np.int32),
-        offsets=np.rint((resized - recipe.eval_crop) / 2).astype(np.int32),
+        offsets=_OFFSETS[recipe.eval_offset_rounding]((resized - recipe.eval_crop) / 2).astype(np.int32),
         flips=np.zeros(len(samples), bool),
     )
+
+
+_OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "even": np.rint,
+    "up": lambda halves: np.floor(halves + 0.5),
+    "down": np.floor,
+}
+"""How `eval_offset_rounding` rounds numbers that are whole or have a half."""
+
+
+def _evaluated_sides(recipe: Recipe, sides: np.ndarray) -> np.ndarray:
+    """Return the heights and widths after the resize of an evaluation: int64 [N, 2], like `sides`."""
+    shorter = sides.min(axis=1, keepdims=True)
+    if recipe.eval_side_rounding == "down":
+        return recipe.eval_resize * sides // shorter
+    if recipe.eval_side_rounding == "nearest":
+        return (2 * recipe.eval_resize * sides + shorter) // (2 * shorter)
+    scales = np.float32(recipe.eval_resize) / shorter.astype(np.float32)
+    # The shorter side may lose a pixel. If the crop needs that pixel, the original fails.
+    return np.maximum((sides.astype(np.float32) * scales).astype(np.int64), recipe.eval_crop)

@@ -6,15 +6,22 @@ decay of shortcuts in PyTorch's recipes. Accuracies are top-1 in percent on Imag
 that the page gives. Lockstep has not re-run any of these recipes at full length.
 
 Notes on all of them: throughput depends on the loader and the machine of its time. NVIDIA's resize did not filter
-(`antialias: false`), while the same DALI code filters today.
+(`antialias: false`), while the same DALI code filters today. Evaluation has the geometry of each original (docs/data.md).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from lockstep.recipes.my_images import my_images
 from lockstep.recipes.recipe import Recipe
 
 _SGD_COSINE = Recipe()  # the defaults are the values that NVIDIA's pages have in common
+_DALI: dict[str, Any] = {
+    "eval_side_rounding": "nearest",
+    "eval_offset_rounding": "up",
+    "eval_sampling": "half_pixel_symmetric",
+}
+"""The geometry of DALI's `Resize(resize_shorter=256)` and `CropMirrorNormalize`, in the evaluation of Paddle and MXNet."""
 
 
 def resnet50_paddle_90ep() -> Recipe:
@@ -34,6 +41,7 @@ def resnet50_paddle_90ep() -> Recipe:
         loss_scaling="dynamic",
         loss_scale_backoff=0.8,
         loss_scale_backoff_steps=2,
+        **_DALI,
     )
 
 
@@ -107,6 +115,7 @@ def resnet50_mxnet_90ep() -> Recipe:
         std=(58.393, 57.12, 57.375),
         loss_scaling="static",
         loss_scale=208.0,
+        **_DALI,
     )
 
 
@@ -131,7 +140,8 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
     - The code excluded parameters named "bn" from weight decay and so decayed the batch norms of shortcuts, `downsample.1`.
       The page excludes all batch norms: `--set 'weight_decay_roles=[conv_weight, fc_weight, fc_bias]'`.
     - The code's "static" loss scale of 128 is dynamic: x2 after 100 good steps, x0.5 on overflow.
-    - The code's configuration reads images with Pillow (`antialias: true`). The page recommends DALI.
+    - The code's configuration reads images with Pillow, which filters, and evaluation does so here. The page recommends
+      DALI, which did not filter, and training does not here.
     """
     return _SGD_COSINE.replace(
         model="resnext101-32x4d",
@@ -145,6 +155,7 @@ def resnext101_32x4d_pytorch_90ep() -> Recipe:
         fc_bias_init="uniform",
         loss_scaling="dynamic",
         loss_scale_growth_steps=100,
+        eval_antialias=True,
     )
 
 
@@ -169,6 +180,7 @@ def resnet50_tensorflow_90ep() -> Recipe:
     - The cosine counts from step 0, so the learning rate jumps down where the warm-up ends.
     - The crop area is from 8 %, as on the page, and the aspect ratio to 4/3. Its code uses 5 % and 1.33.
     - The third std is 57.385 in its code (the other systems: 57.375).
+    - Its code decodes JPEGs with a coarser inverse DCT and plain upsampling of colours (docs/data.md has the difference).
     """
     return _SGD_COSINE.replace(
         logits=1001,
@@ -181,6 +193,9 @@ def resnet50_tensorflow_90ep() -> Recipe:
         mean=(123.68, 116.28, 103.53),
         std=(58.395, 57.12, 57.385),
         loss_scaling="static",
+        eval_side_rounding="float32_down",
+        eval_offset_rounding="down",
+        eval_sampling="asymmetric",
     )
 
 

@@ -19,6 +19,9 @@ Colour = tuple[Positive, Positive, Positive]
 EVAL_RATIO = 256 / 224
 """Size after the resize over size of the crop, in the evaluation of the published recipes."""
 
+GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")
+"""The fields of the geometry of evaluation. Their defaults are the geometry of torchvision and timm."""
+
 
 class Recipe(Settings):
     """Everything that decides the numbers of a run, apart from the images themselves."""
@@ -169,15 +172,29 @@ class Recipe(Settings):
     OpenCV's: "bilinear" weighs 4 pixels and "bicubic" 16, with a = -0.75 in the cubic (Pillow: a = -0.5)."""
     antialias: bool = False
     """Whether the resize filters when it shrinks an image, as Pillow does. If false, it samples 4 or 16 pixels, as OpenCV
-    does (see `interpolation`)."""
+    does (see `interpolation`). If it is set and `eval_antialias` is not, evaluation follows it."""
     dct_scaling: bool = False
     """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
     libjpeg can. This is faster for large photos and filters while it shrinks. It changes the pixels that training and
     evaluation see."""
     eval_resize: Annotated[int, Field(ge=32), limits.SIDE] = 256
-    """Evaluation: the shorter side of an image is resized to this many pixels, the other in proportion (rounded down)."""
+    """Evaluation: the shorter side of an image is resized to this many pixels, the other in proportion (rounded as in
+    `eval_side_rounding`)."""
     eval_crop: Annotated[int, Field(ge=32), limits.SIDE] = 224
     """Evaluation: after the resize, a centred square of this many pixels a side is cut out."""
+    eval_antialias: bool = False
+    """Evaluation: whether the resize filters, as `antialias` says for training."""
+    eval_side_rounding: Literal["down", "nearest", "float32_down"] = "down"
+    """Evaluation: how the sides are rounded after the resize. "down": as torchvision. "nearest": to the nearest number,
+    halves up, as DALI. "float32_down": down, computed in float32 as NVIDIA's TensorFlow code; a side of 376 pixels then
+    becomes 255 instead of 256."""
+    eval_offset_rounding: Literal["even", "up", "down"] = "even"
+    """Evaluation: how half a pixel in the place of the crop is rounded. "even": to the even number, as torchvision. "up": as
+    DALI. "down": as NVIDIA's TensorFlow code."""
+    eval_sampling: Literal["half_pixel", "half_pixel_symmetric", "asymmetric"] = "half_pixel"
+    """Evaluation: where the resize samples, in ONNX's words. "half_pixel": the image fills the rounded sides, as with Pillow
+    and OpenCV. "half_pixel_symmetric": both directions have the scale of the shorter side, from the image's centre, as
+    DALI's `subpixel_scale`. "asymmetric": pixel i is sampled at i times the scale, as TensorFlow 1's `resize_bilinear`."""
 
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the images that `train --split` sets aside for validation if a data set has no validation images. The hash of
@@ -205,9 +222,9 @@ class Recipe(Settings):
     def replace(self, /, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again, and with the same `based_on`.
 
-        The sizes of evaluation follow `image_size` as documented there.
+        Fields of evaluation follow `image_size` and `antialias` as documented there.
         """
-        return super().replace(**changes | eval_sizes(changes)).named(self.based_on)
+        return super().replace(**changes | eval_fields(changes)).named(self.based_on)
 
     def decays(self, tensor: Tensor) -> bool:
         """Return whether weight decay applies to a tensor of the model."""
@@ -219,7 +236,7 @@ class Recipe(Settings):
     @model_validator(mode="before")
     @classmethod
     def _evaluation_follows(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | eval_sizes(fields)
+        return fields | eval_fields(fields)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
@@ -248,12 +265,21 @@ class Recipe(Settings):
         return self
 
 
-def eval_sizes(fields: dict[str, Any]) -> dict[str, int]:
-    """Return the sizes of evaluation that follow from `image_size`: none if it is not set, or if one of the sizes is set."""
+def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of evaluation that follow from others of these fields.
+
+    `eval_resize` and `eval_crop` follow `image_size` if neither is set, and `eval_antialias` follows `antialias`.
+    """
     size = fields.get("image_size")
+    followed = {name: fields["antialias"] for name in ("eval_antialias",) if "antialias" in fields and name not in fields}
     if not isinstance(size, int) or size < 32 or "eval_resize" in fields or "eval_crop" in fields:
-        return {}  # a wrong size is reported once, by `image_size`
-    return {"eval_resize": round(size * EVAL_RATIO), "eval_crop": size}
+        return followed  # a wrong size is reported once, by `image_size`
+    return followed | {"eval_resize": round(size * EVAL_RATIO), "eval_crop": size}
+
+
+def own_geometry(recipe: Recipe) -> dict[str, str]:
+    """Return the fields of `GEOMETRY` that do not have their defaults, with their values."""
+    return {name: getattr(recipe, name) for name in GEOMETRY if getattr(recipe, name) != Recipe.model_fields[name].default}
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:

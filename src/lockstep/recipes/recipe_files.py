@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.recipes.execution import Execution
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.recipe import Recipe, eval_sizes
+from lockstep.recipes.recipe import Recipe, eval_fields
 from lockstep.recipes.synonyms import instead_of_setting
 from lockstep.system.errors import RecipeError, nearest
 from lockstep.system.plain_yaml import MOST_CHARACTERS, read_yaml
@@ -39,7 +39,7 @@ def _load(source: str, folder: Path, seen: tuple[Path, ...]) -> Recipe:
         fields = _fields_in(path)
         base, name = fields.pop("base", None), _name_of(path, fields.pop("based_on", None))
         if base is not None:
-            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | eval_sizes(fields)
+            fields = _load(str(base), path.parent, (*seen, path.resolve())).fields() | fields | eval_fields(fields)
         return Recipe.of(fields).named(name)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None

@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.models.metrics import ClassCounts, Scores, top5_tells, wilson
+from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
 from lockstep.reporting.images import ImagesGone, encoded_images, open_images
 from lockstep.runs.reading import Run
@@ -129,8 +130,9 @@ def image_key(run: Run, sample: int) -> str:
     """Return the name of an image on the page. Runs share it if they saw the same images with the same crop and resize."""
     assert run.results is not None
     recipe = run.recipe
-    how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.antialias:d}{recipe.dct_scaling:d}"
+    how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.eval_antialias:d}{recipe.dct_scaling:d}"
     how += "" if recipe.interpolation == "bilinear" else f".{recipe.interpolation}"
+    how += "".join(f".{name}.{value}" for name, value in own_geometry(recipe).items())
     return f"{run.results.digest[:12]}.{how}.{sample}"
 
 

@@ -417,7 +417,8 @@ class Driver:
         plans = evaluation_plans(
             self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
         )
-        with loader_of(self.validation, self.recipe, self.execution, size=self.recipe.eval_crop) as loader:
+        size = self.recipe.eval_crop
+        with loader_of(self.validation, self.recipe, self.execution, size=size, evaluation=True) as loader:
             timed = self.timed(loader.batches(plans))
             for batch in self.recorder.watched(f"evaluating {weights} weights", timed, total):
                 if self.should_stop():

@@ -17,6 +17,7 @@ from lockstep.data.listing import printable
 from lockstep.recipes import Execution, Recipe, difference, load_recipe
 from lockstep.recipes.my_images import NAME
 from lockstep.recipes.order import steps_per_epoch
+from lockstep.recipes.recipe import GEOMETRY, eval_fields
 from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run
@@ -53,7 +54,8 @@ class Asked:
     data: Path
     execution: Execution
     taken: dict[str, str]
-    """What was taken from the run's folder, in words. Keys are none or some of "recipe", "data" and "execution"."""
+    """What was taken from the run's folder, in words. Keys are none or some of "recipe", "evaluation", "data" and
+    "execution"."""
 
 
 def complete(
@@ -68,7 +70,8 @@ def complete(
     """Return the given values; whatever is not given is taken from the last command of the run in `out`.
 
     `changes` are new values for recipe fields. `how` are new values for execution fields; they are used only if `execution`
-    is not given. If a recipe is given, nothing of the execution is taken from the run.
+    is not given. If a recipe is given, nothing of the execution is taken from the run. If it is given by name, the run keeps
+    the geometry of its evaluations, which a recipe of this name may not have had when the run began.
 
     Raises `DataError` if there are no images and no run to take them from, `CheckpointError` if the run's folder cannot be
     read.
@@ -83,6 +86,11 @@ def complete(
     if recipe is None and found is not None:
         last = last_execution(out) if execution is None else {}
         taken["recipe"] = f"its recipe ({printable(found.based_on)})" if found.based_on else "its recipe"
+    settled = None if found is None else found.replace(**(changes or {}))
+    if settled is not None and isinstance(recipe, str | Path) and holds_run(out):
+        settled, kept_geometry = _with_geometry_of(load_recipe(out / "recipe.yaml"), settled, changes or {})
+        if kept_geometry:
+            taken["evaluation"] = f"its evaluation ({kept_geometry})"
     if data is None:
         data = _last_data(out)
         taken["data"] = f"its images ({printable(str(data))})"
@@ -92,7 +100,20 @@ def complete(
         unusual = [f"{name}={value}" for name, value in kept.items() if value != Execution().fields()[name]]
         if unusual:
             taken["execution"] = ", ".join(unusual)
-    return Asked(None if found is None else found.replace(**(changes or {})), Path(data), execution, taken)
+    return Asked(settled, Path(data), execution, taken)
+
+
+def _with_geometry_of(there: Recipe, asked: Recipe, changes: Mapping[str, Any]) -> tuple[Recipe, str]:
+    """Return a recipe with the geometry of evaluation of the run's recipe, `there`, and what differs, in words.
+
+    Fields that `changes` set stay as they are. So do all if the run cannot resume with this recipe for another reason.
+    """
+    free = {"eval_antialias", *GEOMETRY} - changes.keys() - eval_fields(dict(changes)).keys()
+    changed = difference(there, asked)
+    kept = {name: old for name, (old, _) in changed.items() if name in free}
+    if changed.keys() - kept.keys() - set(SCHEDULE):
+        return asked, ""
+    return asked.replace(**kept), ", ".join(f"{name}={value}" for name, value in kept.items())
 
 
 def last_execution(out: Path) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], l
     to_evaluate = list(evaluation_plans(recipe, validation.sizes, recipe.global_batch_images))
     with loader_of(training, recipe, Execution(), size=recipe.image_size) as loader:
         trained = list(zip(to_train, loader.batches(to_train), strict=True))
-    with loader_of(validation, recipe, Execution(), size=recipe.eval_crop) as loader:
+    with loader_of(validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         return trained, list(zip(to_evaluate, loader.batches(to_evaluate), strict=True))
 
 

@@ -27,8 +27,19 @@ from lockstep.system.strict_json import Check, is_number, is_positive, is_text
 Changes = dict[str, Any]
 """Values of `Recipe` fields."""
 
-FIELDS = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
-"""The fields of `Recipe` that are the preprocessing of an evaluation."""
+FIELDS = (
+    *("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop"),
+    *("eval_antialias", "eval_side_rounding", "eval_offset_rounding", "eval_sampling"),
+)
+"""The fields of `Recipe` that are the preprocessing of an evaluation; `antialias` is that of training."""
+_OF_PILLOW: Changes = {
+    "antialias": True,
+    "eval_antialias": True,
+    "eval_side_rounding": "down",
+    "eval_offset_rounding": "even",
+    "eval_sampling": "half_pixel",
+}
+"""How torchvision and timm resize with Pillow, and crop."""
 _IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 
 
@@ -37,9 +48,9 @@ def _evaluated_as(recipe: Recipe) -> Changes:
 
 
 KNOWN: dict[str, Changes] = {
-    "torchvision-v1": _IMAGENET | {"interpolation": "bilinear", "antialias": True, "eval_resize": 256, "eval_crop": 224},
-    "torchvision-v2": _IMAGENET | {"interpolation": "bilinear", "antialias": True, "eval_resize": 232, "eval_crop": 224},
-    "timm": _IMAGENET | {"interpolation": "bicubic", "antialias": True, "eval_resize": 256, "eval_crop": 224},
+    "torchvision-v1": _IMAGENET | _OF_PILLOW | {"interpolation": "bilinear", "eval_resize": 256, "eval_crop": 224},
+    "torchvision-v2": _IMAGENET | _OF_PILLOW | {"interpolation": "bilinear", "eval_resize": 232, "eval_crop": 224},
+    "timm": _IMAGENET | _OF_PILLOW | {"interpolation": "bicubic", "eval_resize": 256, "eval_crop": 224},
     "nvidia-paddle": _evaluated_as(resnet50_paddle_90ep()),
     "nvidia-mxnet": _evaluated_as(resnet50_mxnet_90ep()),
     "nvidia-pytorch": _evaluated_as(resnext101_32x4d_pytorch_90ep()),
@@ -184,7 +195,7 @@ def from_timm(config: Mapping[str, Any]) -> tuple[Changes, tuple[str, ...], tupl
         "mean": tuple(round(255 * value, 9) for value in fields["mean"]),
         "std": tuple(round(255 * value, 9) for value in fields["std"]),
         "interpolation": fields["interpolation"],
-        "antialias": True,
+        **_OF_PILLOW,
         "eval_resize": math.floor(tested / share),
         "eval_crop": tested,
     }
@@ -294,8 +305,8 @@ def _index(key: Any) -> int:
 def to_timm(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return timm's `config.json` for weights of a recipe: what `from_timm` reads.
 
-    `classes` may be empty. timm's resize always filters, and its models pad symmetrically: `antialias`, `dct_scaling` and
-    `padding` have no place in it. Raises `CheckpointError` if timm has no such model.
+    `classes` may be empty. timm resizes and crops as torchvision, and its models pad symmetrically: other ways of
+    evaluation, `dct_scaling` and `padding` have no place in it. Raises `CheckpointError` if timm has no such model.
     """
     spec = model_spec(recipe.model)
     architecture = next((timm for timm, name in _ARCHITECTURES.items() if MODELS[name] == spec), None)

@@ -104,6 +104,10 @@ def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path)
         "antialias": False,
         "eval_resize": 235,
         "eval_crop": 224,
+        "eval_antialias": False,
+        "eval_side_rounding": "down",
+        "eval_offset_rounding": "even",
+        "eval_sampling": "half_pixel",
     }
 
 

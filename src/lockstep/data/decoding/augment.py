@@ -3,6 +3,8 @@
 Windows of JPEGs are decoded by our own decoder, which skips what lies outside; everything else is decoded whole.
 """
 
+from typing import Any
+
 import cv2
 import numpy as np
 from PIL import Image
@@ -10,7 +12,9 @@ from PIL import Image
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.decode import JPEG_START, decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
+from lockstep.data.decoding.sampling import filtered, needed, sampled, stretches
 from lockstep.data.decoding.size_limits import decoding
+from lockstep.recipes import Recipe
 
 _FILTERS = {
     "bilinear": (Image.Resampling.BILINEAR, cv2.INTER_LINEAR),
@@ -20,6 +24,16 @@ _FILTERS = {
 
 # Each image is decoded by one thread; OpenCV's own pool would only slow down the loader's threads.
 cv2.setNumThreads(1)
+
+
+def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
+    """Return how a recipe resizes images in training or in evaluation, as arguments of `decode_into`."""
+    return {
+        "antialias": recipe.eval_antialias if evaluation else recipe.antialias,
+        "interpolation": recipe.interpolation,
+        "dct_scaling": recipe.dct_scaling,
+        "sampling": recipe.eval_sampling if evaluation else "half_pixel",
+    }
 
 
 def decode_into(
@@ -33,42 +47,56 @@ def decode_into(
     antialias: bool,
     interpolation: str = "bilinear",
     dct_scaling: bool = False,
+    sampling: str = "half_pixel",
     out: np.ndarray,
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
     `size` is height and width of the image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and `dct_scaling`
-    are fields of `Recipe`. Only the window is decoded if that gives the same pixels. Raises `ValueError` if the bytes are
-    not an image, or if the image has another size.
+    are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). Only what is needed of the window is
+    decoded if that gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has another
+    size.
     """
-    reduction = _reduction(window, resized) if dct_scaling else 1
-    part = _window(data, size, window) if reduction == 1 and data.startswith(JPEG_START) else None
-    if part is None:
-        reduction = reduction if is_plain_jpeg(data) else 1
-        image = decode(data, reduction)
-        if image.shape[:2] != tuple(-(-side // reduction) for side in size):
-            raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
-        top, left, height, width = _reduced(window, reduction)
-        part = image[top : top + height, left : left + width]
-    filtering, sampling = _FILTERS[interpolation]
-    if antialias:
-        pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
+    reduction = _reduction(window, resized) if dct_scaling and is_plain_jpeg(data) else 1
+    filtering, interpolating = _FILTERS[interpolation]
+    if sampling != "half_pixel":
+        where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
+        if not antialias and reduction == 1:
+            window, where = needed(window, where, len(out))
+        part = _decoded(data, size, window, reduction)
+        pixels = filtered(part, where, len(out), filtering) if antialias else sampled(part, where, len(out), interpolation)
     else:
-        # OpenCV writes directly to `out` if nothing is cropped or flipped.
-        direct = None if flip or resized != out.shape[:2] else out
-        pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=sampling)
-        if pixels is direct:
-            return
-    pixels = pixels[offset[0] : offset[0] + out.shape[0], offset[1] : offset[1] + out.shape[1]]
+        part = _decoded(data, size, window, reduction)
+        if antialias:
+            pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
+        else:
+            # OpenCV writes directly to `out` if nothing is cropped or flipped.
+            direct = None if flip or resized != out.shape[:2] else out
+            pixels = cv2.resize(part, (resized[1], resized[0]), dst=direct, interpolation=interpolating)
+            if pixels is direct:
+                return
+        pixels = pixels[offset[0] : offset[0] + len(out), offset[1] : offset[1] + len(out)]
     if flip:
         cv2.flip(pixels, 1, dst=out)  # many times faster than a reversed copy by NumPy
     else:
         out[:] = pixels
 
 
-def _window(data: bytes, size: tuple[int, int], window: Window) -> np.ndarray | None:
-    with decoding(window[2] * window[3]):
-        return jpeg.decode_window(data, size, window)
+def _decoded(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray:
+    """Return a window of an image, decoded at a fraction of its size: uint8 [height, width, 3].
+
+    Only the window is decoded if that gives the same pixels. Raises `ValueError`.
+    """
+    if reduction == 1 and data.startswith(JPEG_START):
+        with decoding(window[2] * window[3]):
+            part = jpeg.decode_window(data, size, window)
+        if part is not None:
+            return part
+    image = decode(data, reduction)
+    if image.shape[:2] != tuple(-(-side // reduction) for side in size):
+        raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
+    top, left, height, width = _reduced(window, reduction)
+    return image[top : top + height, left : left + width]
 
 
 def _reduced(window: Window, reduction: int) -> Window:

@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.decoding.sampling import stretches
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.errors import BackendError, DataError, RecipeError
@@ -35,6 +36,7 @@ class DaliLoader:
         size: int,
         antialias: bool,
         interpolation: str = "bilinear",
+        sampling: str = "half_pixel",
         on_gpu: bool = False,
         threads: int = 0,
         ahead: int = 2,
@@ -43,10 +45,11 @@ class DaliLoader:
         if interpolation == "bicubic" and not antialias:
             raise RecipeError(
                 "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5) than the host loader's "
-                "(a = -0.75), and pixels would differ by up to 23 levels; set antialias: true, or use the host loader"
+                "(a = -0.75), and pixels would differ by up to 23 levels; set antialias: true, or use the host loader (for "
+                "evaluation alone: eval_antialias: true)"
             )
         self._index, self._size, self._ahead = index, size, ahead
-        self._antialias, self._interpolation = antialias, interpolation
+        self._antialias, self._interpolation, self._sampling = antialias, interpolation, sampling
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
         import_dali()
@@ -97,7 +100,7 @@ class DaliLoader:
             prefetch_queue_depth=self._ahead,
         )
         def planned() -> Any:
-            encoded, start, extent, resized, offset, flip = fn.external_source(source=inputs, num_outputs=6, batch=True)
+            encoded, start, extent, flip, *square = fn.external_source(source=inputs, num_outputs=6, batch=True)
             window = fn.decoders.image_slice(
                 encoded,
                 start=start,
@@ -108,8 +111,14 @@ class DaliLoader:
                 adjust_orientation=False,  # windows and sizes refer to the image as it is stored
                 jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
-            images = fn.resize(window, size=resized, interp_type=kernel, antialias=self._antialias)
-            images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
+            how = {"interp_type": kernel, "antialias": self._antialias}
+            if self._sampling == "half_pixel":
+                resized, offset = square
+                images = fn.resize(window, size=resized, **how)
+                images = fn.slice(images, start=offset, shape=[self._size, self._size], axis_names="HW")
+            else:
+                first, end = square
+                images = fn.resize(window, size=[self._size, self._size], roi_start=first, roi_end=end, **how)
             return fn.flip(images, horizontal=flip)
 
         pipeline = planned()
@@ -131,10 +140,19 @@ class DaliLoader:
             encoded,
             [window[:2].astype(np.int32) for window in windows],
             [window[2:].astype(np.int32) for window in windows],
-            [plan.resized[i].astype(np.float32) for i in used],
-            [plan.offsets[i].astype(np.int32) for i in used],
             [np.array(plan.flips[i], np.int32) for i in used],
+            *self._squares(plan, used),
         )
+
+    def _squares(self, plan: BatchPlan, used: list[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return size and offset in the resized window of every image, or first and last place that its square shows."""
+        if self._sampling == "half_pixel":
+            return [plan.resized[i].astype(np.float32) for i in used], [plan.offsets[i].astype(np.int32) for i in used]
+        sources, resized, offsets = plan.windows[:, 2:].tolist(), plan.resized.tolist(), plan.offsets.tolist()
+        where = [stretches(sources[i], resized[i], offsets[i], self._size, self._sampling) for i in used]
+        starts = np.array([[start for start, _ in each] for each in where], np.float32)
+        ends = np.array([[start + length for start, length in each] for each in where], np.float32)
+        return list(starts), list(ends)
 
     def _as_bitmap(self, sample: int, data: bytes, window: np.ndarray) -> tuple[bytes, np.ndarray]:
         """Return a bitmap of an image's window, and the window in it, for an image that DALI must not decode.

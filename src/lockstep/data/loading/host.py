@@ -30,12 +30,14 @@ class HostLoader:
         antialias: bool,
         interpolation: str = "bilinear",
         dct_scaling: bool = False,
+        sampling: str = "half_pixel",
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
         assert ahead >= 1
         self._index, self._size, self._ahead = index, size, ahead
-        self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation, "dct_scaling": dct_scaling}
+        self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
+        self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 

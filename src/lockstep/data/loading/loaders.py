@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lockstep.data.decoding.augment import resampling
 from lockstep.data.index import Index
 from lockstep.data.loading.dali import DaliLoader
 from lockstep.data.loading.host import HostLoader
@@ -12,18 +13,19 @@ from lockstep.system.errors import RecipeError
 Loader = HostLoader | DaliLoader | SyntheticLoader
 
 
-def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int) -> Loader:
+def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int, evaluation: bool = False) -> Loader:
     """Return a loader of an index for images of `size` x `size` pixels.
 
-    The recipe says how images are resized; the execution says which loader runs, and how. Raises `BackendError` if the
+    The recipe says how images are resized, in training or in an `evaluation`; the execution says which loader runs, and
+    how. Raises `BackendError` if the
     loader's library is not installed, `RecipeError` if the loader cannot do what the recipe says.
     """
     if execution.loader == "synthetic":
         return SyntheticLoader(index, size=size)
     how: dict[str, Any] = {"threads": execution.loader_threads, "ahead": execution.loader_batches}
-    how |= {"size": size, "antialias": recipe.antialias, "interpolation": recipe.interpolation}
+    how |= {"size": size, **resampling(recipe, evaluation=evaluation)}
     if execution.loader == "host":
-        return HostLoader(index, dct_scaling=recipe.dct_scaling, **how)
-    if recipe.dct_scaling:
+        return HostLoader(index, **how)
+    if how.pop("dct_scaling"):
         raise RecipeError("DALI decodes at full size only: leave out dct_scaling, or use the host loader")
     return DaliLoader(index, on_gpu=execution.loader == "dali-gpu", **how)

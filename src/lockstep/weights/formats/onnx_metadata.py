@@ -1,7 +1,8 @@
 """The preprocessing of an evaluation in the metadata of ONNX models that Lockstep exports.
 
 A graph only normalises images. How they are resized and cropped before is in the metadata property `KEY`: a JSON table of
-the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them.
+the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those that `_NEEDED` does not
+name.
 """
 
 import numpy as np
@@ -12,6 +13,7 @@ from lockstep.system.strict_json import parsed, to_json
 from lockstep.weights.preprocessing import FIELDS
 
 KEY = "lockstep_preprocessing"
+_NEEDED = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
 
 
 def preprocessing_of(recipe: Recipe) -> str:
@@ -27,13 +29,13 @@ def with_preprocessing(recipe: Recipe, text: str) -> Recipe:
     with the property, also if the graph has another mean or std.
     """
     values = parsed(text)
-    if not isinstance(values, dict) or values.keys() != set(FIELDS):
+    if not isinstance(values, dict) or not set(_NEEDED) <= values.keys() <= set(FIELDS):
         raise ValueError(f"expected a table of {', '.join(FIELDS)}")
     try:
         found = recipe.replace(**values)
     except RecipeError as error:
         raise ValueError(str(error)) from None
-    for name in FIELDS:
+    for name in values:
         # A recipe also takes values of similar types, such as the text "224", which nothing but a recipe would take.
         if to_json(found.fields()[name]) != to_json(values[name]):
             raise ValueError(f"{name} is {values[name]!r:.60}, expected a value such as {recipe.fields()[name]!r}")

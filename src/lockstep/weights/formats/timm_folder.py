@@ -18,6 +18,7 @@ from safetensors.numpy import save as serialise
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
+from lockstep.recipes.recipe import own_geometry
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
@@ -139,8 +140,10 @@ def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:
 
 
 def _not_carried(recipe: Recipe, state: State) -> Iterator[str]:
-    if not recipe.antialias:
-        yield "timm's resize filters when it shrinks an image; these weights are evaluated with antialias: false"
+    if not recipe.eval_antialias:
+        yield "timm's resize filters when it shrinks an image; these weights are evaluated with eval_antialias: false"
+    if own := ", ".join(f"{name}: {value}" for name, value in own_geometry(recipe).items()):
+        yield f"timm's resize and crop round and sample as torchvision's; these weights are evaluated with {own}"
     if recipe.dct_scaling:
         yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"
     if recipe.padding == "same":
