@@ -43,10 +43,10 @@ def test_the_sheet_holds_the_first_images_of_training_as_the_loader_makes_them(
 
 
 def test_the_sheet_of_an_evaluation_holds_its_first_images_cut_from_the_centre(index: Index, tiny_recipe: Recipe) -> None:
-    recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40)
+    recipe = tiny_recipe.replace(eval_resize=50, eval_crop=40, eval_antialias=True)
     sheet = contact_sheet(index, recipe, 8, evaluation=True)
     plan = next(evaluation_plans(recipe, index.sizes, 8))
-    with HostLoader(index, size=40, antialias=recipe.antialias) as loader:
+    with HostLoader(index, size=40, antialias=True) as loader:
         batch = next(loader.batches([plan]))
     assert plan.samples.tolist() == list(range(8))
     assert np.array_equal(tiles(sheet, 8, 4, 40), batch.images)

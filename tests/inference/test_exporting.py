@@ -115,9 +115,47 @@ def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, image
 
 def test_a_saved_model_with_a_resize_that_tensorflow_lacks_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = saved(tiny_recipe.replace(interpolation="bicubic"), tmp_path)
-    with pytest.raises(CheckpointError, match="recipe has antialias: true, or export to onnx"):
+    with pytest.raises(CheckpointError, match="recipe has eval_antialias: true, or export to onnx"):
         lockstep.export(weights, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_saved_model_that_would_filter_in_another_geometry_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    weights = saved(tiny_recipe.replace(eval_antialias=True, eval_sampling="asymmetric"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"a SavedModel .* cannot do so with eval_sampling: asymmetric, .* to onnx"):
+        lockstep.export(weights, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
+    """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop, crop, 3]."""
+    import tensorflow as tf
+
+    sides = tf.cast(tf.shape(pixels)[:2], tf.float32)
+    size = tf.cast(sides * (tf.constant(resize, tf.float32) / tf.reduce_min(sides)), tf.int32)
+    [resized] = tf.compat.v1.image.resize_bilinear(pixels[None], size, half_pixel_centers=False).numpy()
+    top, left = ((side - crop) // 2 for side in resized.shape[:2])
+    return np.floor(resized[top : top + crop, left : left + crop] + 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("shape", [(376, 500), (131, 97)], ids=str)
+def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_saved_model(
+    shape: tuple[int, int], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    from lockstep.backends.tensorflow.export import _Serving
+    from lockstep.inference.prediction import _prepared
+
+    published = RECIPES["resnet50-tensorflow-90ep"]()
+    recipe = published.replace(model=tiny_recipe.model, logits=10, precision="fp32")
+    pixels = np.random.default_rng(shape[0]).integers(0, 256, (*shape, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png", compress_level=1)
+    expected = of_tensorflow_1(pixels, 256, 224).astype(int)
+    opened = open_weights(saved(recipe, tmp_path))
+    assert np.abs(_prepared(opened, tmp_path / "image.png") - expected).max() <= 1
+    served = _Serving(recipe, opened.tensors)._centre(tf.constant(pixels[None]), tf.constant(shape))
+    assert np.abs(served.numpy()[0] - expected).max() <= 1
 
 
 @pytest.mark.parametrize(

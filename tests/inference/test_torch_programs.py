@@ -1,5 +1,6 @@
 """TorchScript and torch.export programs, compared with the reference in float64 and with Pillow's and OpenCV's pixels."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep.backends.torch.export import _Program
 from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, prepared, saved
 
@@ -120,6 +123,46 @@ def test_images_of_any_size_are_resized_and_cropped_as_pillow_and_opencv_do(
         found = program(torch.from_numpy(np.array(Image.open(path)))[None])
         wanted = softmax(reference(prepared(path, recipe).astype(np.float64)))
         assert found["probabilities"].numpy() == pytest.approx(wanted, abs=tolerance)
+
+
+DALI = {"eval_side_rounding": "nearest", "eval_offset_rounding": "up", "eval_sampling": "half_pixel_symmetric"}
+TF1 = {"eval_side_rounding": "float32_down", "eval_offset_rounding": "down", "eval_sampling": "asymmetric"}
+
+
+def by_hand(pixels: np.ndarray, geometry: dict[str, str]) -> np.ndarray:
+    """Return the square of 40 pixels of an image whose shorter side becomes 47, in the geometry of DALI or TensorFlow 1."""
+    shorter = min(pixels.shape[:2])
+    for axis, length in enumerate(pixels.shape[:2]):
+        if geometry == DALI:
+            side = math.floor(length * 47 / shorter + 0.5)
+            first = math.floor((side - 40) / 2 + 0.5)
+            at = length / 2 + (np.arange(first, first + 40) + 0.5 - side / 2) * shorter / 47 - 0.5
+        else:
+            side = int(np.float32(length) * (np.float32(47) / np.float32(shorter)))
+            at = np.arange((side - 40) // 2, (side - 40) // 2 + 40) * length / side
+        pixels = np.apply_along_axis(lambda line, at=at: np.interp(at, np.arange(len(line)), line), axis, pixels)
+    return np.floor(pixels + 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("geometry", [DALI, TF1], ids=["DALI", "TensorFlow 1"])
+def test_images_of_any_size_are_sampled_in_the_geometry_of_an_original(
+    tiny_recipe: Recipe, geometry: dict[str, str], tmp_path: Path
+) -> None:
+    program = torch.jit.script(_Program(tiny_recipe.replace(**SIZES, **geometry), torch.nn.Identity()))
+    for height, width in ((96, 131), (86, 33), (40, 57), (40, 40)):
+        pixels = np.array(Image.open(image_file(tmp_path, height, width)))
+        # Images of the evaluation's size are used as they are.
+        expected = pixels if height == width else by_hand(pixels, geometry)
+        [found] = program._sampled(torch.from_numpy(pixels)[None].permute(0, 3, 1, 2).float()).permute(0, 2, 3, 1).numpy()
+        assert np.abs(found - expected).max() <= 1
+        assert (found != expected).mean() < 0.01
+
+
+def test_a_program_that_would_filter_in_another_geometry_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    weights = saved(tiny_recipe.replace(eval_antialias=True, eval_sampling="asymmetric"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot do so with eval_sampling: asymmetric, .*; export to onnx"):
+        lockstep.export(weights, tmp_path / "model", to="torchscript")
+    assert not (tmp_path / "model").exists()
 
 
 def test_what_is_not_bytes_of_rgb_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:

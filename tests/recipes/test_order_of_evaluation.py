@@ -1,14 +1,18 @@
 """The images of an evaluation, and how they are resized and cropped."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.recipes import Recipe
+from lockstep.recipes import Recipe, load_recipe
 from lockstep.recipes.order import centre_plan, evaluated_samples, evaluation_plans
+from lockstep.recipes.recipe import own_geometry
 from tests.recipes.cases import EXAMPLES, MIXED, RECIPE, SIZES, sizes_of
 
 
@@ -97,9 +101,54 @@ def test_the_shorter_side_becomes_256_and_the_centre_224_is_cut_out(
     assert plan.offsets.tolist() == [offset]
 
 
+@pytest.mark.parametrize(
+    ("changes", "size", "resized", "offset"),
+    [
+        # 256 * 500 / 354 = 361.58; 256 * 683 / 512 = 341.5.
+        ({"eval_side_rounding": "nearest"}, (354, 500), [256, 362], [16, 69]),
+        ({"eval_side_rounding": "nearest"}, (375, 500), [256, 341], [16, 58]),
+        ({"eval_side_rounding": "nearest"}, (683, 512), [342, 256], [59, 16]),
+        # In float32, 376 * (256 / 376) is less than 256.
+        ({"eval_side_rounding": "float32_down"}, (376, 500), [255, 340], [16, 58]),
+        ({"eval_side_rounding": "float32_down"}, (375, 500), [256, 341], [16, 58]),
+        ({"eval_side_rounding": "float32_down", "eval_crop": 256}, (376, 500), [256, 340], [0, 42]),
+        # (341 - 224) / 2 = 58.5; (339 - 224) / 2 = 57.5.
+        ({"eval_offset_rounding": "up"}, (375, 500), [256, 341], [16, 59]),
+        ({"eval_offset_rounding": "up"}, (339, 256), [339, 256], [58, 16]),
+        ({"eval_offset_rounding": "down"}, (375, 500), [256, 341], [16, 58]),
+        ({"eval_offset_rounding": "down"}, (339, 256), [339, 256], [57, 16]),
+    ],
+)
+def test_sides_and_offsets_are_rounded_as_the_recipe_says(
+    changes: dict[str, Any], size: tuple[int, int], resized: list[int], offset: list[int]
+) -> None:
+    plan = centre_plan(Recipe(**changes), np.array([0]), np.array([size]))
+
+    assert (plan.resized.tolist(), plan.offsets.tolist()) == ([resized], [offset])
+
+
 def test_evaluation_flips_and_mixes_nothing() -> None:
     plan = next(evaluation_plans(MIXED.replace(flip_probability=1), SIZES, 16))
 
     assert not plan.flips.any()
     assert plan.coefficients is None
     assert plan.partners is None
+
+
+def test_evaluation_filters_as_training_where_only_that_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "filtered.yaml"
+    file.write_text("base: resnet50-paddle-90ep\nantialias: true\n")
+    made = [Recipe(antialias=True), load_recipe("demo").replace(antialias=True), load_recipe(file)]
+    assert [each.eval_antialias for each in made] == [True, True, True]
+    assert not Recipe(antialias=True, eval_antialias=False).eval_antialias
+    assert not Recipe(antialias=True, eval_antialias=False).replace(epochs=1).eval_antialias
+    assert not Recipe(eval_antialias=True).antialias
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_run_of_a_recipe_without_a_geometry_of_evaluation_has_torchvisions(antialias: bool, tmp_path: Path) -> None:
+    fields = {name: value for name, value in Recipe(antialias=antialias).fields().items() if not name.startswith("eval_")}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields | {"eval_resize": 232, "eval_crop": 200}))
+    found = load_recipe(tmp_path)
+    assert (found.eval_antialias, found.eval_resize, found.eval_crop) == (antialias, 232, 200)
+    assert own_geometry(found) == {}

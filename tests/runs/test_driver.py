@@ -409,7 +409,7 @@ def test_own_images_are_split_trained_on_and_evaluated_without_a_recipe(
     data, run = tmp_path / "images", tmp_path / "run"
     shutil.copytree(textures / "train", data, ignore=shutil.ignore_patterns(".*"))
     events: list[dict[str, Any]] = []
-    changes = {"model": tiny_recipe.fields()["model"], "epochs": 1, "precision": "fp32"}
+    changes = {"model": tiny_recipe.fields()["model"], "epochs": 1, "precision": "fp32", "eval_sampling": "asymmetric"}
     report = lockstep.train(data=data, out=run, split=0.25, changes=changes, listener=events.append)
     kinds = [event["kind"] for event in events if event["kind"] != "progress"]
     assert kinds[:2] == ["settled", "start"]
@@ -423,7 +423,9 @@ def test_own_images_are_split_trained_on_and_evaluated_without_a_recipe(
     assert (environment["train"]["images"] + images, environment["data"]) == (60, str(data))
     again = lockstep.train(data=data, out=run)
     assert again["per_class"] == report["per_class"], "the same run, with neither recipe nor split"
-    assert lockstep.evaluate(run, data)["per_class"] == report["per_class"]["trained"]
+    evaluated = lockstep.evaluate(run, data)
+    assert evaluated["per_class"] == report["per_class"]["trained"]
+    assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-5), "resized as in the run"
     assert lockstep.evaluate(run, data, split=0)["images"] == 60
     assert lockstep.evaluate(run, textures)["images"] == 20
     page = lockstep.report(run, tmp_path / "page.html").read_text()

@@ -112,6 +112,20 @@ def test_a_folder_called_like_a_published_recipe_is_still_a_folder(
     assert complete(Path("demo"), data="images").recipe == tiny_recipe
 
 
+def test_a_run_keeps_its_evaluation_if_a_recipe_of_its_name_has_another(run: Path) -> None:
+    published = load_recipe("resnet50-tensorflow-90ep")
+    geometry = {"eval_side_rounding": "down", "eval_offset_rounding": "even", "eval_sampling": "half_pixel"}
+    (run / "recipe.yaml").write_text(published.replace(**geometry).to_yaml())
+    asked = complete(run, "resnet50-tensorflow-90ep", changes={"epochs": 100})
+    assert asked.recipe == published.replace(**geometry, epochs=100)
+    assert asked.taken["evaluation"] == (
+        "its evaluation (eval_side_rounding=down, eval_offset_rounding=even, eval_sampling=half_pixel)"
+    )
+    chosen = complete(run, "resnet50-tensorflow-90ep", changes={"eval_sampling": "asymmetric", "antialias": True})
+    assert chosen.recipe == published.replace(antialias=True), "what differs is for the folder to refuse"
+    assert "evaluation" not in complete(run, published).taken, "a recipe itself is what it is"
+
+
 # Another schedule
 
 

@@ -31,9 +31,9 @@ def test_the_pictures_are_those_of_the_mistakes(textures: Path, tiny_recipe: Rec
     losses, ranks = np.zeros(20), np.zeros(20, int)
     losses[[3, 11, 17]], ranks[[3, 11]] = (1.0, 2.0, 5.0), 1
     found = scores(losses.tolist(), ranks.tolist(), [7] * 20)
-    pictures = pictures_of_mistakes(index, tiny_recipe, found)
+    pictures = pictures_of_mistakes(index, tiny_recipe.replace(eval_antialias=True), found)
     (plan,) = evaluation_plans(tiny_recipe, index.sizes, 20)
-    with HostLoader(index, size=tiny_recipe.eval_crop, antialias=tiny_recipe.antialias) as loader:
+    with HostLoader(index, size=tiny_recipe.eval_crop, antialias=True) as loader:
         (batch,) = loader.batches([plan])
     assert [picture.name for picture in pictures] == ["mistakes/01", "mistakes/02"]
     assert [picture.caption for picture in pictures] == [f"{index.classes[0]} taken for {index.classes[7]}"] * 2

@@ -21,10 +21,10 @@ CUTS: dict[str, tuple[Window, tuple[int, int]]] = {
 }
 
 
-def transformed(data: bytes, cut: str, *, antialias: bool, interpolation: str = "bicubic") -> np.ndarray:
+def transformed(data: bytes, cut: str, *, antialias: bool, interpolation: str = "bicubic", **more: str) -> np.ndarray:
     window, resized = CUTS[cut]
     out = np.full((32, 32, 3), 77, np.uint8)
-    how = {"flip": False, "antialias": antialias, "interpolation": interpolation}
+    how = {"flip": False, "antialias": antialias, "interpolation": interpolation, **more}
     decode_into(data, PIXELS.shape[:2], window, resized, corner(resized), **how, out=out)
     return out
 
@@ -44,10 +44,10 @@ def png() -> bytes:
     return file.getvalue()
 
 
-def cubic_matrix(count: int, wanted: int, a: float) -> np.ndarray:
+def cubic_matrix(count: int, wanted: int, a: float, centre_of_pixels: float = 0.5) -> np.ndarray:
     """Return float64 [wanted, count]: weights of Keys' cubic. Pixel i covers i to i + 1; the border's colours continue."""
     weights = np.zeros((wanted, count))
-    for row, centre in enumerate((np.arange(wanted) + 0.5) * count / wanted - 0.5):
+    for row, centre in enumerate((np.arange(wanted) + centre_of_pixels) * count / wanted - centre_of_pixels):
         for place in range(int(np.floor(centre)) - 1, int(np.floor(centre)) + 3):
             x = abs(centre - place)
             near = (a + 2) * x**3 - (a + 3) * x**2 + 1
@@ -70,6 +70,16 @@ def test_without_antialias_bicubic_is_the_cubic_of_sixteen_pixels(cut: str) -> N
     rows, columns = (cubic_matrix(count, wanted, -0.75) for count, wanted in zip((height, width), resized, strict=True))
     expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
     np.testing.assert_allclose(transformed(png(), cut, antialias=False), square(expected, cut), atol=1)
+
+
+@pytest.mark.parametrize("cut", ["shrunk", "enlarged", "one direction shrunk"])
+def test_bicubic_samples_at_whole_multiples_of_the_scale_where_the_recipe_says_so(cut: str) -> None:
+    (top, left, height, width), resized = CUTS[cut]
+    part = PIXELS[top : top + height, left : left + width].astype(np.float64)
+    rows, columns = (cubic_matrix(*counts, -0.75, 0) for counts in zip((height, width), resized, strict=True))
+    expected = np.clip(np.einsum("ih,hwc,jw->ijc", rows, part, columns), 0, 255)
+    found = transformed(png(), cut, antialias=False, sampling="asymmetric")
+    np.testing.assert_allclose(found, square(expected, cut), atol=0.51)
 
 
 @pytest.mark.parametrize("sampling", ["420", "444"])

@@ -22,18 +22,20 @@ def test_a_reduced_image_is_the_mean_of_its_blocks() -> None:
 WINDOWS = {"half": ((0, 0, 64, 80), 2), "less than half": ((0, 0, 63, 80), 1), "a quarter": ((8, 4, 130, 150), 4)}
 
 
+@pytest.mark.parametrize("sampling", ["half_pixel", "asymmetric"])
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize(("window", "reduction"), WINDOWS.values(), ids=WINDOWS)
 def test_with_dct_scaling_a_large_window_is_taken_from_a_reduced_image(
-    window: Window, reduction: int, antialias: bool
+    window: Window, reduction: int, antialias: bool, sampling: str
 ) -> None:
     data = encoded(picture(np.random.default_rng(6), 150, 170), "420")
     outs = np.zeros((2, 32, 32, 3), np.uint8)
-    decode_into(data, (150, 170), window, (32, 32), (0, 0), flip=False, antialias=antialias, dct_scaling=True, out=outs[0])
+    how = {"flip": False, "antialias": antialias, "sampling": sampling}
+    decode_into(data, (150, 170), window, (32, 32), (0, 0), **how, dct_scaling=True, out=outs[0])
     smaller = decode(data, reduction)
     top, left, height, width = (length // reduction for length in window)
     part, file = smaller[top : top + height, left : left + width], io.BytesIO()
     Image.fromarray(part).save(file, "PNG")
     whole = (0, 0, *part.shape[:2])
-    decode_into(file.getvalue(), part.shape[:2], whole, (32, 32), (0, 0), flip=False, antialias=antialias, out=outs[1])
+    decode_into(file.getvalue(), part.shape[:2], whole, (32, 32), (0, 0), **how, out=outs[1])
     assert np.array_equal(*outs)

@@ -20,6 +20,7 @@ from lockstep.models.architectures import MODELS, ModelSpec, narrowed
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights.formats.common import Original
+from lockstep.weights.formats.onnx_metadata import with_preprocessing
 from lockstep.weights.formats.onnx_weights import find, read
 from tests.inference.cases import random_tensors
 from tests.weights.formats.cases import BASIC, RESNEXT, Variables, assert_canonical
@@ -109,6 +110,13 @@ def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path)
         "eval_offset_rounding": "even",
         "eval_sampling": "half_pixel",
     }
+
+
+def test_metadata_without_a_geometry_is_read_as_torchvisions() -> None:
+    fields = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
+    recipe = recipe_of(antialias=True, eval_resize=235)
+    described = json.dumps({name: recipe.fields()[name] for name in fields})
+    assert with_preprocessing(recipe_of(), described) == recipe
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.backends.shared.resizing import samples_itself
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -22,7 +23,8 @@ def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: 
     The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary: `classes`, int64 [N], and
     `probabilities`, float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped
     as in evaluation. The names of the classes are in `classes.txt`, in the archive and next to it. Raises `CheckpointError`
-    if the recipe computes in another precision than fp32, or if the tensors do not fit.
+    if the recipe computes in another precision than fp32, if the tensors do not fit, or if the program would have to filter
+    in the geometry of an original (`lockstep.backends.shared.resizing`).
     """
     program = _Program(recipe, _model(recipe, tensors))
     example = torch.zeros(2, 3, recipe.eval_crop, recipe.eval_crop)
@@ -84,7 +86,10 @@ class _Program(nn.Module):
         super().__init__()
         self.model = model
         self.crop, self.shorter_side = recipe.eval_crop, recipe.eval_resize
-        self.filter, self.antialias = recipe.interpolation, recipe.antialias
+        self.filter, self.antialias = recipe.interpolation, recipe.eval_antialias
+        self.samples = samples_itself(recipe, "a program for PyTorch")
+        self.side_rounding, self.offset_rounding = recipe.eval_side_rounding, recipe.eval_offset_rounding
+        self.sampling = recipe.eval_sampling
         self.register_buffer("mean", torch.tensor(recipe.mean, dtype=torch.float32).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(recipe.std, dtype=torch.float32).view(3, 1, 1))
         self.register_buffer("positions", torch.arange(recipe.eval_crop))
@@ -94,7 +99,8 @@ class _Program(nn.Module):
         """Return classes and probabilities. Raises `ValueError`, as the program runs without Lockstep."""
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
             raise ValueError("images have another type or shape; expected uint8 RGB [N, height, width, 3]")
-        squares = self._centre(images.permute(0, 3, 1, 2).to(torch.float32))
+        pixels = images.permute(0, 3, 1, 2).to(torch.float32)
+        squares = self._sampled(pixels) if self.samples else self._centre(pixels)
         logits = self.model((squares - self.mean) / self.std)
         return {"classes": logits.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
 
@@ -113,6 +119,50 @@ class _Program(nn.Module):
         # A slice of all rows and columns would make the layout in memory depend on the size, which torch.export refuses.
         images = images.index_select(2, self.positions + _offset(rows - self.crop))
         return images.index_select(3, self.positions + _offset(columns - self.crop))
+
+    def _sampled(self, images: Tensor) -> Tensor:
+        """Return the centre squares in the geometry of the recipe, as `lockstep.data.decoding.sampling` does."""
+        zero = self.positions[0]  # lengths become tensors, in which float32 rounds as in NumPy
+        height, width = zero + images.shape[2], zero + images.shape[3]
+        shorter = torch.minimum(height, width)
+        is_square = (height == self.crop) & (width == self.crop)
+        for axis, length in ((2, height), (3, width)):
+            at = torch.where(is_square, self.positions.to(torch.float32), self._positions(length, shorter))
+            lower = at.floor()
+            share = (at - lower).view([-1, 1] if axis == 2 else [-1])
+            first = torch.minimum(lower.to(torch.int64).clamp(min=0), length - 1)
+            second = torch.minimum(lower.to(torch.int64).clamp(min=-1) + 1, length - 1)
+            before, after = images.index_select(axis, first), images.index_select(axis, second)
+            images = before + (after - before) * share
+        return (images + 0.5).floor()
+
+    def _positions(self, length: Tensor, shorter: Tensor) -> Tensor:
+        """Return where the square samples along an axis: float32 [crop], 0 is the centre of the first pixel."""
+        resized = self._side(length, shorter)
+        surplus = resized - self.crop
+        half = torch.div(surplus, 2, rounding_mode="floor")
+        odd = surplus - 2 * half
+        if self.offset_rounding == "even":
+            odd = odd * (half - 2 * torch.div(half, 2, rounding_mode="floor"))
+        offset = half if self.offset_rounding == "down" else half + odd
+        step = length.to(torch.float32) / resized.to(torch.float32)
+        start = torch.zeros_like(step)
+        if self.sampling == "half_pixel_symmetric":
+            step = shorter.to(torch.float32) / self._side(shorter, shorter).to(torch.float32)
+            start = (length - resized * step) / 2
+        elif self.sampling == "asymmetric":
+            start = 0.5 - 0.5 * step
+        return start + (offset + self.positions + 0.5) * step - 0.5
+
+    def _side(self, length: Tensor, shorter: Tensor) -> Tensor:
+        """Return the length of a side after the resize, int64 [], rounded as `eval_side_rounding` says."""
+        if self.side_rounding == "nearest":
+            return torch.div(2 * self.shorter_side * length + shorter, 2 * shorter, rounding_mode="floor")
+        if self.side_rounding == "down":
+            return torch.div(self.shorter_side * length, shorter, rounding_mode="floor")
+        # A number divided by a tensor would be its reciprocal's product, which rounds twice.
+        scale = torch.full_like(shorter, self.shorter_side).to(torch.float32) / shorter.to(torch.float32)
+        return (length.to(torch.float32) * scale).to(torch.int64).clamp(min=self.crop)
 
 
 def _resized(images: Tensor, rows: int, columns: int, mode: str, antialias: bool) -> Tensor:

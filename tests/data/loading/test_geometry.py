@@ -1,0 +1,79 @@
+"""Evaluation in the geometry of NVIDIA's originals, compared with DALI's own operators on images of odd sizes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.data.decoding.decode import decode
+from lockstep.data.index import Index, open_index
+from lockstep.data.loading.dali import import_dali
+from lockstep.data.loading.loaders import loader_of
+from lockstep.recipes import Execution
+from lockstep.recipes.order import evaluation_plans
+from lockstep.recipes.published import RECIPES
+
+SIZES = ((354, 500), (500, 354), (375, 500), (301, 307), (97, 131))
+"""Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is enlarged."""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """JPEGs with smooth colours, edges and grain."""
+    root = tmp_path_factory.mktemp("photos")
+    (root / "images").mkdir()
+    for number, (height, width) in enumerate(SIZES):
+        random = np.random.default_rng(number)
+        coarse = Image.fromarray(random.integers(0, 256, (9, 12, 3), np.uint8))
+        pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), int)
+        pixels = pixels + random.integers(-9, 10, pixels.shape)
+        pixels[height // 3 : -height // 3, width // 4 : width // 2] //= 2
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / "images" / f"{number}.jpg", quality=95)
+    return open_index(root)
+
+
+@pytest.fixture(scope="module")
+def of_dali(photos: Index) -> dict[bool, np.ndarray]:
+    """What the Paddle and MXNet originals evaluate, without and with antialiasing: float32 [images, 224, 224, 3]."""
+    fn, _, pipeline_def = import_dali()
+    images = [decode(photos.read(i)) for i in range(len(photos))]
+
+    @pipeline_def(batch_size=len(images), num_threads=1, device_id=None)
+    def original() -> Any:
+        given = fn.external_source(source=[images])
+        resized = [fn.resize(given, resize_shorter=256, antialias=antialias) for antialias in (False, True)]
+        how = {"crop": (224, 224), "mean": 0.0, "std": 1.0, "output_layout": "HWC"}
+        return tuple(fn.crop_mirror_normalize(each, **how) for each in resized)
+
+    pipeline = original()
+    pipeline.build()
+    return {bool(antialias): np.asarray(each.as_tensor()) for antialias, each in enumerate(pipeline.run())}
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("loader", ["host", "dali"])
+def test_evaluation_by_the_paddle_recipe_is_that_of_dalis_operators(
+    loader: str, antialias: bool, photos: Index, of_dali: dict[bool, np.ndarray]
+) -> None:
+    recipe = RECIPES["resnet50-paddle-90ep"]().replace(eval_antialias=antialias)
+    assert np.abs(evaluated(photos, recipe, loader) - of_dali[antialias]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"eval_side_rounding": "down"}, {"eval_offset_rounding": "even"}, {"eval_sampling": "half_pixel"}], ids=str
+)
+def test_without_one_of_its_fields_it_is_another(
+    changes: dict[str, Any], photos: Index, of_dali: dict[bool, np.ndarray]
+) -> None:
+    recipe = RECIPES["resnet50-mxnet-90ep"]().replace(**changes)
+    assert np.abs(evaluated(photos, recipe, "host") - of_dali[False]).max() > 5
+
+
+def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
+    """Return the images of an evaluation: float32 [images, 224, 224, 3]."""
+    plans = evaluation_plans(recipe, index.sizes, len(index))
+    execution = Execution(loader=loader, loader_threads=1)
+    with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:
+        [batch] = made.batches(plans)
+    return batch.images.astype(np.float32)
