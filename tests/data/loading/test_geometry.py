@@ -17,6 +17,13 @@ from lockstep.recipes.published import RECIPES
 SIZES = ((354, 500), (500, 354), (375, 500), (301, 307), (97, 131))
 """Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is enlarged."""
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "filtered": {"eval_antialias": True},
+    "up to the borders": {"eval_resize": 224},
+    "filtered, up to the borders": {"eval_antialias": True, "eval_resize": 224},
+}
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
@@ -34,40 +41,41 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture(scope="module")
-def of_dali(photos: Index) -> dict[bool, np.ndarray]:
-    """What the Paddle and MXNet originals evaluate, without and with antialiasing: float32 [images, 224, 224, 3]."""
+def of_dali(photos: Index) -> dict[str, np.ndarray]:
+    """What the Paddle and MXNet originals evaluate, as in `CHANGES`: float32 [images, 224, 224, 3]."""
     fn, _, pipeline_def = import_dali()
     images = [decode(photos.read(i)) for i in range(len(photos))]
 
     @pipeline_def(batch_size=len(images), num_threads=1, device_id=None)
     def original() -> Any:
         given = fn.external_source(source=[images])
-        resized = [fn.resize(given, resize_shorter=256, antialias=antialias) for antialias in (False, True)]
+        arguments = [(how.get("eval_resize", 256), how.get("eval_antialias", False)) for how in CHANGES.values()]
+        resized = [fn.resize(given, resize_shorter=shorter, antialias=antialias) for shorter, antialias in arguments]
         how = {"crop": (224, 224), "mean": 0.0, "std": 1.0, "output_layout": "HWC"}
         return tuple(fn.crop_mirror_normalize(each, **how) for each in resized)
 
     pipeline = original()
     pipeline.build()
-    return {bool(antialias): np.asarray(each.as_tensor()) for antialias, each in enumerate(pipeline.run())}
+    return {name: np.asarray(each.as_tensor()) for name, each in zip(CHANGES, pipeline.run(), strict=True)}
 
 
-@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("loader", ["host", "dali"])
 def test_evaluation_by_the_paddle_recipe_is_that_of_dalis_operators(
-    loader: str, antialias: bool, photos: Index, of_dali: dict[bool, np.ndarray]
+    loader: str, name: str, photos: Index, of_dali: dict[str, np.ndarray]
 ) -> None:
-    recipe = RECIPES["resnet50-paddle-90ep"]().replace(eval_antialias=antialias)
-    assert np.abs(evaluated(photos, recipe, loader) - of_dali[antialias]).max() <= 1
+    recipe = RECIPES["resnet50-paddle-90ep"]().replace(**CHANGES[name])
+    assert np.abs(evaluated(photos, recipe, loader) - of_dali[name]).max() <= 1
 
 
 @pytest.mark.parametrize(
     "changes", [{"eval_side_rounding": "down"}, {"eval_offset_rounding": "even"}, {"eval_sampling": "half_pixel"}], ids=str
 )
 def test_without_one_of_its_fields_it_is_another(
-    changes: dict[str, Any], photos: Index, of_dali: dict[bool, np.ndarray]
+    changes: dict[str, Any], photos: Index, of_dali: dict[str, np.ndarray]
 ) -> None:
     recipe = RECIPES["resnet50-mxnet-90ep"]().replace(**changes)
-    assert np.abs(evaluated(photos, recipe, "host") - of_dali[False]).max() > 5
+    assert np.abs(evaluated(photos, recipe, "host") - of_dali["as published"]).max() > 5
 
 
 def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
@@ -77,3 +85,8 @@ def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
     with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as made:
         [batch] = made.batches(plans)
     return batch.images.astype(np.float32)
+
+
+def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(photos: Index) -> None:
+    recipe = RECIPES["resnet50-tensorflow-90ep"]()
+    assert np.abs(evaluated(photos, recipe, "dali") - evaluated(photos, recipe, "host")).max() <= 1
