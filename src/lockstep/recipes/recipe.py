@@ -270,8 +270,10 @@ def eval_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
     `eval_resize` and `eval_crop` follow `image_size` if neither is set, and `eval_antialias` follows `antialias`.
     """
+    followed: dict[str, Any] = {}
+    if "antialias" in fields and "eval_antialias" not in fields:
+        followed["eval_antialias"] = fields["antialias"]
     size = fields.get("image_size")
-    followed = {name: fields["antialias"] for name in ("eval_antialias",) if "antialias" in fields and name not in fields}
     if not isinstance(size, int) or size < 32 or "eval_resize" in fields or "eval_crop" in fields:
         return followed  # a wrong size is reported once, by `image_size`
     return followed | {"eval_resize": round(size * EVAL_RATIO), "eval_crop": size}
