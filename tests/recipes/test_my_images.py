@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.recipes.my_images import Facts, my_images, settled
@@ -25,8 +26,8 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(imag
     facts = replace(PHOTOS, images=images, shorter_side=side, on_gpu=on_gpu)
     recipe = settled(facts)
     steps = steps_per_epoch(recipe, images)
-    every = [1] * 10
-    assert seldom_meant(recipe, RunFacts(list("abcdefghij"), *([every, every]), steps)) == []  # type: ignore[arg-type]
+    every = np.ones(10, np.int64)
+    assert seldom_meant(recipe, RunFacts(list("abcdefghij"), every, every, steps)) == []
     assert (recipe.logits, recipe.precision, recipe.eval_crop) == (10, "fp32", recipe.image_size)
     assert 64 <= recipe.image_size <= 224
     assert recipe.image_size % 32 == 0

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from lockstep.recipes.published import RECIPES
-from lockstep.recipes.recipe import Recipe, difference, eval_sizes
+from lockstep.recipes.recipe import Recipe, difference, eval_fields
 from lockstep.recipes.schedule import peak_lr, warmup_epochs
 
 _LR = ("lr", "lr_scaling", "lr_batch_images")
@@ -47,7 +47,7 @@ def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
     threshold = "warmup_from_batch_images"
     if threshold in found and wanted.global_batch_images >= max(base.warmup_from_batch_images, found[threshold]):
         del found[threshold]
-    sizes = eval_sizes({"image_size": wanted.image_size})
+    sizes = eval_fields({"image_size": wanted.image_size})
     if "image_size" in found and {name: getattr(wanted, name) for name in sizes} == sizes:
         found = {name: value for name, value in found.items() if name not in sizes}
     return found

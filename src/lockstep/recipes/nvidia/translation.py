@@ -14,7 +14,7 @@ from lockstep.recipes.execution import Execution
 from lockstep.recipes.nvidia.command_line import Given, read_command
 from lockstep.recipes.nvidia.nearest import nearest_recipe
 from lockstep.recipes.nvidia.table import Option, equal, filled
-from lockstep.recipes.recipe import Recipe, eval_sizes
+from lockstep.recipes.recipe import Recipe, eval_fields
 from lockstep.recipes.recipe_files import parse_settings
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import RecipeError
@@ -228,7 +228,7 @@ def _applied(recipe: Recipe, meant: list[_Meant]) -> tuple[Recipe, dict[str, Any
     options: dict[str, str] = {}
     for each in meant:
         ours, how = parse_settings([f"{name}={text}" for name, text in each.pairs if name[0] not in "-@"])
-        fields |= eval_sizes(ours) | ours
+        fields |= eval_fields(ours) | ours
         if each.typed:
             execution |= how
             options |= {name: text for name, text in each.pairs if name.startswith("-")}
