@@ -228,6 +228,7 @@ def test_a_model_that_timm_does_not_have_is_refused(model: Any) -> None:
         ("nvidia-mxnet", ((123.68, 116.779, 103.939), (58.393, 57.12, 57.375), "bilinear", False, 256, 224, False, *DALI)),
         ("nvidia-pytorch", (MEAN, STD, "bilinear", False, 256, 224, True, *TORCHVISION)),
         ("nvidia-tensorflow", ((123.68, 116.28, 103.53), (58.395, 57.12, 57.385), "bilinear", False, 256, 224, False, *TF1)),
+        ("gluon", (MEAN, STD, "bilinear", False, 256, 224, False, "down", "down", "half_pixel")),
     ],
 )
 def test_a_known_origin_has_its_published_evaluation(origin: str, expected: tuple[Any, ...]) -> None:

@@ -58,7 +58,7 @@ FRAMEWORKS: dict[str, Framework] = {
         rank_variables=_HOROVOD,
         slower={"fp16": "10 times"},
         always_emulates=("fp16",),
-        origins=("NVIDIA MXNet",),
+        origins=("NVIDIA MXNet", "Gluon"),
         nvidia_example="MXNet",
     ),
     "paddle": Framework(

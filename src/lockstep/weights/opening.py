@@ -104,7 +104,7 @@ BY_NAME = (
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
 )
 """Formats of several files, which are found by their names."""
-_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "Keras", "ONNX")
+_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX")
 """Formats whose files do not say all of the preprocessing."""
 
 

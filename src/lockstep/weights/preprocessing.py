@@ -2,7 +2,8 @@
 
 `KNOWN` holds it for origins whose files do not describe it. timm's `config.json` describes it: `from_timm` and `to_timm`.
 
-Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; timm 1.0.31, data/config.py,
+Sources: torchvision 0.29, transforms/_presets.py and models/resnet.py; MXNet 1.9.1, gluon/model_zoo/vision/__init__.py and
+gluon/data/vision/transforms.py; timm 1.0.31, data/config.py,
 data/transforms_factory.py, data/dataset_info.py, models/_hub.py, models/_pretrained.py and models/resnet.py.
 """
 
@@ -51,6 +52,10 @@ KNOWN: dict[str, Changes] = {
     "torchvision-v1": _IMAGENET | _OF_PILLOW | {"interpolation": "bilinear", "eval_resize": 256, "eval_crop": 224},
     "torchvision-v2": _IMAGENET | _OF_PILLOW | {"interpolation": "bilinear", "eval_resize": 232, "eval_crop": 224},
     "timm": _IMAGENET | _OF_PILLOW | {"interpolation": "bicubic", "eval_resize": 256, "eval_crop": 224},
+    "gluon": _IMAGENET
+    | {"interpolation": "bilinear", "antialias": False, "eval_antialias": False}
+    | {"eval_side_rounding": "down", "eval_offset_rounding": "down", "eval_sampling": "half_pixel"}
+    | {"eval_resize": 256, "eval_crop": 224},
     "nvidia-paddle": _evaluated_as(resnet50_paddle_90ep()),
     "nvidia-mxnet": _evaluated_as(resnet50_mxnet_90ep()),
     "nvidia-pytorch": _evaluated_as(resnext101_32x4d_pytorch_90ep()),
@@ -60,6 +65,7 @@ KNOWN: dict[str, Changes] = {
 
 - torchvision-v1 and -v2: `IMAGENET1K_V1` and `IMAGENET1K_V2` of its ResNets.
 - timm: what timm assumes where `config.json` says nothing.
+- gluon: Gluon's model zoo. Its images are from 0 to 1 before mean and standard deviation; its resize is OpenCV's.
 - nvidia-*: the published recipes.
 """
 
@@ -68,8 +74,10 @@ _OF_TORCHVISION = {
     "torchvision-v2": ("11ad3fa6", "cd907fc2", "f82ba261"),
 }
 """The files that torchvision downloads for its ResNets, by the first digits of their SHA-256, which end their names."""
-_WITHOUT_RECIPE = ("torchvision", "PyTorch", "timm", "PaddleClas", "paddle.vision")
-"""Origins without a published recipe."""
+_WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon"} | dict.fromkeys(
+    ("torchvision", "PyTorch", "PaddleClas", "paddle.vision"), "torchvision-v1"
+)
+"""Origins without a published recipe, with the row of `KNOWN` that is assumed for them."""
 _ONLY_COLOURS = ("Keras", "ONNX")
 """Origins whose mean and standard deviation are known, and nothing else."""
 
@@ -90,7 +98,7 @@ def assumed_preprocessing(origin: str, path: Path | None) -> tuple[Changes, tupl
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
     known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)
-    name = known or ("timm" if origin == "timm" else "torchvision-v1")
+    name = known or _WITHOUT_RECIPE[origin]
     changes = KNOWN[name]
     if known is not None:
         return changes, ()

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16, mxnet_params
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.nvidia_mxnet import names, read, write
-from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, renamed, state_of, zeros
+from lockstep.weights.opening import open_weights
+from tests.weights.formats.cases import RESNET, Variables, assert_canonical, renamed, state_of, zeros
+from tests.weights.formats.mxnet_cases import graph_of, name_small_models, original_file, recipe_of
 
 EPOCH = "no step is stored; its name says epoch 90, counted from 1"
 SPEEDS = "there are no velocities (model-0090.momentum.params)"
@@ -25,31 +25,16 @@ CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was le
 NO_GRAPH = (
     "there is no model-symbol.json: it is assumed that bottlenecks stride in their 3x3, and that batch norms add 1e-05"
 )
-SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
-"""A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give small models a name."""
-    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
-        monkeypatch.setitem(MODELS, name, spec)
-
-
-def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
-    return resnet50_mxnet_90ep().replace(model=model, logits=logits, precision="fp32")
+    name_small_models(monkeypatch)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A checkpoint as the original writes it."""
-    recipe = recipe_of()
-    write(tmp_path / "out" / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
-    return tmp_path / "out" / "model-0090.params"
-
-
-def graph_of(file: Path) -> Path:
-    return file.with_name("model-symbol.json")
+    return original_file(tmp_path)
 
 
 def changed(file: Path, change: Callable[[Variables], object]) -> Original:
@@ -260,32 +245,45 @@ def of_gluon(table: dict[str, str], joint: str) -> Callable[[str], str]:
 
 
 LAYERS = gluon_layers(names(RESNET))
-GLUON: dict[str, tuple[dict[str, str], str]] = {
-    "the model zoo": (as_counted(LAYERS, "resnetv10_", by_stage=True), "_"),
-    "counters": (as_counted(LAYERS, "resnet0_", by_stage=False), "_"),
-    "paths": (as_paths(LAYERS, fused=False), "."),
-    "paths to fused layers": (as_paths(LAYERS, fused=True), "."),
+GLUON: dict[str, tuple[dict[str, str], str, str]] = {
+    "the model zoo": (as_counted(LAYERS, "resnetv10_", by_stage=True), "_", "Gluon"),
+    "the model zoo without its prefix": (as_counted(LAYERS, "", by_stage=True), "_", "Gluon"),
+    "counters": (as_counted(LAYERS, "resnet0_", by_stage=False), "_", "NVIDIA MXNet"),
+    "paths": (as_paths(LAYERS, fused=False), ".", "NVIDIA MXNet"),
+    "paths to fused layers": (as_paths(LAYERS, fused=True), ".", "NVIDIA MXNet"),
 }
 
 
-@pytest.mark.parametrize(("table", "joint"), GLUON.values(), ids=GLUON)
-def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: str, file: Path) -> None:
+@pytest.mark.parametrize(("table", "joint", "program"), GLUON.values(), ids=GLUON)
+def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: str, program: str, file: Path) -> None:
     arrays = renamed(mxnet_params.load(file), of_gluon(table, joint))
     path = file.with_name("best.params")
     mxnet_params.dump(path, {name: arrays[name] for name in sorted(arrays)})
     found = read(path)
-    assert found.recipe == recipe_of()
+    assert found.origin == program
+    assert found.recipe == (Recipe(model="small", precision="fp32") if program == "Gluon" else recipe_of())
     assert found.remarks == (
         "no step is stored",
-        "a file without an epoch in its name has no graph: it is assumed that bottlenecks stride in their 3x3, and that "
+        "a file of this name has no graph: it is assumed that bottlenecks stride in their 3x3, and that "
         "batch norms add 1e-05",
         "there are no velocities (best.momentum.params)",
     )
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
 
 
+def test_weights_of_gluons_model_zoo_get_its_preprocessing(file: Path) -> None:
+    """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229, 0.224, 0.225."""
+    table, joint, _ = GLUON["the model zoo"]
+    mxnet_params.dump(file, renamed(mxnet_params.load(file), of_gluon(table, joint)))
+    graph_of(file).unlink()
+    found = open_weights(file)
+    assert np.allclose(found.recipe.mean, 255 * np.array([0.485, 0.456, 0.406]))
+    assert np.allclose(found.recipe.std, 255 * np.array([0.229, 0.224, 0.225]))
+    assert "gluon is assumed: shorter side 256, crop 224, bilinear" in found.remarks[-1]
+
+
 def test_layers_that_several_scopes_count_are_not_ordered_by_them(file: Path) -> None:
-    table, joint = GLUON["counters"]
+    table, joint, _ = GLUON["counters"]
     table = {layer: re.sub("resnet0_(conv|batchnorm)([5-7])$", r"resnet0_b0_\1\2", name) for layer, name in table.items()}
     mxnet_params.dump(file.with_name("best.params"), renamed(mxnet_params.load(file), of_gluon(table, joint)))
     with pytest.raises(CheckpointError, match="is nearest, but the kernel of convolution 0 is missing"):

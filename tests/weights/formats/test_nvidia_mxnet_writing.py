@@ -4,41 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.models.architectures import MODELS, ModelSpec
 from lockstep.models.state import State
-from lockstep.recipes import Recipe
-from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system import files
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params
 from lockstep.weights.formats.nvidia_mxnet import find, read, write, write_epoch
-from tests.weights.formats.cases import BASIC, RESNET, RESNEXT, Variables, assert_canonical, state_of
-
-SQUARE = ModelSpec(block="bottleneck", layers=(1, 1, 1, 1), stem_width=8, widths=(24, 48, 96, 192), groups=8)
-"""A model whose first stage has a 3x3 convolution with kernels of 3 x 3 x 3."""
-
-
-def recipe_of(model: str | ModelSpec = "small", logits: int = 1000) -> Recipe:
-    return resnet50_mxnet_90ep().replace(model=model, logits=logits, precision="fp32")
+from tests.weights.formats.cases import RESNET, Variables, assert_canonical, state_of
+from tests.weights.formats.mxnet_cases import graph_of, name_small_models, original_file, recipe_of
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give small models a name."""
-    for name, spec in {"small": RESNET, "grouped": RESNEXT, "basic": BASIC, "square": SQUARE}.items():
-        monkeypatch.setitem(MODELS, name, spec)
+    name_small_models(monkeypatch)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A checkpoint as the original writes it."""
-    recipe = recipe_of()
-    write(tmp_path / "out" / "model-0090.params", recipe, State(0, state_of(recipe).tensors, {}))
-    return tmp_path / "out" / "model-0090.params"
-
-
-def graph_of(file: Path) -> Path:
-    return file.with_name("model-symbol.json")
+    return original_file(tmp_path)
 
 
 # Writing
@@ -178,6 +160,26 @@ def test_a_folder_of_several_prefixes_does_not_say_which(file: Path) -> None:
     with pytest.raises(CheckpointError, match="out has several prefixes: b, model; name one"):
         find(file.parent)
     assert find(file.with_name("model")) == file
+
+
+def test_the_epochs_of_nvidias_later_code_count_from_0(file: Path) -> None:
+    """Its last epoch of 90 is `model_0089.params`, next to which it writes no graph."""
+    graph_of(file).unlink()
+    later = file.rename(file.with_name("model_0089.params"))
+    later.with_name("model_0088.params").touch()
+    assert find(later.parent) == find(later.with_name("model")) == later
+    found = read(later)
+    assert found.epochs == 90
+    assert found.remarks[0] == "no step is stored; its name says epoch 89, counted from 0"
+    assert found.remarks[1].startswith("a file of this name has no graph")
+
+
+def test_a_folder_with_epochs_that_count_from_0_and_from_1_does_not_say_which(file: Path) -> None:
+    file.with_name("model_0090.params").touch()
+    for path in (file.parent, file.with_name("model")):
+        with pytest.raises(CheckpointError, match=r"two programs, such as model-0090.params and model_0090.params; name a"):
+            find(path)
+    assert find(file) == file
 
 
 def test_other_paths_name_no_checkpoint(tmp_path: Path) -> None:

@@ -203,7 +203,8 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: 
 def test_a_network_of_gluons_gives_its_logits(kind: str, name: str, model: str, theirs: Path) -> None:
     file = theirs / (f"{name}-0003.params" if kind == "export" else f"{name}-{kind}.params")
     original = nvidia_mxnet.read(file, momentum=False)
-    assert original.recipe == recipe_of(model)
+    assert original.origin == ("NVIDIA MXNet" if name == "counted" else "Gluon")
+    assert (original.recipe.model, original.recipe.logits) == (model, 10)
     assert len(original.remarks) == (0 if kind == "export" else 1)
     assert_near(logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"])
 

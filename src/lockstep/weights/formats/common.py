@@ -60,7 +60,8 @@ class Original:
     """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
     origin: str
     """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX", "PaddleClas", "paddle.vision",
-    "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with it."""
+    "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with
+    it."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if the checkpoint has none."""
     epochs: int | None = None

@@ -1,8 +1,10 @@
-"""Checkpoints of NVIDIA's MXNet model of 2019 and other MXNet ResNets: conversion from and to canonical names and layouts.
+"""Checkpoints of NVIDIA's MXNet models and other MXNet ResNets: conversion from and to canonical names and layouts.
 
-The original saves `<prefix>-symbol.json`, the graph, and after every epoch `<prefix>-<epoch>.params`. Epochs count from 1
-and have four digits. The names are those of its symbols. Stages and units count from 1. Names of statistics begin with
-`aux:`, all others with `arg:`.
+NVIDIA's code of 2019 is the original here. It saves `<prefix>-symbol.json`, the graph, and after every epoch
+`<prefix>-<epoch>.params`. Epochs count from 1 and have four digits. NVIDIA's later code, in Gluon, saves
+`<prefix>_<epoch>.params` without a graph, and its epochs count from 0: 90 epochs are done in `model-0090.params` and in
+`model_0089.params`. The names of variables are those of the original's symbols. Stages and units count from 1. Names of
+statistics begin with `aux:`, all others with `arg:`.
 
     conv0_weight, bn0_{gamma,beta,moving_mean,moving_var}              the stem
     stage<s>_unit<u>_conv<c>_weight, stage<s>_unit<u>_bn<c>_{...}      a block
@@ -18,12 +20,12 @@ each variable, and its convolutions are in the order of computation. Without a g
 Gluon's layers. These are either numbered in the order of creation (`resnetv10_stage1_conv0_weight`) or paths to the layers
 (`features.4.0.body.0.weight`).
 
-Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit 0663b67, models.py since;
-MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
+Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit 0663b67, models.py and
+fit.py at 810bcf37; MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +66,8 @@ _PARAMETERS = ".params"
 _MOMENTUM = ".momentum.params"
 _SYMBOL = "-symbol.json"
 _OF_EPOCH = re.compile(r"(.+)-([0-9]{4,9})\.params")
+_OF_EPOCH_FROM_0 = re.compile(r"(.+)_([0-9]{4,9})\.params")
+"""The names that NVIDIA's later code writes."""
 _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a projection in stage 1."""
 _LOGITS = 1000
@@ -73,6 +77,7 @@ _PATH = re.compile(
     r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
     r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
 )
+_OF_ZOO = re.compile(r"resnetv1|features\.|\w*?stage[0-9]+_(conv|batchnorm)[0-9]+_")
 _PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
 """The parts of a block, in the order of computation."""
 
@@ -92,7 +97,8 @@ def find(path: Path) -> Path | None:
     """Return the `.params` file that a path names; None if it names none.
 
     A path is such a file (or the file of its velocities), a prefix, or a folder with the files of one prefix. Of several
-    epochs the last one is used. Raises `CheckpointError` if a folder has several prefixes.
+    epochs the last one is used. Raises `CheckpointError` if a folder has several prefixes, or epochs of both of NVIDIA's
+    programs.
     """
     if path.is_dir():
         epochs = list(_epochs(path))
@@ -104,23 +110,38 @@ def find(path: Path) -> Path | None:
         return file if file.is_file() else None
     else:
         epochs = [found for found in _epochs(path.parent) if found[0] == path.name]
+    writers = {_OF_EPOCH.fullmatch(file.name) is None: file.name for _, _, file in sorted(epochs)}
+    if len(writers) > 1:
+        raise CheckpointError(f"{path} has epochs of two programs, such as {' and '.join(writers.values())}; name a file")
     return max(epochs, key=lambda found: found[1])[2] if epochs else None
 
 
 def _epochs(folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """Yield the prefix, epoch and path of every `.params` file in a folder."""
+    """Yield the prefix, number of epochs done and path of every `.params` file of an epoch in a folder."""
     for file in folder.glob(f"*{_PARAMETERS}"):
-        match = _OF_EPOCH.fullmatch(file.name)
+        match = _OF_EPOCH.fullmatch(file.name) or _OF_EPOCH_FROM_0.fullmatch(file.name)
         if match and file.is_file():
-            yield match[1], int(match[2]), file
+            yield match[1], _epochs_done(file) or 0, file
+
+
+def _epochs_done(file: Path) -> int | None:
+    """Return the number of epochs that a file's name says are done; None if it names no epoch.
+
+    >>> _epochs_done(Path("model-0090.params")), _epochs_done(Path("model_0089.params")), _epochs_done(Path("best.params"))
+    (90, 90, None)
+    """
+    if match := _OF_EPOCH.fullmatch(file.name):
+        return int(match[2])
+    match = _OF_EPOCH_FROM_0.fullmatch(file.name)
+    return int(match[2]) + 1 if match else None
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:
     """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its layers.
 
-    `path` is a `.params` file; its graph is expected in the same folder. The recipe is the published one, with the graph's
-    epsilon. Raises `CheckpointError` if a file is damaged, incomplete or of another model, or if the layout of a kernel is
-    ambiguous.
+    `path` is a `.params` file; its graph is expected in the same folder. The recipe is the published one, or the default one
+    for names of Gluon's model zoo, with the graph's epsilon. Raises `CheckpointError` if a file is damaged, incomplete or of
+    another model, or if the layout of a kernel is ambiguous.
     """
     stored = mxnet_params.load(path)
     arrays = _bare(path, stored)
@@ -143,13 +164,22 @@ def read(path: Path, *, momentum: bool = True) -> Original:
         *_remarks(path, arrays, table, layouts, symbol),
         *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
     )
-    recipe = resnet50_mxnet_90ep().replace(model=matching.model, logits=matching.logits, precision="fp32")
+    origin = "Gluon" if _are_gluons(matching.names.values()) else "NVIDIA MXNet"
+    recipe = Recipe() if origin == "Gluon" else resnet50_mxnet_90ep()
+    recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32")
     recipe = recipe.replace(bn_epsilon=_epsilon(recipe, symbol))
-    match = _OF_EPOCH.fullmatch(path.name)
-    epochs = int(match[2]) if match else None
     full = dict(zip(arrays, stored, strict=True))
     held = listed(described(stored), ((tensor.name, full[name]) for tensor, name in table.items()))
-    return Original(recipe, State(0, found, speeds), remarks, "NVIDIA MXNet", epochs=epochs, stored=held)
+    return Original(recipe, State(0, found, speeds), remarks, origin, epochs=_epochs_done(path), stored=held)
+
+
+def _are_gluons(names: Collection[str]) -> bool:
+    """Return whether variables have the names of Gluon's model zoo, or of GluonCV's exports.
+
+    The zoo's names begin with `resnetv1`, count layers within a stage, or are paths from `features`. NVIDIA's Gluon code
+    counts layers through the whole network, and its blocks end with a layer `bn_add_relu`, which the zoo does not have.
+    """
+    return any(map(_OF_ZOO.match, names)) and not any("bn_add_relu" in name for name in names)
 
 
 def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -319,8 +349,9 @@ def _epsilon(recipe: Recipe, symbol: Symbol | None) -> float:
 
 
 def _about_step(path: Path) -> str:
-    match = _OF_EPOCH.fullmatch(path.name)
-    return "no step is stored" + (f"; its name says epoch {int(match[2])}, counted from 1" if match else "")
+    epochs, first = _epochs_done(path), 0 if _OF_EPOCH.fullmatch(path.name) is None else 1
+    said = "" if epochs is None else f"; its name says epoch {epochs - 1 + first}, counted from {first}"
+    return f"no step is stored{said}"
 
 
 def _remarks(
@@ -332,7 +363,7 @@ def _remarks(
 ) -> Iterable[str]:
     graph = _graph_of(path)
     if symbol is None:
-        beside = f"there is no {graph.name}" if graph else "a file without an epoch in its name has no graph"
+        beside = f"there is no {graph.name}" if graph else "a file of this name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon
         yield f"{beside}: it is assumed that bottlenecks stride in their 3x3, and that batch norms add {epsilon:g}"
     elif symbol.epsilons != {resnet50_mxnet_90ep().bn_epsilon}:
