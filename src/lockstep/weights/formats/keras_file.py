@@ -6,6 +6,8 @@
     conv<stage>_block<i>_<j>_{conv,bn}            j is 1 to 3, and 0 for the shortcut; stages count from 2, blocks from 1
     predictions                                   the classifier; missing with include_top=False
 
+Files of 2015 to 2018 have other names and another epsilon: `keras_branches`.
+
 Kernels are HWIO, the classifier is [in, out], and batch norm's epsilon is 1.001e-5. Convolutions have a bias. In front of a
 batch norm it is the same as a smaller running mean, so reading subtracts it and writing stores zeros.
 
@@ -27,7 +29,7 @@ from lockstep.models.architectures import MODELS, Conv, ModelSpec, Tensor, block
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import keras_process, keras_variables
+from lockstep.weights.formats import keras_branches, keras_process, keras_variables
 from lockstep.weights.formats.common import (
     Matching,
     Names,
@@ -70,20 +72,21 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     keras_variables.require_h5py()
     keras_process.check(path)
     with keras_variables.opened(path) as variables:
-        variables = _with_layer_names(variables)
+        is_old = keras_branches.has_branches(variables)
+        variables = keras_branches.renamed(variables) if is_old else _with_layer_names(variables)
         matching, head = _matched(path, variables)
         spec, logits = MODELS[matching.model], matching.logits
         spec = replace(spec, stride_in=_stride_in(path, variables.layers))
         model = next((name for name, known in MODELS.items() if known == spec), spec)
-        recipe = Recipe(
-            model=model, logits=logits, precision="fp32", bn_epsilon=_epsilon(path, variables.layers), mean=MEAN, std=STD
-        )
+        epsilon = _epsilon(path, variables.layers, keras_branches.EPSILON if is_old else EPSILON)
+        recipe = Recipe(model=model, logits=logits, precision="fp32", bn_epsilon=epsilon, mean=MEAN, std=STD)
         stored = [tensor for tensor in tensors(spec, logits) if matching.names[tensor.name] in variables.shapes]
         state = State(0, {tensor.name: _canonical(variables, matching, tensor) for tensor in stored}, {})
         biases = {f"{conv}/bias": f"{conv.removesuffix('_conv')}_bn/moving_mean" for conv in _scopes(spec).values()}
         used = {*matching.names.values(), *biases}
         remarks = (
             *_remarks(variables, matching, head, model),
+            *(_about_branches(variables.layers, epsilon) if is_old else ()),
             *left_over(sorted(name for name in variables.shapes if name not in used)),
         )
         made = {matching.names[tensor.name]: tensor.name for tensor in stored}
@@ -218,10 +221,10 @@ def _minus_bias(variables: Variables, name: str, mean: np.ndarray, bias: str) ->
     return (mean.astype(np.float64) - variables.read(bias)).astype(np.float32)
 
 
-def _epsilon(path: Path, layers: Layers) -> float:
-    """Return batch norm's epsilon, by default that of keras.applications. Raises `CheckpointError` if there are several."""
+def _epsilon(path: Path, layers: Layers, default: float) -> float:
+    """Return batch norm's epsilon; the default if no layers are described. Raises `CheckpointError` if there are several."""
     norms = [layer for layer in layers.values() if layer.get("class_name") == "BatchNormalization"]
-    found = {layer.get("epsilon") for layer in norms} or {EPSILON}
+    found = {layer.get("epsilon") for layer in norms} or {default}
     epsilon = min(found, key=str)
     if len(found) > 1 or not isinstance(epsilon, float) or epsilon <= 0:
         raise CheckpointError(f"{path}: its batch norms have the epsilons {sorted(map(str, found))}; expected one for all")
@@ -239,7 +242,7 @@ def _stride_in(path: Path, layers: Layers) -> Any:
 
 
 def _stride(layer: Mapping[str, Any]) -> Any:
-    strides = layer.get("strides")
+    strides = layer.get("strides", layer.get("subsample"))  # Keras 1's name
     return strides[0] if isinstance(strides, list) and len(strides) == 2 and strides[0] == strides[1] else strides
 
 
@@ -264,6 +267,18 @@ def _remarks(variables: Variables, matching: Matching, head: str, model: str | M
         yield f"the model has layers for preprocessing, which were not read: {', '.join(before[:5])}"
     if variables.has_optimizer:
         yield "the optimizer's variables were not read"
+
+
+def _about_branches(layers: Layers, epsilon: float) -> Iterator[str]:
+    yield (
+        f"its names are those of Keras until 2018, so its batch norms add {epsilon:g} to the variance, and its kernels are "
+        "taken for those of TensorFlow's backend"
+    )
+    if "pool1_pad" not in layers:
+        yield (
+            "versions of Keras without a layer pool1_pad pad otherwise before the first pooling, so their logits differ a "
+            "little; weights fit both"
+        )
 
 
 def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = None) -> Written:
