@@ -3,9 +3,6 @@
 TensorFlow runs in separate processes.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +18,14 @@ from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.weights.formats.cases import RESNET, RESNEXT
+from tests.weights.formats.peer_cases import run_peer
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent / "peers" / "with_tensorflow.py"
 NAMES = ("resnet", "resnext")
 
 
 def tensorflow(command: str, folder: Path) -> None:
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run(
-        [sys.executable, SCRIPT, command, folder], capture_output=True, text=True, env=environment, timeout=300
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_peer("with_tensorflow.py", command, folder, TF_CPP_MIN_LOG_LEVEL="3")
 
 
 @pytest.fixture(scope="module")

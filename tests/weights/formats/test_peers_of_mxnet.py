@@ -4,29 +4,24 @@ MXNet runs in separate processes and in a separate environment.
 """
 
 import json
-import os
 import re
 import struct
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from lockstep.backends.torch import load_module
 from lockstep.models.architectures import MODELS, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_mxnet_90ep
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import mxnet_params, numbers, nvidia_mxnet
-from lockstep.weights.formats.common import Original
 from tests.processes import mxnet_python
 from tests.weights.formats.cases import RESNET, Variables, assert_stored, state_of
+from tests.weights.formats.peer_cases import logits, run_peer
 
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parent / "peers" / "with_mxnet.py"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 OHWI = "20 kernels, such as conv0_weight, are OHWI, as for images in NHWC; they were converted to OIHW"
 HALF = "22 variables, such as conv0_weight, are not float32 and were converted to it"
@@ -42,11 +37,7 @@ def recipe_of(model: str = "small") -> Recipe:
 
 
 def mxnet(command: str, folder: Path) -> None:
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run(
-        [mxnet_python(), SCRIPT, command, folder], capture_output=True, text=True, env=environment, timeout=300
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_peer("with_mxnet.py", command, folder, python=mxnet_python())
 
 
 def state() -> State:
@@ -147,12 +138,6 @@ def images_of(folder: Path) -> np.ndarray:
     return np.load(folder / "images.npy")
 
 
-def logits(original: Original, folder: Path) -> np.ndarray:
-    module = load_module(original.recipe, original.state.tensors)
-    with torch.inference_mode():
-        return module(torch.from_numpy(images_of(folder))).numpy()
-
-
 def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     """Assert equality to 1e-5 of the largest value; different images differ by much more."""
     largest = np.abs(expected).max()
@@ -195,7 +180,7 @@ def test_a_checkpoint_of_a_module_gives_its_values_and_logits(name: str, graph: 
         if name in ("nhwc", "half") and expected.ndim == 4:
             expected = expected.transpose(0, 3, 1, 2)
         assert np.array_equal(value, expected[:, :3] if tensor == "conv1.weight" else expected), tensor
-    assert_near(logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"])
+    assert_near(logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"])
 
 
 @pytest.mark.parametrize(("name", "model"), [("counted", "small"), ("resnet18_v1", "resnet18")])
@@ -206,7 +191,7 @@ def test_a_network_of_gluons_gives_its_logits(kind: str, name: str, model: str, 
     assert original.origin == ("NVIDIA MXNet" if name == "counted" else "Gluon")
     assert (original.recipe.model, original.recipe.logits) == (model, 10)
     assert len(original.remarks) == (0 if kind == "export" else 1)
-    assert_near(logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"])
+    assert_near(logits(original, images_of(theirs)), np.load(theirs / f"{name}-logits.npz")["logits"])
 
 
 @pytest.mark.parametrize("kind", ["0003", "names", "paths"])
@@ -226,7 +211,7 @@ def test_mxnet_loads_what_was_written_and_computes_the_same_probabilities(loaded
     for tensor, value in state().tensors.items():
         assert np.array_equal(found[theirs_of(tensor)], value), tensor
     original = nvidia_mxnet.read(ours / "ours-0007.params")
-    assert_near(found[loaded_by], softmax(logits(original, ours)))
+    assert_near(found[loaded_by], softmax(logits(original, images_of(ours))))
 
 
 def test_the_graph_that_was_written_is_the_originals(ours: Path) -> None:

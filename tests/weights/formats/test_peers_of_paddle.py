@@ -3,17 +3,12 @@
 Paddle runs in separate processes, once with the programs of Paddle 3 and once with those of Paddle 2.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from lockstep.backends.torch import load_module
 from lockstep.models.architectures import MODELS, TRAINED_ROLES, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -21,11 +16,11 @@ from lockstep.recipes.published import resnet50_paddle_90ep
 from lockstep.weights.formats import nvidia_paddle
 from lockstep.weights.formats.common import Original
 from tests.weights.formats.cases import RESNET
+from tests.weights.formats.peer_cases import logits, run_peer
 
 pytestmark = pytest.mark.slow
 IN_FP16 = pytest.mark.parametrize("programs", ["old"], indirect=True)
 """Runs a test only with Paddle 2's programs, since Paddle 3's do not support fp16 on a CPU."""
-SCRIPT = Path(__file__).parent / "peers" / "with_paddle.py"
 EPOCH = "no step is stored; its folder names epoch 7, counted from 0"
 CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
@@ -40,11 +35,8 @@ def recipe_of(model: str = "small") -> Recipe:
 
 
 def paddle(command: str, folder: Path, programs: str) -> None:
-    flags = {"GLOG_minloglevel": "2", "CUDA_VISIBLE_DEVICES": "", "FLAGS_enable_pir_api": str(int(programs == "new"))}
-    result = subprocess.run(
-        [sys.executable, SCRIPT, command, folder], capture_output=True, text=True, env=os.environ | flags, timeout=300
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    flags = {"GLOG_minloglevel": "2", "FLAGS_enable_pir_api": str(int(programs == "new"))}
+    run_peer("with_paddle.py", command, folder, **flags)
 
 
 @pytest.fixture(scope="module", params=["old", "new"])
@@ -114,10 +106,8 @@ def assert_values(found: dict[str, np.ndarray], stored: dict[str, np.ndarray], e
         assert np.array_equal(value, theirs_as_ours(name, expected)), name
 
 
-def logits(original: Original, folder: Path) -> np.ndarray:
-    module = load_module(original.recipe, original.state.tensors)
-    with torch.inference_mode():
-        return module(torch.from_numpy(np.load(folder / "images.npy").transpose(0, 3, 1, 2).copy())).numpy()
+def images_of(folder: Path) -> np.ndarray:
+    return np.load(folder / "images.npy").transpose(0, 3, 1, 2)
 
 
 def opened(folder: Path, name: str) -> Original:
@@ -139,7 +129,7 @@ def test_a_checkpoint_of_the_original_gives_its_values_velocities_and_logits(nam
     assert_values(original.state.tensors, stored)
     assert_values(original.state.momentum, stored, "_velocity_0")
     assert len(original.state.momentum) == 62
-    assert_logits(logits(original, theirs), theirs / "static-logits.npz")
+    assert_logits(logits(original, images_of(theirs)), theirs / "static-logits.npz")
 
 
 @IN_FP16
@@ -169,14 +159,14 @@ def test_layers_that_paddle_saved_give_their_logits(name: str, model: str, layer
     original = nvidia_paddle.read(layers / name, momentum=False)
     assert original.recipe == recipe_of(model)
     assert original.remarks == ()
-    assert_logits(logits(original, layers), layers / f"{name}-logits.npz")
+    assert_logits(logits(original, images_of(layers)), layers / f"{name}-logits.npz")
 
 
 def test_a_program_of_paddles_own_models_counts_shortcuts_first_and_gives_its_logits(theirs: Path) -> None:
     original = opened(theirs, "vision")
     assert (original.recipe.model, original.remarks) == ("resnet18", (EPOCH,))
     assert len(original.state.momentum) == 62
-    assert_logits(logits(original, theirs), theirs / "vision-logits.npz")
+    assert_logits(logits(original, images_of(theirs)), theirs / "vision-logits.npz")
 
 
 def test_velocities_of_layers_are_those_of_their_parameters(layers: Path) -> None:
@@ -191,8 +181,8 @@ def test_paddle_loads_what_was_written_and_computes_the_same_logits(ours: Path) 
     written = nvidia_paddle.read(ours / "ours" / "resnet_50_paddle")
     assert_values(state().tensors, dict(np.load(ours / "ours.npz")))
     assert_values(state().momentum, dict(np.load(ours / "ours.npz")), "_velocity_0")
-    assert_logits(logits(written, ours), ours / "ours-logits.npz")
-    assert_logits(logits(written, ours), ours / "ours-pretrained-logits.npz")
+    assert_logits(logits(written, images_of(ours)), ours / "ours-logits.npz")
+    assert_logits(logits(written, images_of(ours)), ours / "ours-pretrained-logits.npz")
 
 
 def test_paddle_goes_on_training_from_what_was_written(ours: Path) -> None:
