@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import lockstep
-from lockstep.models.architectures import MODELS, tensors
+from lockstep.models.architectures import MODELS, narrowed, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_tensors
@@ -195,6 +196,25 @@ def test_a_file_of_another_named_model_says_which_model_to_set(tmp_path: Path) -
     save_file(zeros, tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match=r"w\.safetensors holds resnet18, .*resnet50: --set model=resnet18$"):
         open_start(tmp_path / "w.safetensors", given.replace(model="resnet50"), tmp_path / "run")
+
+
+def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
+    textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", replace(narrowed(MODELS["resnet18"]), layers=(1, 1, 1, 1)))
+    of_weights = {"model": "resnet18", "mean": [9.0, 8.0, 7.0], "std": [6.0, 5.0, 4.0], "interpolation": "bicubic"}
+    given = Recipe.of(of_weights | {"logits": 3})
+    file = tmp_path / "w.safetensors"
+    checkpoint.write_weights(file, initial_tensors(given), {"recipe": given.fields(), "classes": []})
+    events: list[dict[str, Any]] = []
+    changes = {"epochs": 1, "image_size": 32, "precision": "fp32", "std": [3.0, 2.0, 1.0]}
+    lockstep.train(data=textures, out=tmp_path / "run", weights=file, changes=changes, listener=events.append)
+    fields = lockstep.load_recipe(tmp_path / "run").fields()
+    assert {name: fields[name] for name in of_weights} == of_weights | {"std": [3.0, 2.0, 1.0]}, "what is set goes before"
+    assert fields["logits"] == 10
+    assert state(tmp_path / "run", 0).tensors["conv1.weight"].tobytes() == initial_tensors(given)["conv1.weight"].tobytes()
+    lines = next(event for event in events if event["kind"] == "settled")["lines"]
+    assert lines[2:] == ["  as the given weights need it: model resnet18, mean [9.0, 8.0, 7.0], interpolation bicubic"]
 
 
 # Pruning

@@ -110,6 +110,16 @@ _UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5), and of preprocessing."""
 
 
+def fields_of(weights: Path) -> dict[str, Any]:
+    """Return the fields of a recipe that given weights decide: the network, and mean, standard deviation and interpolation
+    of its images, as plain values.
+
+    Raises `CheckpointError` if the weights cannot be read.
+    """
+    fields = open_weights(weights, needs_classifier=False).recipe.fields()
+    return {name: fields[name] for name in _UNSEEN}
+
+
 def _with_classifier(given: dict[str, np.ndarray], recipe: Recipe) -> dict[str, np.ndarray]:
     """Return the given weights, with the recipe's initial classifier if theirs has another number of logits."""
     if "fc.bias" in given and given["fc.bias"].size == recipe.logits:

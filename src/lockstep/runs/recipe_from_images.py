@@ -17,13 +17,31 @@ from lockstep.system.machine import fast_precision
 
 
 def settle(
-    training: Index, changes: Mapping[str, Any], execution: Execution, world: World, recorder: Recorder, out: Path
+    training: Index,
+    changes: Mapping[str, Any],
+    execution: Execution,
+    world: World,
+    recorder: Recorder,
+    out: Path,
+    of_weights: Mapping[str, Any],
 ) -> Recipe:
-    """Return the recipe `my-images` for a run's images and device, and send the choices to the listener."""
+    """Return the recipe `my-images` for a run's images and device, and send the choices to the listener.
+
+    `of_weights` are the fields that given weights decide where `changes` do not; empty if none are given.
+    """
     facts = facts_of(training, execution, on_gpu=world.on_gpu, ranks=world.ranks)
-    recipe = settled(facts, changes).named(NAME)
-    recorder.tell({"kind": "settled", "lines": explained(recipe, facts, out)})
+    taken = {name: value for name, value in of_weights.items() if name not in changes}
+    recipe = settled(facts, taken | dict(changes)).named(NAME)
+    recorder.tell({"kind": "settled", "lines": [*explained(recipe, facts, out), *_explained_weights(taken)]})
     return recipe
+
+
+def _explained_weights(taken: Mapping[str, Any]) -> list[str]:
+    """Return a line that says which fields the given weights decide, without those that have their usual value."""
+    usual = Recipe().fields()
+    unusual = {name: value for name, value in taken.items() if name == "model" or value != usual[name]}
+    values = [f"{name} {value if not isinstance(value, dict) else 'without a name'}" for name, value in unusual.items()]
+    return [f"  as the given weights need it: {', '.join(values)}"] if values else []
 
 
 def facts_of(training: Index, execution: Execution, *, on_gpu: bool, ranks: int) -> Facts:

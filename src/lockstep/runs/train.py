@@ -16,7 +16,7 @@ from lockstep.runs import resuming
 from lockstep.runs.driver import Driver
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.given_weights import Start, open_start
+from lockstep.runs.given_weights import Start, fields_of, open_start
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import settle
 from lockstep.runs.recorder import Recorder
@@ -49,7 +49,8 @@ def train(
       `validation_share`.
     - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
       step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
-      `sparsity` needs `weights`.
+      `sparsity` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard deviation and
+      interpolation of the images.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes where that program stopped,
       with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
       lacks.
@@ -123,9 +124,10 @@ def _carry_out(
         return open_start(given and given.path, recipe, out, resumes=bool(given and given.resumes)) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
+    of_weights = fields_of(given.path) if given and asked.recipe is None else {}
     share = (asked.recipe or given_fields(changes)).validation_share
     sets = _open_sets(asked.data, share, recorder, stop, validates=not execution.train_only)
-    recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out)
+    recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out, of_weights)
     start = start if asked.recipe else start_of(recipe)
     check_logits(recipe, sets)
     images = len(sets.training)
