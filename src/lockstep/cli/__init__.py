@@ -20,6 +20,7 @@ from lockstep.cli import (
     predict,
     recipes,
     report,
+    sparsify,
     train,
     verify,
 )
@@ -63,6 +64,7 @@ app.command("evaluate", cls=Command)(evaluate.command)
 app.command("predict", cls=Command)(predict.command)
 app.command("convert", cls=Command)(convert.command)
 app.command("export", cls=Command)(export.command)
+app.command("sparsify", cls=Command)(sparsify.command)
 app.command("verify", cls=Command)(verify.command)
 app.command("report", cls=Command)(report.command)
 app.add_typer(recipes.app, name="recipes")

@@ -29,7 +29,7 @@ from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import Opened, open_weights
-from lockstep.weights.sparsity import masks
+from lockstep.weights.sparsity import masks, pruned
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,15 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
     Returns the pruned tensors that it starts from, and notes for the user. Raises `CheckpointError` if the folder cannot be
     written to.
     """
-    pruned, notes = start.tensors, [*start.notes]
+    start_values, notes = start.tensors, [*start.notes]
     description: dict[str, Any] = {"weights": start.name, "weights_sha256": start.digest}
     try:
         if recipe.sparsity != "none":
-            kept = masks(pruned, recipe.sparsity, recipe.sparsity_excluded, recipe.stem_channels)
+            kept = masks(start_values, recipe.sparsity, recipe.sparsity_excluded, recipe.stem_channels)
             with appearing(run / "masks.safetensors") as partial:
                 partial.write_bytes(serialise(kept))
             description["masks_sha256"] = digest_of(kept)
-            pruned = pruned | {name: np.where(mask, pruned[name], np.float32(0)) for name, mask in kept.items()}
+            start_values = start_values | pruned(start_values, kept)
             zeros = sum(mask.size - np.count_nonzero(mask) for mask in kept.values())
             notes.append(f"{recipe.sparsity} sets {zeros:,} weights in {len(kept)} tensors to 0 and keeps them there")
         with appearing(run / "start.json") as partial:
@@ -151,7 +151,7 @@ def write(run: Path, recipe: Recipe, start: Start) -> tuple[dict[str, np.ndarray
             )
     except OSError as error:
         raise CheckpointError(f"cannot write to {run}: {error.strerror}; use another --out") from None
-    return pruned, notes
+    return start_values, notes
 
 
 def first_state(recipe: Recipe, values: dict[str, np.ndarray], start: Start, per_epoch: int) -> tuple[State, list[str]]:

@@ -19,6 +19,7 @@ largest norm. Of equal magnitudes, its choice depends on the processor.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
 
@@ -45,6 +46,41 @@ def masks(
         for name, value in tensors.items()
         if value.ndim > 1 and inputs(name, value) >= 4 and name not in excluded
     }
+
+
+def pruned(tensors: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors that have a mask in `kept`, with 0 where it is false, in their own shapes and dtypes."""
+    return {name: np.where(mask, tensors[name], tensors[name].dtype.type(0)) for name, mask in kept.items()}
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The zeros of a tensor."""
+
+    groups: int
+    """Number of groups of 4 consecutive inputs. The last one of a row may have fewer; it is filled up with zeros."""
+    sparse_groups: int
+    """Number of groups with at least 2 zeros, those that fill it up included."""
+    values: int
+    """Number of values."""
+    zeros: int
+    """Number of values that are 0."""
+
+
+def zeros_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
+    """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs."""
+    found = {}
+    for name, value in tensors.items():
+        if _has_groups(value):
+            is_zero = np.moveaxis(value == 0, 1, -1).reshape(-1, value.shape[1])
+            padded = np.pad(is_zero, ((0, 0), (0, -value.shape[1] % 4)), constant_values=True)
+            groups = padded.reshape(-1, 4).sum(axis=1)
+            found[name] = Zeros(len(groups), int((groups >= 2).sum()), value.size, int((value == 0).sum()))
+    return found
+
+
+def _has_groups(values: np.ndarray) -> bool:
+    return values.ndim > 1 and values.shape[1] >= 4
 
 
 def _mask(values: np.ndarray, keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

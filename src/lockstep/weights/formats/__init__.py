@@ -6,7 +6,7 @@
 | `paddle_pickle`: Paddle | `nvidia_paddle` |
 | `torch_file`: PyTorch; `torch_pickle` makes the tensors | `torch_models`, written by `torch_writing` |
 | `mxnet_params`: MXNet; `mxnet_symbol` reads the graph | `nvidia_mxnet` |
-| `keras_variables`: Keras; `keras_process` reads it first | `keras_file` |
+| `keras_variables`: Keras; `keras_process` reads it first | `keras_file`; older names: `keras_branches` |
 | ONNX's own library; `onnx_metadata` is the preprocessing | `onnx_weights` |
 
 `timm_folder` is the folder of timm and of the Hugging Face Hub. `pickles` interprets the pickles of Paddle and PyTorch.

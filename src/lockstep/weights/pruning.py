@@ -1,0 +1,83 @@
+"""2:4 sparsity of weights files: count the zeros of every group of four, and write pruned weights."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import open_weights
+from lockstep.weights.sparsity import ALGORITHMS, masks, pruned, zeros_of
+
+
+def check(source: str | Path, *, which: str = "newest", ema: bool = False, model: str | None = None) -> dict[str, Any]:
+    """Return whether weights are 2:4 sparse, and the zeros of every tensor, as plain values that JSON can hold.
+
+    `source` is a run, a checkpoint or another program's file, such as an ONNX export. Weights are 2:4 if at least 2 of every
+    4 inputs are 0 in each kernel and classifier with at least 4 inputs, except in those that the recipe's
+    `sparsity_excluded` names: by default the classifier. Keys of the result:
+
+    - `is_sparse`; `dense`: names of tensors that pruning covers and that are not 2:4.
+    - `tensors`: for each name `groups` and `sparse_groups`, which have at least 2 zeros, `values` and `zeros`, all numbers,
+      and `is_covered`, whether pruning covers it.
+    - `source`, `origin`, `model`, and `sparsity`, the algorithm in the recipe of the weights, "none" if there is none.
+
+    Raises `CheckpointError` if the weights cannot be read.
+    """
+    weights = open_weights(source, which=which, ema=ema, model=model, needs_classifier=False)
+    counted = {
+        name: {
+            "groups": found.groups,
+            "sparse_groups": found.sparse_groups,
+            "values": found.values,
+            "zeros": found.zeros,
+            "is_covered": name not in weights.recipe.sparsity_excluded,
+        }
+        for name, found in zeros_of(weights.tensors).items()
+    }
+    dense = [name for name, each in counted.items() if each["is_covered"] and each["sparse_groups"] < each["groups"]]
+    return {
+        "source": str(weights.source),
+        "origin": weights.origin,
+        "model": weights.recipe.fields()["model"],
+        "sparsity": weights.recipe.sparsity,
+        "is_sparse": not dense,
+        "dense": dense,
+        "tensors": counted,
+    }
+
+
+def prune(
+    source: str | Path,
+    target: str | Path,
+    algorithm: str = "mask_1d",
+    *,
+    which: str = "newest",
+    ema: bool = False,
+    model: str | None = None,
+) -> dict[str, Any]:
+    """Write weights that are pruned once, without training, as a new safetensors file; return what was done.
+
+    `algorithm` is one of `lockstep.weights.sparsity.ALGORITHMS`; the file's recipe has it as `sparsity`. What the recipe's
+    `sparsity_excluded` names stays as it is. Keys of the result: `written`, a path; `zeros`, the number of weights that were
+    set to 0; `tensors`, the number of tensors; `remarks` on the source.
+
+    Raises `CheckpointError` if the weights cannot be read, or if the file exists or has another suffix.
+    """
+    target = Path(target)
+    if algorithm not in ALGORITHMS:
+        raise CheckpointError(f"there is no algorithm {algorithm!r}. {nearest(algorithm, ALGORITHMS)}")
+    if target.suffix != ".safetensors":
+        raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
+    weights = open_weights(source, which=which, ema=ema, model=model)
+    kept = masks(weights.tensors, algorithm, weights.recipe.sparsity_excluded)
+    recipe = weights.recipe.replace(sparsity=algorithm)
+    about = {"recipe": recipe.fields(), "classes": list(weights.classes)}
+    checkpoint.write_weights(target, weights.tensors | pruned(weights.tensors, kept), about)
+    return {
+        "written": str(target),
+        "zeros": sum(int(mask.size - np.count_nonzero(mask)) for mask in kept.values()),
+        "tensors": len(kept),
+        "remarks": list(weights.remarks),
+    }

@@ -1,0 +1,88 @@
+"""Zeros of groups of four in files of weights, and files that are pruned without training."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from lockstep.weights.conversion import TARGETS
+from lockstep.weights.opening import open_weights
+from lockstep.weights.pruning import check, prune
+from lockstep.weights.sparsity import Zeros, zeros_of
+from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models
+
+NAMES = {"torchvision": "a.pth", "timm": "folder", "keras": "a.weights.h5", "nvidia-pytorch": "a.pth.tar"}
+"""Targets of a conversion whose names are not free."""
+converted = partial(lockstep.convert, certificate=False)
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+
+
+def written(path: Path, model: str = "resnet50") -> Path:
+    recipe = keras_recipe() if model == "resnet50-v1" else recipe_of(model)
+    about = {"recipe": recipe.fields(), "classes": []}
+    checkpoint.write_weights(path, plain_state(recipe).tensors, about)
+    return path
+
+
+def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
+    kernel = np.ones((1, 6, 1, 2), np.float32)
+    kernel[0, :, 0, 0] = [0, 1, -0.0, 1, 1, 1]  # the last group is filled up with two zeros
+    kernel[0, :, 0, 1] = [0, 1, 1, 1, 0, 1]
+    tensors = {
+        "kernel": kernel,
+        "fc": np.array([[0, 0, 0, 0, 0, 1, 1, 1]]),
+        "bn": np.zeros(8),
+        "stem": np.zeros((8, 3, 7, 7)),
+    }
+    assert zeros_of(tensors) == {"kernel": Zeros(4, 3, 12, 4), "fc": Zeros(2, 1, 8, 5)}
+
+
+def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Path) -> None:
+    assert not check(written(tmp_path / "dense.safetensors"))["is_sparse"]
+    prune(tmp_path / "dense.safetensors", tmp_path / "sparse.safetensors")
+    found = check(tmp_path / "sparse.safetensors")
+    assert (found["is_sparse"], found["dense"], found["sparsity"]) == (True, [], "mask_1d")
+    assert found["tensors"]["fc.weight"]["zeros"] == 0
+    assert not found["tensors"]["fc.weight"]["is_covered"]
+    tensors, about = checkpoint.read_weights(tmp_path / "sparse.safetensors")
+    kernel = tensors["layer2.0.conv2.weight"]
+    assert np.count_nonzero(kernel) == kernel.size // 2
+    kernel[kernel == 0] = np.where(np.arange(kernel.size // 2) == 0, 1, 0)
+    checkpoint.write_weights(tmp_path / "one-more.safetensors", tensors, about)
+    assert check(tmp_path / "one-more.safetensors")["dense"] == ["layer2.0.conv2.weight"]
+
+
+@pytest.mark.parametrize("to", [*TARGETS, "onnx"])
+def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: Path) -> None:
+    model = "resnet50-v1" if to == "keras" else "resnet50"
+    source = tmp_path / "sparse.safetensors"
+    prune(written(tmp_path / "dense.safetensors", model), source)
+    target = tmp_path / "new" / NAMES.get(to, "a.safetensors" if to == "safetensors" else "a")
+    if to == "onnx":
+        target.parent.mkdir()
+        lockstep.export(source, target, to=to)
+    else:
+        converted(source, target, to=to)
+    before, after = open_weights(source).tensors, open_weights(target).tensors
+    assert {name: np.flatnonzero(value == 0).tolist() for name, value in after.items()} == {
+        name: np.flatnonzero(value == 0).tolist() for name, value in before.items()
+    }
+    assert check(target)["is_sparse"]
+
+
+def test_what_cannot_be_pruned_or_written_is_refused(tmp_path: Path) -> None:
+    source = written(tmp_path / "dense.safetensors")
+    with pytest.raises(CheckpointError, match=r"no algorithm 'mask_2d'\. Did you mean"):
+        prune(source, tmp_path / "a.safetensors", "mask_2d")
+    with pytest.raises(CheckpointError, match=r"a\.pth: the name of a safetensors file ends in"):
+        prune(source, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="already exists"):
+        prune(source, source)
