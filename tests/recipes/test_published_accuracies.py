@@ -31,6 +31,8 @@ DOCUMENTS: dict[str, tuple[int, tuple[str, str | None, int | None, str, float | 
     "resnext101-32x4d-pytorch-250ep": (4, ("mixed", "V100 16GB", 8, "80.26 ± 0.11", None)),
     "resnet50-tensorflow-90ep": (4, ("mixed", "V100 16GB", 8, "76.99", 3.5)),
     "resnet50-tensorflow-250ep": (2, ("fp32", "V100 16GB", 8, "78.34", None)),
+    "resnext101-32x4d-tensorflow-90ep": (4, ("tf32", "A100 40GB", 8, "79.38", None)),
+    "resnext101-32x4d-tensorflow-250ep": (2, ("mixed", "V100 16GB", 8, "80.21", None)),
 }
 
 
@@ -85,6 +87,21 @@ def test_the_position_is_that_of_the_published_figure(top1: float, position: str
 )
 def test_a_run_stands_beside_rows_of_its_kind_of_precision(precision: str | None, published: list[float]) -> None:
     assert [row["top1_percent"] for row in beside(76, precision=precision)["accuracies"]] == published
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet50-paddle-tf32-50ep", [("tf32", 76.17)]),
+        ("resnet50-mxnet-fp32-90ep", [("fp32", 76.462), ("fp32", 76.448), ("fp32", 76.668)]),
+        ("resnet50-tensorflow-tf32-90ep", [("tf32", 77.01)]),
+        ("resnet50-tensorflow-fp32-250ep", [("fp32", 78.34)]),
+    ],
+)
+def test_a_variant_in_another_precision_stands_beside_its_own_rows(name: str, published: list[tuple[str, float]]) -> None:
+    found = beside(76, load_recipe(name).named(""))
+    assert found["recipe"] == name
+    assert [(row["precision"], row["top1_percent"]) for row in found["accuracies"]] == published
 
 
 def test_a_precision_that_nobody_published_stands_beside_all_rows() -> None:

@@ -24,6 +24,8 @@ IMAGES = 50_000
 ROWS = Path(__file__).with_suffix(".yaml")
 _OWN = ("seed", "precision")
 """Fields in which a run may differ from its recipe and still be a run of it. Precision selects the rows."""
+_OF_PRECISION = {"precision", "loss_scaling", "global_batch_images", "stem_channels"}
+"""Fields in which the originals' variants in TF32 and FP32 differ from the recipe in mixed precision."""
 _HALF = {"fp16": True, "bf16": True, "mixed": True, "fp32": False, "tf32": False}
 """Whether a precision computes in 16 bits."""
 _WORDS = {"mixed": "mixed precision", "fp16": "FP16", "fp32": "FP32", "tf32": "TF32"}
@@ -104,9 +106,20 @@ def published_accuracies(path: Path = ROWS) -> tuple[Accuracy, ...]:
     return tuple(found)
 
 
+@cache
 def accuracies_of(name: str) -> tuple[Accuracy, ...]:
-    """Return the published accuracies of a recipe, in the order of the data; empty if there are none."""
-    return tuple(row for row in published_accuracies() if row.recipe == name)
+    """Return the published accuracies of a recipe, in the order of the data; empty if there are none.
+
+    A document has one table for all precisions of a training, and its rows have the name of the recipe in mixed precision. A
+    variant in another precision, such as `resnet50-paddle-tf32-90ep`, has those of these rows that are in its precision.
+    """
+    own = tuple(row for row in published_accuracies() if row.recipe == name)
+    if own or name not in RECIPES:
+        return own
+    recipe = RECIPES[name]()
+    others = {row.recipe for row in published_accuracies()}
+    same = {other for other in others if difference(RECIPES[other](), recipe).keys() <= _OF_PRECISION}
+    return tuple(row for row in published_accuracies() if row.recipe in same and row.precision == recipe.precision)
 
 
 def beside_published(
@@ -150,7 +163,7 @@ def _published_name(recipe: Recipe) -> str | None:
     """Return the recipe with published accuracies that a recipe is based on, or else equals in all fields but `_OWN`."""
     if accuracies_of(recipe.based_on):
         return recipe.based_on
-    names = dict.fromkeys(row.recipe for row in published_accuracies())
+    names = filter(accuracies_of, RECIPES)
     return next((name for name in names if difference(RECIPES[name](), recipe).keys() <= set(_OWN)), None)
 
 
