@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,11 @@ def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_pat
     first, second = answer("recipes", "show", folder)[1].splitlines()[:2]
     assert first.endswith("% of 400 images")
     assert second.startswith("# published not compared: ")
+    report = json.loads((folder / "report.json").read_text())
+    for change in ({"stopped_early": "no better"}, {"final": {}, "best": None}):
+        (folder / "report.json").write_text(json.dumps(report | change))
+        code, output, _ = answer("recipes", "show", folder)
+        assert (code, output.startswith("#")) == (0, False)
 
 
 def test_what_is_shown_can_be_saved_and_trained_from(answer: Run, tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ def _of_run(folder: Path) -> list[str]:
     from lockstep.runs.report import published_beside, read_report
 
     report = read_report(folder)
-    if report is None:
+    rows = [] if report is None else as_rows(published_beside(load_recipe(folder), report))
+    if report is None or not rows:
         return []
     final = report["final"]["trained"]
-    rows = as_rows(published_beside(load_recipe(folder), final, len(report["classes"])))
-    return [f"top-1 {final['top1_percent']:.2f} % of {final['images']} images", *map(" ".join, rows)] if rows else []
+    return [f"top-1 {final['top1_percent']:.2f} % of {final['images']} images", *map(" ".join, rows)]
 
 
 @app.command("fields")

@@ -132,8 +132,7 @@ def _after_warmup(run: Run) -> list[TrainEvent]:
 
 def published_accuracies(runs: Sequence[Run]) -> list[tuple[int, Comparison]]:
     """Return, for every finished run whose recipe has published accuracies, its number and its top-1 next to them."""
-    finished = [(number, run) for number, run in enumerate(runs) if run.report is not None]
-    found = [(number, published_beside(run.recipe, run.final["trained"], len(run.classes))) for number, run in finished]
+    found = [(number, published_beside(run.recipe, run.report)) for number, run in enumerate(runs) if run.report is not None]
     return [(number, comparison) for number, comparison in found if comparison is not None]
 
 

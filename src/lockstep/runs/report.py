@@ -52,7 +52,7 @@ class Report(TypedDict):
     ranks: int
     published: NotRequired[Comparison | None]
     """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it, or if the run was
-    not evaluated at its end."""
+    not evaluated at its end or stopped early."""
     stopped_early: NotRequired[str]
     """Why early stopping ended the run before its last epoch."""
 
@@ -90,18 +90,22 @@ def report_of(
         "per_class": {weights: found.per_class(len(classes)) for weights, found in scores.items()},
         "device": device,
         "ranks": ranks,
-        "published": published_beside(recipe, final["trained"], len(classes)) if final and stopped_early is None else None,
     }
-    return report if stopped_early is None else report | {"stopped_early": stopped_early}
+    if stopped_early is not None:
+        report["stopped_early"] = stopped_early
+    return report | {"published": published_beside(recipe, report)}
 
 
-def published_beside(recipe: Recipe, final: Summary | Evaluation, classes: int) -> Comparison | None:
-    """Return the last top-1 of a finished run, on images of this many classes, next to the published ones of its recipe.
+def published_beside(recipe: Recipe, report: Report) -> Comparison | None:
+    """Return the last top-1 of a finished run next to the published ones of its recipe.
 
-    None if nobody published an accuracy of the recipe.
+    None if nobody published an accuracy of the recipe, if the last step was not evaluated, or if the run was stopped early.
     """
-    top1, images = final["top1_percent"], final["images"]
-    return beside_published(recipe, top1_percent=top1, images=images, classes=classes, precision=recipe.precision)
+    final = report["final"].get("trained")
+    if final is None or "stopped_early" in report:
+        return None
+    how = {"images": final["images"], "classes": len(report["classes"])}
+    return beside_published(recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how)
 
 
 def _evaluation(event: EvaluateEvent) -> Evaluation:
