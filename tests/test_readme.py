@@ -1,17 +1,21 @@
-"""What README and the pages of commands and weights show exists, and the Python example runs unchanged."""
+"""What README and the pages of commands, weights and originals show exists, and the Python example runs unchanged."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from lockstep.cli import app
 from lockstep.data.textures import draw_data_set
+from lockstep.recipes import Execution, Recipe, parse_settings
 from lockstep.weights.conversion import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README, COMMANDS, WEIGHTS = ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "docs" / "weights.md"
+ORIGINALS = ROOT / "docs" / "originals.md"
 ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
 
 
@@ -55,9 +59,43 @@ def test_the_page_of_weights_has_a_command_for_every_format_that_is_written() ->
     assert shown == TARGETS.keys() - {"safetensors"}  # the default
 
 
-@pytest.mark.parametrize("page", [README, COMMANDS, WEIGHTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, COMMANDS, WEIGHTS, ORIGINALS], ids=lambda page: page.name)
 def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
     known = typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
     shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z-]+)", page.read_text(encoding="utf-8")))
     assert len(shown) >= 4
     assert shown <= known
+
+
+def unknown_options(words: list[str]) -> set[str]:
+    """Return the options of a command line of Lockstep, without its first word, that the command does not have."""
+    command: Any = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    given, rest = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    found = {word for word in given if word.startswith("-")} - known
+    return found | unknown_options(rest) if command.name == "launch" and rest else found
+
+
+def test_the_page_of_originals_names_options_fields_and_tests_that_exist() -> None:
+    page = ORIGINALS.read_text(encoding="utf-8")
+    shown = re.findall(r"`([^`\n]+)`", page)
+    commands = [shlex.split(each)[1:] for each in shown if each.startswith("lockstep ")]
+    assert len(commands) > 40
+    assert [(words, found) for words in commands if (found := unknown_options(words))] == []
+
+    settings = [each for each in shown if re.fullmatch(r"[a-z_]+=\S+", each)]
+    for setting in settings:
+        recipe, execution = parse_settings([setting])
+        Recipe(**{"lr_step_epochs": [30]} | recipe)  # `lr_decay=step` needs epochs
+        Execution(**execution)
+    here = re.findall(r"\|([^|\n]*)\|$", page.partition("## What was compared")[0], flags=re.MULTILINE)
+    names = {name for cell in here for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)} - {"open_predictor"}
+    assert len(settings) + len(names) > 50
+    assert names <= Recipe().fields().keys() | Execution().fields().keys()
+
+    tests = {each for each in shown if each.startswith("tests/")}
+    assert len(tests) > 20
+    assert {each for each in tests if not (ROOT / each).is_file()} == set()
