@@ -27,17 +27,20 @@ TENSORFLOW = (
 PADDLE = "python -m paddle.distributed.launch --gpus=0,1,2,3,4,5,6,7 train.py --epochs {} {}"
 PADDLE_AMP = "--amp --scale-loss 128.0 --use-dynamic-loss-scaling --data-layout NHWC"
 
+DALI: dict[str, Any] = {"eval_antialias": False, "eval_side_rounding": "nearest", "eval_offset_rounding": "up"}
+DALI |= {"eval_sampling": "half_pixel_symmetric"}
+
 PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
     (
         RESNEXT.format("AMP", "--epochs 90 --mixup 0.0 --data-backend dali-cpu"),
         "resnext101-32x4d-pytorch-90ep",
-        {},
+        DALI,  # the recipe evaluates with Pillow, as the code's configuration does
     ),
     (RESNEXT.format("AMP", ""), "resnext101-32x4d-pytorch-250ep", {"antialias": True}),  # its configuration uses Pillow
     (
         RESNEXT.format("TF32", "--epochs=90 --mixup=0 --data-backend=dali-gpu"),
         "resnext101-32x4d-pytorch-90ep",
-        {"precision": "tf32"},
+        {"precision": "tf32"} | DALI,
     ),
     (TENSORFLOW.format(90, 5), "resnet50-tensorflow-90ep", {}),
     (TENSORFLOW.format("250 --mixup=0.2", 5), "resnet50-tensorflow-250ep", {}),
