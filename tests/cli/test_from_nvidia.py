@@ -125,9 +125,10 @@ def test_json_has_the_words_of_the_command(answer: Run) -> None:
 
 
 def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:
-    code, output, errors = answer("from-nvidia", "--", "python", "quant_main.py")
+    code, output, errors = answer("from-nvidia", "--", "python", "tools/im2rec.py", "--list", "train", "DATA")
     assert (code, output) == (0, "")
-    assert errors.startswith("not carried: quant_main.py: ")
+    assert errors.startswith("not carried: im2rec.py: `lockstep data pack ")
+    assert "not known" not in errors
 
 
 def test_a_command_line_is_needed(answer: Run) -> None:

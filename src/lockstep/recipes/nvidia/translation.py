@@ -135,7 +135,7 @@ def translate(words: list[str], system: str | None = None, revision: str | None 
         changes=changes if uses_recipe else {},
         not_carried=tuple(not_carried),
         not_needed=tuple(not_needed),
-        unknown=given.unknown,
+        unknown=() if given.script.not_here else given.unknown,  # its options are not listed
         notes=(*given.notes, *_placeholders(command, given)),
     )
 
