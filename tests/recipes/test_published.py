@@ -13,6 +13,7 @@ import pytest
 from lockstep.models.architectures import model_spec, parameter_count
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import RECIPES
+from lockstep.recipes.published_speeds import published_rows
 
 CONVOLUTIONS_AND_CLASSIFIER = ("conv_weight", "fc_weight", "fc_bias")
 
@@ -282,6 +283,15 @@ def test_every_recipe_says_where_it_is_from(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_recipe_says_what_it_costs(name: str) -> None:
     assert re.search(r"Cost: .*(\d h|/90 of it)", inspect.getdoc(RECIPES[name]), re.DOTALL)
+
+
+def test_the_speeds_that_recipes_name_are_published_in_their_documents() -> None:
+    # The revision 38934f9 of Paddle's document has other speeds than 22.05.1, the source of the recipes.
+    rows = [row for row in published_rows() if "38934f9" not in row.document and row.kind == "train"]
+    published = {f"{row.images_per_sec:,.0f}" for row in rows if row.images_per_sec}
+    named = {name: re.findall(r"([\d,]+)\s+images/s", inspect.getdoc(RECIPES[name])) for name in PUBLISHED}
+    assert len([speed for speeds in named.values() for speed in speeds]) > 10
+    assert {name: speeds for name, speeds in named.items() if not set(speeds) <= published} == {}
 
 
 @pytest.mark.parametrize(

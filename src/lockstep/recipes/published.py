@@ -56,7 +56,7 @@ def resnet50_paddle_50ep() -> Recipe:
 def resnet50_paddle_tf32_90ep() -> Recipe:
     """ResNet-50 v1.5, NVIDIA PaddlePaddle, 90 epochs in TF32: 76.91 ± 0.13.
 
-    Source and code: the same as `resnet50-paddle-90ep`. Cost: about 4 h on 8 A100 (8,013 images/s), 40 h on one.
+    Source and code: the same as `resnet50-paddle-90ep`. Cost: about 4 h on 8 A100 (7,955 images/s), 40 h on one.
     """
     return resnet50_paddle_90ep().replace(precision="tf32", loss_scaling="none")
 
