@@ -18,6 +18,7 @@ NAMES = [
     "resnet50-paddle-tf32-50ep",
     "resnet50-paddle-tf32-90ep",
     "resnet50-paddle-asp-90ep",
+    "resnet50-paddle-qat-10ep",
     "resnet50-mxnet-90ep",
     "resnet50-mxnet-fp32-90ep",
     "resnext101-32x4d-pytorch-90ep",

@@ -33,12 +33,14 @@ __all__ = [
     "HostQuestions",
     "Interval",
     "Products",
+    "QuantisingEngine",
     "World",
     "check_installed",
     "interpreter",
     "load",
     "refuse_horovod",
     "refuse_layout",
+    "refuse_quantisation",
 ]
 
 
@@ -164,6 +166,23 @@ class Engine(Protocol):
         """
 
 
+class QuantisingEngine(Engine, Protocol):
+    """An engine that computes as `lockstep.models.quantisation` describes, if the recipe's `quantisation` is "int8"."""
+
+    def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the largest magnitude of the input of every quantised layer, by name, over all images.
+
+        The images pass through the present weights in inference, without quantisation and MixUp. Other ranks do not take
+        part.
+        """
+
+    def quantise(self, scales: Mapping[str, float]) -> None:
+        """Quantise the inputs of layers with these scales from here on. Until then, scales are arbitrary.
+
+        Raises `CheckpointError` if they do not fit the model.
+        """
+
+
 @dataclass(frozen=True)
 class Products:
     """How a framework multiplies matrices."""
@@ -185,7 +204,7 @@ class Backend(Protocol):
         """Build the recipe's model and its compiled step. The weights are arbitrary until `write`."""
 
     def load_module(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> Any:
-        """Return the framework's own module with these tensors, ready for inference."""
+        """Return the framework's own module with these tensors, ready for inference. It computes without quantisation."""
 
     def profile(self, folder: Path) -> AbstractContextManager[None]:
         """Trace what the framework does while the context is entered, into a file in `folder` that its own viewer opens.
@@ -224,6 +243,15 @@ def refuse_layout(asked: str, own: str) -> None:
     if asked not in ("auto", own):
         raise BackendError(
             f"layout is {asked}, but this engine computes in {own} on this device; leave it at auto, or use --backend torch"
+        )
+
+
+def refuse_quantisation(recipe: Recipe, name: str) -> None:
+    """Raise `BackendError` if the recipe is quantised and the engine of backend `name` does not support it."""
+    if recipe.quantisation != "none" and not FRAMEWORKS[name].quantises:
+        able = " or ".join(each for each, framework in FRAMEWORKS.items() if framework.quantises)
+        raise BackendError(
+            f"the {name} engine cannot quantise, and the recipe has quantisation={recipe.quantisation}; use --backend {able}"
         )
 
 

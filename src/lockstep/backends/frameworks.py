@@ -29,6 +29,8 @@ class Framework:
     """Precisions that it rounds to and multiplies in float32, whatever the processor has."""
     origins: tuple[str, ...] = ()
     """Origins of the weights files that are the framework's own; see `lockstep.weights.opening.Opened.origin`."""
+    quantises: bool = False
+    """Whether its engine is a `QuantisingEngine`."""
     nvidia_example: str = "PyTorch"
     """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
 
@@ -76,7 +78,7 @@ FRAMEWORKS: dict[str, Framework] = {
         origins=("NVIDIA Paddle", "PaddleClas", "paddle.vision"),
         nvidia_example="PaddlePaddle",
     ),
-    "reference": Framework(("numpy",), "pip install numpy"),
+    "reference": Framework(("numpy",), "pip install numpy", quantises=True),
     "tensorflow": Framework(
         ("tensorflow", "tensorflow-cpu"),
         "pip install tensorflow==2.21.0",
@@ -95,6 +97,7 @@ FRAMEWORKS: dict[str, Framework] = {
         slower={"bf16": "7 to 16 times", "fp16": "9 times"},
         slower_with_avx_512={"bf16": "5 times"},
         origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
+        quantises=True,
     ),
 }
 """The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.

@@ -36,7 +36,9 @@ def export(
       must have the evaluation's size.
     - "torchscript": `model.pt`, and "torch-export": `model.pt2`, for PyTorch, in fp32 only. Inputs and outputs are those of
       "savedmodel".
-    - "onnx": `model.onnx`, in fp32 only. Inputs and outputs are those of "savedmodel".
+    - "onnx": `model.onnx`, in fp32 only. Inputs and outputs are those of "savedmodel". Weights that were trained with
+      quantisation are written with QuantizeLinear and DequantizeLinear. The other formats compute with them in float, and a
+      remark says so.
 
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
 
@@ -55,6 +57,11 @@ def export(
         trained_in = found.recipe.precision
         other = f" (--precision {trained_in} computes in it)" if to == "savedmodel" else ""
         remarks.append(f"computes in fp32; the weights were trained in {trained_in}{other}")
+    quantised = {"scales": weights.scales} if weights.scales and to == "onnx" else {}
+    if weights.scales and not quantised:
+        remarks.append(
+            f"{to} computes in float, but the weights were trained for {weights.recipe.quantisation}; --to onnx quantises"
+        )
     if backend is not None:
         backends.load(backend)
     module = importlib.import_module(
@@ -63,7 +70,7 @@ def export(
     write = getattr(module, function)
     try:
         with appearing_folder(folder) as unfinished:
-            write(weights.recipe, weights.tensors, weights.classes, unfinished)
+            write(weights.recipe, weights.tensors, weights.classes, unfinished, **quantised)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {error}") from None
     return {

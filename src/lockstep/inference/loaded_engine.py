@@ -1,12 +1,12 @@
 """What every use of trained weights needs: the precision to compute in, an engine that holds the weights, a module."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine
+from lockstep.backends import Engine, QuantisingEngine
 from lockstep.backends.emulation import emulation
 from lockstep.models.state import State
 from lockstep.recipes import Execution
@@ -27,7 +27,7 @@ def load(
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
     float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the
     moving average. `model` names the model of a file that fits several, such as resnet50 and
-    resnet50-v1.
+    resnet50-v1. The module computes without quantisation, also if the weights were trained with it.
 
     >>> import lockstep, torch
     >>> module = lockstep.load("run")
@@ -54,8 +54,13 @@ def in_usable_precision(
 
 
 def engine_with(weights: Opened, world: backends.World, execution: Execution) -> Engine:
-    """Return an engine that holds the weights."""
+    """Return an engine that holds the weights, and quantises if they were trained so.
+
+    Raises `BackendError` if the engine cannot quantise.
+    """
     recipe = weights.recipe.replace(ema_decay=0.0)
     engine = backends.load(execution.backend).engine(recipe, np.zeros(1), world, execution)
     engine.write(State(0, weights.tensors, zero_momentum(recipe)))
+    if weights.scales:
+        cast(QuantisingEngine, engine).quantise(weights.scales)
     return engine

@@ -1,6 +1,7 @@
 """Export to ONNX: preprocessing, model and softmax as one graph. No training framework is needed."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
 from lockstep.models.architectures import tensors as tensors_of
+from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
@@ -20,13 +22,24 @@ OPSET, IR = 17, 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
 
 
-def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+def export(
+    recipe: Recipe,
+    tensors: dict[str, np.ndarray],
+    classes: tuple[str, ...],
+    folder: Path,
+    scales: Mapping[str, float] | None = None,
+) -> None:
     """Write `model.onnx` with the weights inside.
 
     The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
     [N, logits]. The class names are in its metadata, as a JSON list, and in `classes.txt`, one per line. The metadata also
-    has the preprocessing of an evaluation (`lockstep.weights.formats.onnx_metadata`). Raises `CheckpointError` if the
-    recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package onnx is missing.
+    has the preprocessing of an evaluation (`lockstep.weights.formats.onnx_metadata`).
+
+    With `scales` of the inputs of all layers (`lockstep.models.quantisation`), input and weights of every convolution and of
+    the classifier pass through QuantizeLinear and DequantizeLinear. Weights have a scale for each output channel.
+
+    Raises `CheckpointError` if the recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package
+    onnx is missing.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
@@ -35,7 +48,7 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
         )
     check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
     onnx = _onnx()
-    model = _Graph(onnx, recipe, tensors).model(classes)
+    model = _Graph(onnx, recipe, tensors, scales or {}).model(classes)
     onnx.checker.check_model(model)
     folder.mkdir()
     onnx.save(model, str(folder / "model.onnx"))
@@ -54,8 +67,8 @@ def _onnx() -> Any:
 class _Graph:
     """Nodes in the order of computation. Values are named after the canonical tensors and convolutions they come from."""
 
-    def __init__(self, onnx: Any, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
-        self._onnx, self._recipe, self._spec = onnx, recipe, model_spec(recipe.model)
+    def __init__(self, onnx: Any, recipe: Recipe, tensors: dict[str, np.ndarray], scales: Mapping[str, float]) -> None:
+        self._onnx, self._recipe, self._spec, self._scales = onnx, recipe, model_spec(recipe.model), scales
         self._nodes: list[onnx.NodeProto] = []
         self._values = {
             "mean": np.array(recipe.mean, np.float32),
@@ -105,7 +118,7 @@ class _Graph:
         for block in blocks(self._spec):
             x = self._block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
-        return self._add("Gemm", [x, "fc.weight", "fc.bias"], "logits", transB=1)
+        return self._add("Gemm", [*self._factors(x, "fc"), "fc.bias"], "logits", transB=1)
 
     def _block(self, x: str, block: Block) -> str:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut, relu=False)
@@ -117,7 +130,7 @@ class _Graph:
     def _convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
         x = self._add(
             "Conv",
-            [x, f"{conv.name}.weight"],
+            self._factors(x, conv.name),
             conv.name,
             kernel_shape=[conv.kernel, conv.kernel],
             strides=[conv.stride, conv.stride],
@@ -127,6 +140,21 @@ class _Graph:
         of_batch_norm = [f"{conv.bn_name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
         x = self._add("BatchNormalization", [x, *of_batch_norm], conv.bn_name, epsilon=self._recipe.bn_epsilon)
         return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
+
+    def _factors(self, x: str, layer: str) -> list[str]:
+        """Return the input and the weight of a layer, quantised and dequantised if there are scales."""
+        weight = f"{layer}.weight"
+        if not self._scales:
+            return [x, weight]
+        of_input, of_weight = np.array(self._scales[layer], np.float32), weight_scales(self._values[weight])
+        return [self._rounded(x, f"{layer}.input", of_input), self._rounded(weight, weight, of_weight, axis=0)]
+
+    def _rounded(self, x: str, name: str, scale: np.ndarray, **axis: int) -> str:
+        """Return x rounded to int8 multiples of a scale, float32 [] or [channels]. The zero point is 0: int8."""
+        self._values |= {f"{name}.scale": scale, f"{name}.zero": np.zeros(scale.shape, np.int8)}
+        steps = [f"{name}.scale", f"{name}.zero"]
+        integers = self._add("QuantizeLinear", [x, *steps], f"{name}.int8", **axis)
+        return self._add("DequantizeLinear", [integers, *steps], f"{name}.rounded", **axis)
 
     def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
         """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding are the same."""

@@ -132,6 +132,14 @@ class Recipe(Settings):
     sparsity_excluded: tuple[str, ...] = ("fc.weight",)
     """Names of tensors that are not pruned. NVIDIA's PaddlePaddle code does not prune the classifier."""
 
+    # Quantisation.
+    quantisation: Literal["none", "int8"] = "none"
+    """"int8": convolutions and the classifier compute with weights and inputs rounded to int8, in training and evaluation
+    (`lockstep.models.quantisation`). It needs trained weights to start from (`train --weights`)."""
+    calibration_images: Annotated[int, Field(ge=1), limits.COUNTED] = 512
+    """Number of training images, in the order of the first epoch, from which the scales of inputs are found before the first
+    step. It is used if `quantisation` is "int8"."""
+
     # Precision.
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"
     """Precision of convolutions and matrix products. Weights, statistics and updates are always float32. "tf32" is float32

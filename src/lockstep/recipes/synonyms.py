@@ -51,6 +51,7 @@ _FIELDS = {
     "model": "a architecture backbone arch model_name net network",
     "momentum": "mom",
     "nvidia_report_file": "report",
+    "quantisation": "int8 qat quantization quantize",
     "precision": "amp amp_dtype bf16 bfloat16 dtype float16 fp16 fp32 half mixed_precision tf32",
     "save_every_steps": "checkpoint_every save_every save_freq save_frequency save_interval save_steps",
     "seed": "manual_seed random_seed rng_seed",

@@ -23,12 +23,14 @@ from lockstep.data.listing import printable
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.split import UNREAD, Sets, same_images
 from lockstep.models.metrics import Scores, Throughput
+from lockstep.models.quantisation import Scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import evaluated_samples, evaluation_plans, steps_per_epoch, training_plans
 from lockstep.runs import divergence, ending, given_weights
 from lockstep.runs.after_saving import AfterSaving, after_saving
+from lockstep.runs.calibration import about_scales, calibrated, quantise
 from lockstep.runs.environment import environment
 from lockstep.runs.given_weights import Start
 from lockstep.runs.image_results import Results, write_results
@@ -73,6 +75,7 @@ class Driver:
         self.evaluated_weights = ["trained", "ema"] if recipe.ema_decay else ["trained"]
         self.scores: dict[str, Scores] = {}
         self.after_saving: list[AfterSaving] = []
+        self.scales: Scales = {}
 
     def carry_out(self, rates: np.ndarray, start: Start | None) -> Report | None:
         """Train to the end and return the report, on rank 0. `start` holds the weights that were given to rank 0.
@@ -98,6 +101,7 @@ class Driver:
         self.engine.write(state)
         if self.recipe.sparsity != "none":
             self.engine.mask(given_weights.read_masks(self.out))
+        self.scales = quantise(self.engine, self.recipe, self.out / "checkpoints", state.step)
         unevaluated = self.world.any(self.world.rank == 0 and self.lacks_evaluation(state.step))
         self.begin(state.step, damaged, rates, unevaluated)
         if unevaluated:
@@ -157,7 +161,24 @@ class Driver:
             values, notes = given_weights.write(self.out, self.recipe, start)
             state, more = given_weights.first_state(self.recipe, values, start, self.per_epoch)
             self.start_notes += [*notes, *more]
+            if self.recipe.quantisation != "none":
+                self.calibrate(state)
             self.write_checkpoint(state)
+
+    def calibrate(self, state: State) -> None:
+        """Find the scales of a quantised run from its first state. Raises `Interrupted` if a stop is requested meanwhile."""
+
+        def watched(what: str, batches: Iterator[Batch], total: int) -> Iterator[Batch]:
+            for batch in self.recorder.watched(what, batches, total):
+                if self.stop.requested:
+                    raise Interrupted(
+                        f"stopped by {self.stop.name} while {what}; nothing is trained yet", self.stop.exit_code
+                    )
+                yield batch
+
+        self.engine.write(state)
+        self.scales, note = calibrated(self.engine, self.recipe, self.training, self.execution, watched)
+        self.start_notes.append(note)
 
     def start_state(self) -> tuple[State, list[str]]:
         """Return the newest intact checkpoint's state, or the initial one, and the reasons why newer ones were skipped."""
@@ -380,6 +401,7 @@ class Driver:
     def write_checkpoint(self, state: State) -> Path:
         """Write a checkpoint and return its path."""
         about = {"recipe": self.recipe.fields(), "classes": self.training.classes, "step": state.step}
+        about |= about_scales(self.scales)
         return checkpoint.save(self.out / "checkpoints", state, data_digest=self.data_digest, about=about)
 
     def evaluate(self, step: int) -> None:

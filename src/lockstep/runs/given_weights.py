@@ -60,16 +60,19 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
     the weights' program stopped, which such a classifier forbids. Raises `CheckpointError` if the weights cannot be read or
     do not fit, `RecipeError` if none are given and `run` cannot start without them.
     """
+    needed = _needs_trained_weights(recipe)
     if weights is None:
-        if recipe.sparsity != "none" and not checkpoint.steps(run / "checkpoints"):
+        if needed is not None and not checkpoint.steps(run / "checkpoints"):
+            field, does = needed
             raise RecipeError(
-                f"sparsity {recipe.sparsity} prunes trained weights, but none are given: train with sparsity=none first, "
-                "then pass that run as --weights"
+                f"{field} {getattr(recipe, field)} {does} trained weights, but none are given: train with {field}=none "
+                "first, then pass that run as --weights"
             )
         return None
-    if resumes and recipe.sparsity != "none":
+    if resumes and needed is not None:
+        field, does = needed
         raise RecipeError(
-            f"sparsity {recipe.sparsity} prunes trained weights before the first step, so a run with it cannot resume "
+            f"{field} {getattr(recipe, field)} {does} trained weights before the first step, so a run with it cannot resume "
             "from a checkpoint: give it as --weights"
         )
     found = open_weights(weights, momentum=resumes, needs_classifier=False)
@@ -104,6 +107,12 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
     parts = {"velocity": found.state.momentum, "average": found.state.ema} if resumes else {}
     everything = given | {f"{part} {name}": value for part, values in parts.items() for name, value in values.items()}
     return Start(found.source.name, digest_of(everything), fitted, tuple(notes), found if resumes else None)
+
+
+def _needs_trained_weights(recipe: Recipe) -> tuple[str, str] | None:
+    """Return the field of a recipe that needs trained weights, and what it does with them; None if there is none."""
+    verbs = {"sparsity": "prunes", "quantisation": "calibrates"}
+    return next(((field, verb) for field, verb in verbs.items() if getattr(recipe, field) != "none"), None)
 
 
 _UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")

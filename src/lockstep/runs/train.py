@@ -49,7 +49,7 @@ def train(
       `validation_share`.
     - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
       step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
-      `sparsity` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard deviation and
+      `sparsity` or `quantisation` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard deviation and
       interpolation of the images.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes where that program stopped,
       with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
@@ -121,6 +121,7 @@ def _carry_out(
     def start_of(recipe: Recipe) -> Start | None:
         check_shares(recipe, units)
         check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
+        backends.refuse_quantisation(recipe, execution.backend)
         return open_start(given and given.path, recipe, out, resumes=bool(given and given.resumes)) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early

@@ -68,6 +68,7 @@ def build(folder: Path, recipe: str | Recipe, model: str | None, steps: int, pre
     recipe = base.replace(
         model=(model or base.fields()["model"]) if full else narrowed(spec),
         precision=precision,
+        quantisation="none",
         epochs=steps,
         warmup_epochs=base.warmup_epochs and max(steps // 4, 1),
         warmup_from_batch_images=0,

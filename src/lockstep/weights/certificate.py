@@ -88,7 +88,7 @@ def certify(
                 {key: np.ascontiguousarray(value, np.float32) for key, value in tensors.items()},
                 folder / f"{part}.safetensors",
             )
-            plain = used.replace(precision="fp32", ema_decay=0.0, model=model_spec(used.model))
+            plain = used.replace(precision="fp32", quantisation="none", ema_decay=0.0, model=model_spec(used.model))
             (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
         if engines["target"] != REFERENCE:
             (folder / "target.files.json").write_text(json.dumps(_paths(written)), encoding="utf-8")

@@ -89,6 +89,8 @@ def convert(
             refuse_existing(_certificate_of(target))
             written = TARGETS[to].write(target, weights, certificate, folder)
             remarks += [*written.remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe)]
+            if weights.scales and to != "safetensors":
+                remarks.append(f"{to} holds no scales of {weights.recipe.quantisation}: its readers compute in float")
             if is_certified:
                 found = _certified(weights, target, written, folder, [*weights.remarks, *remarks], TARGETS[to])
             _give_names(folder, target, written)
@@ -172,6 +174,8 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     about: dict[str, Any] = {"recipe": weights.recipe.fields(), "classes": list(weights.classes)}
+    if weights.scales:
+        about["scales"] = weights.scales
     if not certified:
         about["certificate"] = "none"
     refuse_existing(target)

@@ -1,18 +1,19 @@
 """Find and open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from lockstep.models.architectures import MODELS, model_spec, tensors
+from lockstep.models.quantisation import Scales, check_scales
 from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
-from lockstep.system.strict_json import is_list_of, is_text
+from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import checkpoint
 from lockstep.weights.class_names import Classes, given_classes
 from lockstep.weights.formats import (
@@ -55,6 +56,8 @@ class Opened:
     """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
     stored: tuple[Stored, ...] = ()
     """The arrays of the file as it has them, also those that are not used; without optimizer and moving average."""
+    scales: Scales = field(default_factory=dict)
+    """Scales of the inputs of all quantised layers; empty if the recipe is not quantised."""
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -229,7 +232,25 @@ def _noted(about: dict[str, Any], state: State, path: Path) -> Opened:
     stored = listed(described(state.tensors), zip(state.tensors, state.tensors, strict=True))
     state = replace(state, tensors={name: _float32(path, name, value) for name, value in state.tensors.items()})
     _check_canonical(path, recipe, state)
-    return Opened(recipe, state, _printable(classes), path, LOCKSTEP, stored=stored)
+    scales = noted_scales(about, recipe, path)
+    return Opened(recipe, state, _printable(classes), path, LOCKSTEP, stored=stored, scales=scales)
+
+
+def noted_scales(about: dict[str, Any], recipe: Recipe, path: Path) -> Scales:
+    """Return the scales in a file's metadata; empty if the recipe is not quantised.
+
+    Raises `CheckpointError` if they are missing or do not fit the recipe's model.
+    """
+    if recipe.quantisation == "none":
+        return {}
+    scales = about.get("scales")
+    if not isinstance(scales, dict) or not all(is_number(value) for value in scales.values()):
+        raise CheckpointError(f"{path} has no scales, which its recipe's quantisation needs; convert its run again")
+    try:
+        check_scales(model_spec(recipe.model), scales)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return {name: float(value) for name, value in scales.items()}
 
 
 def _float32(path: Path, name: str, value: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from lockstep.backends import refuse_quantisation
 from lockstep.backends.mxnet.engine import MxnetEngine
 from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
@@ -30,4 +31,5 @@ def world(execution: Execution) -> MxnetWorld:
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: MxnetWorld, execution: Execution) -> MxnetEngine:
     """Build the recipe's model and its compiled step."""
+    refuse_quantisation(recipe, "mxnet")
     return MxnetEngine(recipe, learning_rates, world, execution)

@@ -4,6 +4,7 @@ from lockstep.backends.paddle import loading  # noqa: F401, I001 - before all mo
 
 import numpy as np
 
+from lockstep.backends import refuse_quantisation
 from lockstep.backends.paddle.engine import PaddleEngine
 from lockstep.backends.paddle.measuring import libraries, products
 from lockstep.backends.paddle.model import Model
@@ -22,6 +23,7 @@ def world(execution: Execution) -> PaddleWorld:
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: PaddleWorld, execution: Execution) -> PaddleEngine:
     """Build the recipe's model and its compiled step."""
+    refuse_quantisation(recipe, "paddle")
     return PaddleEngine(recipe, learning_rates, world, execution)
 
 

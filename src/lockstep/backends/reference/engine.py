@@ -18,6 +18,7 @@ from lockstep.backends.shared.device import too_little_memory
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Counts, Scores
+from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import ema_decays
@@ -57,6 +58,7 @@ class ReferenceEngine:
         self._velocity = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in table if tensor.is_trained}
         self._ema = {name: value.copy() for name, value in self._tensors.items()} if recipe.ema_decay else {}
         self._masks: dict[str, np.ndarray] = {}
+        self._scales: dict[str, float] | None = None
         self._scale = LossScale(recipe)
         self._done = 0
 
@@ -112,7 +114,7 @@ class ReferenceEngine:
         if batch.coefficients is not None and batch.partners is not None:
             own = batch.coefficients[rows].astype(self._dtype)
             x, target = f.mix(x, own, batch.partners[rows]), f.mix(target, own, batch.partners[rows])
-        network = Network(self._recipe, self._computed(self._tensors), training=True)
+        network = Network(self._recipe, self._computed(self._tensors), training=True, scales=self._scales)
         logits, back = network.logits(x)
         losses, d_logits = f.cross_entropy(logits, target)
         back(d_logits() * (self._scale.value / self._parts))
@@ -180,7 +182,26 @@ class ReferenceEngine:
     def _logits(self, images: np.ndarray, ema: bool) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore"):
             weights = self._computed(self._ema if ema else self._tensors)
-            return Network(self._recipe, weights, training=False).logits(self._normalised(images))[0]
+            network = Network(self._recipe, weights, training=False, scales=self._scales)
+            return network.logits(self._normalised(images))[0]
+
+    # Quantisation
+
+    def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the largest magnitude of the input of every quantised layer, over all images."""
+        found = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
+        weights = self._computed(self._tensors)
+        for batch in batches:
+            network = Network(self._recipe, weights, training=False)
+            with np.errstate(over="ignore", invalid="ignore"):
+                network.logits(self._normalised(batch.images))
+            found = {name: float(np.maximum(value, network.largest[name])) for name, value in found.items()}
+        return found
+
+    def quantise(self, scales: Mapping[str, float]) -> None:
+        """Quantise the inputs of layers with these scales from here on."""
+        check_scales(model_spec(self._recipe.model), scales)
+        self._scales = dict(scales)
 
     # State
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lockstep.models.quantisation import LARGEST, LOWEST
+
 Array = np.ndarray
 Back = Callable[[Array], Array]
 
@@ -197,6 +199,16 @@ def rank_of(logits: Array, labels: Array) -> Array:
 def confidence(logits: Array) -> Array:
     """Return the probability of the predicted class, [N]: the largest value of softmax(logits)."""
     return 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+
+
+def fake_quantised(x: Array, scale: Array) -> tuple[Array, Back]:
+    """Return x rounded to int8 multiples of the scale, and back; see `lockstep.models.quantisation`.
+
+    q = round(x / scale), halves to even;  y = scale * min(max(q, -128), 127);  d_x = d_y where -128 <= q <= 127, else 0
+    """
+    q = np.rint(x / scale)
+    is_within = (q >= LOWEST) & (q <= LARGEST)
+    return np.clip(q, LOWEST, LARGEST) * scale, lambda d_y: np.where(is_within, d_y, 0)
 
 
 def rounded(x: Array, precision: str) -> Array:

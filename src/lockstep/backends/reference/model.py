@@ -6,6 +6,7 @@ import numpy as np
 
 from lockstep.backends.reference import functions as f
 from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
+from lockstep.models.quantisation import weight_scales
 from lockstep.recipes import Recipe
 
 Array = np.ndarray
@@ -16,10 +17,16 @@ class Network:
 
     In bf16 and fp16 the inputs and outputs of every convolution, batch norm, sum and pool are rounded, forward and backward.
     Computations inside of them are not rounded. Batch norm's parameters and statistics are not rounded.
+
+    With `scales`, weights and inputs of convolutions and classifier are quantised (`lockstep.models.quantisation`).
     """
 
-    def __init__(self, recipe: Recipe, tensors: Mapping[str, Array], *, training: bool) -> None:
-        self._recipe, self._tensors, self._training = recipe, tensors, training
+    def __init__(
+        self, recipe: Recipe, tensors: Mapping[str, Array], *, training: bool, scales: Mapping[str, float] | None = None
+    ) -> None:
+        self._recipe, self._tensors, self._training, self._scales = recipe, tensors, training, scales
+        self.largest: dict[str, float] = {}
+        """The largest magnitude of the input of every convolution and of the classifier."""
         self.statistics: dict[str, Array] = {}
         """In training, the running statistics after this batch."""
         self.gradients: dict[str, Array] = {}
@@ -72,12 +79,12 @@ class Network:
     def _convolution(self, x: Array, conv: Conv) -> tuple[Array, f.Back]:
         """Return the result of a convolution and the batch norm that follows it, and back."""
         name = f"{conv.name}.weight"
-        weight = self._round(self._tensors[name])
+        x, weight, of_quantisation = self._quantised(x, conv.name)
         y, conv_back = f.convolution(x, weight, stride=conv.stride, groups=conv.groups, padding=self._recipe.padding)
         y, norm_back = self._batch_norm(self._round(y), conv.bn_name)
 
         def back(d_y: Array) -> Array:
-            d_x, d_weight = conv_back(self._round(norm_back(d_y)))
+            d_x, d_weight = of_quantisation(*conv_back(self._round(norm_back(d_y))))
             self.gradients[name] = self._round(d_weight)
             return self._round(d_x)
 
@@ -101,15 +108,27 @@ class Network:
         return y, back
 
     def _classifier(self, x: Array) -> tuple[Array, f.Back]:
-        weight, bias = (self._round(self._tensors[name]) for name in ("fc.weight", "fc.bias"))
-        y, linear_back = f.linear(x, weight, bias)
+        x, weight, of_quantisation = self._quantised(x, "fc")
+        y, linear_back = f.linear(x, weight, self._round(self._tensors["fc.bias"]))
 
         def back(d_y: Array) -> Array:
             d_x, d_weight, d_bias = linear_back(d_y)
+            d_x, d_weight = of_quantisation(d_x, d_weight)
             self.gradients["fc.weight"], self.gradients["fc.bias"] = self._round(d_weight), self._round(d_bias)
             return self._round(d_x)
 
         return self._round(y), back
+
+    def _quantised(self, x: Array, layer: str) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array]]]:
+        """Return what a layer computes with: its input and its weight, and back: (d_x, d_weight) -> (d_x, d_weight)."""
+        weight = self._tensors[f"{layer}.weight"]
+        self.largest[layer] = float(np.abs(x).max())
+        if self._scales is None:
+            return x, self._round(weight), lambda d_x, d_weight: (d_x, d_weight)
+        per_channel = weight_scales(weight).reshape(-1, *[1] * (weight.ndim - 1)).astype(weight.dtype)
+        x, x_back = f.fake_quantised(x, x.dtype.type(self._scales[layer]))
+        weight, weight_back = f.fake_quantised(weight, per_channel)
+        return self._round(x), self._round(weight), lambda d_x, d_weight: (x_back(d_x), weight_back(d_weight))
 
     def _rounding(self, step: tuple[Array, f.Back]) -> tuple[Array, f.Back]:
         y, back = step

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from lockstep.backends import refuse_quantisation
 from lockstep.backends.tensorflow.engine import TensorflowEngine
 from lockstep.backends.tensorflow.measuring import libraries, products
 from lockstep.backends.tensorflow.model import Model
@@ -30,6 +31,7 @@ def world(execution: Execution) -> TensorflowWorld:
 
 def engine(recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> TensorflowEngine:
     """Build the recipe's model and its compiled step."""
+    refuse_quantisation(recipe, "tensorflow")
     return TensorflowEngine(recipe, learning_rates, world, execution)
 
 

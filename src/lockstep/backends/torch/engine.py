@@ -27,10 +27,12 @@ from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.loss_scale import LossScale
 from lockstep.backends.torch.model import Model
+from lockstep.backends.torch.quantisation import largest_inputs, set_scales
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.metrics import Scores
+from lockstep.models.quantisation import check_scales, layers
 from lockstep.models.state import State, check_fit, check_masks
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import ema_decays
@@ -71,7 +73,7 @@ class TorchEngine:
         self._done = 0
         _configure(recipe, execution, self._device)
         self._spec = model_spec(recipe.model)
-        self.model: nn.Module = Model(self._spec, recipe).to(self._device)
+        self.model: nn.Module = Model(self._spec, recipe, quantised=recipe.quantisation != "none").to(self._device)
         layout = torch.contiguous_format if execution.layout == "nchw" else torch.channels_last
         self.model.to(memory_format=layout)  # type: ignore[call-overload]
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
@@ -267,6 +269,20 @@ class TorchEngine:
             if ema:
                 return torch.func.functional_call(self.model, self._ema, (normalised,)).float()
             return self.model(normalised).float()
+
+    @torch.inference_mode()
+    def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Return the largest magnitude of the input of every quantised layer, over all images."""
+        plain = Model(self._spec, self._recipe).to(self._device).eval()
+        copy_into(canonical_tensors(plain), _to_numpy(self._tensors), "tensors")
+        images = (self._loss_module.normalised(self._images(batch)) for batch in batches)
+        with autocast(self._recipe, self._device):
+            return largest_inputs(plain, layers(self._spec), images)
+
+    def quantise(self, scales: Mapping[str, float]) -> None:
+        """Quantise the inputs of layers with these scales from here on."""
+        check_scales(self._spec, scales)
+        set_scales(self.model, scales)
 
     def read(self) -> State:
         """Return a copy of the state."""

@@ -5,6 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
 from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
 from lockstep.recipes import Recipe
 
@@ -12,20 +13,23 @@ Padding = Literal["symmetric", "same"]
 
 
 class Model(nn.Module):
-    """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits]."""
+    """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits].
 
-    def __init__(self, spec: ModelSpec, recipe: Recipe) -> None:
+    With `quantised`, convolutions and classifier are those of `lockstep.backends.torch.quantisation`.
+    """
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False) -> None:
         super().__init__()
-        self.conv1 = _conv(stem(spec), recipe.padding)
+        self.conv1 = _conv(stem(spec), recipe.padding, quantised)
         self.bn1 = _batch_norm(stem(spec), recipe)
         self.maxpool = _MaxPool(recipe.padding)
         stages: dict[str, list[nn.Module]] = {}
         for block in blocks(spec):
-            stages.setdefault(block.name.split(".")[0], []).append(_Residual(block, recipe))
+            stages.setdefault(block.name.split(".")[0], []).append(_Residual(block, recipe, quantised))
         for name, modules in stages.items():
             self.add_module(name, nn.Sequential(*modules))
         self._stages = list(stages)
-        self.fc = nn.Linear(features(spec), recipe.logits)
+        self.fc = (QuantisedLinear if quantised else nn.Linear)(features(spec), recipe.logits)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
@@ -36,14 +40,14 @@ class Model(nn.Module):
 
 
 class _Residual(nn.Module):
-    def __init__(self, block: Block, recipe: Recipe) -> None:
+    def __init__(self, block: Block, recipe: Recipe, quantised: bool) -> None:
         super().__init__()
         self._depth = len(block.convs)
         for i, conv in enumerate(block.convs, start=1):
-            self.add_module(f"conv{i}", _conv(conv, recipe.padding))
+            self.add_module(f"conv{i}", _conv(conv, recipe.padding, quantised))
             self.add_module(f"bn{i}", _batch_norm(conv, recipe))
         self.downsample = (
-            nn.Sequential(_conv(block.shortcut, recipe.padding), _batch_norm(block.shortcut, recipe))
+            nn.Sequential(_conv(block.shortcut, recipe.padding, quantised), _batch_norm(block.shortcut, recipe))
             if block.shortcut is not None
             else None
         )
@@ -61,6 +65,13 @@ class _SameConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0])))
+
+
+class _SameQuantisedConv(QuantisedConv):
+    """A quantised convolution with TensorFlow's SAME padding."""
+
+    def padded(self, input: Tensor) -> Tensor:
+        return F.pad(input, same_padding(input, self.kernel_size[0], self.stride[0]))
 
 
 class _MaxPool(nn.Module):
@@ -86,8 +97,12 @@ def same_padding(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, in
     return both(x.shape[3]) + both(x.shape[2])
 
 
-def _conv(conv: Conv, padding: Padding) -> nn.Conv2d:
-    kind, pad = (_SameConv, 0) if padding == "same" and conv.stride > 1 else (nn.Conv2d, conv.kernel // 2)
+def _conv(conv: Conv, padding: Padding, quantised: bool) -> nn.Conv2d:
+    kind: type[nn.Conv2d]
+    if padding == "same" and conv.stride > 1:
+        kind, pad = _SameQuantisedConv if quantised else _SameConv, 0
+    else:
+        kind, pad = QuantisedConv if quantised else nn.Conv2d, conv.kernel // 2
     return kind(conv.inputs, conv.outputs, conv.kernel, stride=conv.stride, padding=pad, groups=conv.groups, bias=False)
 
 

@@ -1,0 +1,101 @@
+"""Convolution and classifier with weights and input rounded to int8, by the rules of `lockstep.models.quantisation`.
+
+PyTorch's own `fake_quantize_per_tensor_affine` multiplies by the reciprocal of the scale, where ONNX's QuantizeLinear
+divides, and turns NaN into a finite number, which would hide that a run diverges.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lockstep.models.quantisation import LARGEST, LOWEST, SMALLEST_SCALE
+
+
+class _FakeQuantised(torch.autograd.Function):
+    """Float32 x to int8 multiples of the scale. The gradient passes where x is within the limits of the integers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        q = torch.round(x / scale)
+        limited = q.clamp(LOWEST, LARGEST)
+        ctx.save_for_backward(q == limited)
+        return limited * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (is_within,) = ctx.saved_tensors
+        return gradient * is_within, None
+
+
+def fake_quantised(x: Tensor, scale: Tensor) -> Tensor:
+    """Return x rounded to int8 multiples of the scale, float32; `scale` is float32 and is broadcast."""
+    result: Tensor = _FakeQuantised.apply(x.float(), scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+def quantised_weight(weight: Tensor) -> Tensor:
+    """Return a kernel or classifier rounded to int8 multiples of a scale for each output channel."""
+    largest = weight.detach().abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
+    return fake_quantised(weight, (largest / LARGEST).clamp(min=SMALLEST_SCALE))
+
+
+class QuantisedConv(nn.Conv2d):
+    """A convolution whose weight and input are quantised. `scale`, float32 [], is that of its input."""
+
+    scale: Tensor
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of the quantised input [N, C, H, W]."""
+        return self._conv_forward(fake_quantised(self.padded(input), self.scale), quantised_weight(self.weight), None)
+
+    def padded(self, input: Tensor) -> Tensor:
+        """Return the input as the convolution expects it, with zeros around it if its own padding is not symmetric."""
+        return input
+
+
+class QuantisedLinear(nn.Linear):
+    """A classifier whose weight and input are quantised. `scale`, float32 [], is that of its input."""
+
+    scale: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits of the quantised input [N, C]."""
+        return F.linear(fake_quantised(input, self.scale), quantised_weight(self.weight), self.bias)
+
+
+def set_scales(model: nn.Module, scales: Mapping[str, float]) -> None:
+    """Set the scales of the inputs of a model's quantised layers, by their names."""
+    for name, scale in scales.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, QuantisedConv | QuantisedLinear)
+        layer.scale.fill_(scale)
+
+
+def largest_inputs(model: nn.Module, names: Iterable[str], batches: Iterable[Tensor]) -> dict[str, float]:
+    """Return the largest magnitude of the input of every named layer, while the model computes batches [N, 3, H, W]."""
+    found: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            largest = inputs[0].abs().amax().float()
+            found[name] = torch.maximum(found[name], largest) if name in found else largest
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
+    for images in batches:
+        model(images)
+    for handle in handles:
+        handle.remove()
+    return {name: float(value) for name, value in found.items()}
