@@ -42,7 +42,11 @@ class Network:
             while f"layer{stage}.{index}.conv1.weight" in self.tensors:
                 x = self.block(x, f"layer{stage}.{index}", 2 if stage > 1 and index == 0 else 1)
                 index += 1
-        return F.linear(x.mean(dim=(2, 3)), self.tensors["fc.weight"], self.tensors["fc.bias"])
+        return F.linear(*self.factors(x.mean(dim=(2, 3)), "fc"), self.tensors["fc.bias"])
+
+    def factors(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """Return what a convolution or the classifier multiplies: its input and its weight."""
+        return x, self.tensors[f"{name}.weight"]
 
     def block(self, x: Tensor, name: str, stride: int) -> Tensor:
         if f"{name}.conv3.weight" not in self.tensors:
@@ -61,7 +65,7 @@ class Network:
         return F.relu(y + x)
 
     def convolution(self, x: Tensor, name: str, stride: int) -> Tensor:
-        weight = self.tensors[f"{name}.weight"]
+        x, weight = self.factors(x, name)
         kernel, groups = weight.shape[2], x.shape[1] // weight.shape[1]
         if self.recipe.padding == "same":
             return F.conv2d(padded_as_tensorflow(x, kernel, stride, 0.0), weight, stride=stride, groups=groups)
@@ -102,12 +106,12 @@ def normalised(images_NHWC: np.ndarray, recipe: Recipe) -> Tensor:
 def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarray:
     """Return the logits in evaluation: float64 [N, K]."""
     with torch.no_grad():
-        return Network(_float64(tensors), recipe, training=False).logits(images_NHWC).numpy()
+        return Network(float64(tensors), recipe, training=False).logits(images_NHWC).numpy()
 
 
 def train(recipe: Recipe, state: State, batches: Sequence[Batch], rates: Sequence[float], parts: int = 1) -> Trained:
     """Return the expected results of training steps from `state.step` on, one for every batch, each computed in `parts`."""
-    tensors, velocity, average = _float64(state.tensors), _float64(state.momentum), _float64(state.ema)
+    tensors, velocity, average = float64(state.tensors), float64(state.momentum), float64(state.ema)
     step, losses, standing = state.step, [], []
     for batch in batches:
         loss, gradients, places_of_step = _gradients(recipe, tensors, batch, parts)
@@ -158,7 +162,7 @@ def _inputs_and_targets(recipe: Recipe, batch: Batch, rows: np.ndarray) -> tuple
     return mixed, own.view(-1, 1) * targets + (1 - own.view(-1, 1)) * targets[partners]
 
 
-def _float64(arrays: Arrays) -> Tensors:
+def float64(arrays: Arrays) -> Tensors:
     return {name: torch.from_numpy(np.array(array, np.float64)) for name, array in arrays.items()}
 
 

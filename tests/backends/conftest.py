@@ -24,6 +24,10 @@ COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
 
 of_frameworks = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"], indirect=True)
 """Runs a test for every engine except the reference, which has no framework."""
+of_quantising = pytest.mark.parametrize(
+    "backend", [name for name in BACKENDS if backends.FRAMEWORKS[name].quantises], indirect=True
+)
+"""Runs a test for every engine that supports quantisation."""
 
 collect_ignore_glob = [f"test_{name}*.py" for name in ("mxnet", "paddle", "tensorflow", "torch") if name not in BACKENDS]
 if "torch" not in BACKENDS:  # its autograd is the oracle there

@@ -68,13 +68,19 @@ def train(
     rates: Sequence[float],
     parts: int = 1,
     masks: Mapping[str, np.ndarray] | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> Trained:
-    """Return the results of training steps from `state.step` on without rounding, each computed in `parts`."""
+    """Return the results of training steps from `state.step` on without rounding, each computed in `parts`.
+
+    With `scales`, weights and inputs are quantised.
+    """
 
     def compute() -> Trained:
-        with _engine(recipe, rates, parts) as engine:
+        with engine_of(recipe, rates, parts) as engine:
             engine.write(state)
             engine.mask(masks or {})
+            if scales is not None:
+                engine.quantise(scales)
             interval = engine.fetch(engine.train(batches, state.step))
             end = engine.read()
         for values in (end.tensors, end.momentum, end.ema):
@@ -83,21 +89,25 @@ def train(
         return Trained(end, interval.losses, interval.counts.top1, interval.counts.top5)
 
     drawn = [vars(batch) for batch in batches]
-    return _kept(compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks)
+    return _kept(compute, recipe, vars(state), drawn, np.asarray(rates, np.float64), parts, masks, scales)
 
 
-def logits(recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray) -> np.ndarray:
-    """Return the logits in evaluation: float32 [N, K]."""
+def logits(
+    recipe: Recipe, tensors: Arrays, images_NHWC: np.ndarray, scales: Mapping[str, float] | None = None
+) -> np.ndarray:
+    """Return the logits in evaluation: float32 [N, K]. With `scales`, weights and inputs are quantised."""
 
     def compute() -> np.ndarray:
         velocity = {name: np.zeros_like(value) for name, value in tensors.items() if not is_statistic(name)}
-        with _engine(recipe.replace(ema_decay=0.0), [0.0]) as engine:
+        with engine_of(recipe.replace(ema_decay=0.0), [0.0]) as engine:
             engine.write(State(0, tensors, velocity))
+            if scales is not None:
+                engine.quantise(scales)
             found = engine.predict(images_NHWC)
         found.setflags(write=False)
         return found
 
-    return _kept(compute, recipe, tensors, images_NHWC)
+    return _kept(compute, recipe, tensors, images_NHWC, scales)
 
 
 Result = TypeVar("Result")
@@ -130,7 +140,8 @@ def _add(key: "hashlib._Hash", value: object) -> None:
         key.update(f"{value!r};".encode())
 
 
-def _engine(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> backends.Engine:
+def engine_of(recipe: Recipe, rates: Sequence[float], parts: int = 1) -> Any:
+    """Return the reference engine in float64. It quantises if it gets scales."""
     backend, execution = backends.load("reference"), Execution(accumulation_steps=parts)
     exact = recipe.replace(precision="fp32")
     return backend.engine(exact, np.asarray(rates, np.float64), backend.world(execution), execution)

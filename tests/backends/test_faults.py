@@ -17,7 +17,16 @@ import pytest
 from lockstep import backends
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.recipes import Execution, Recipe
-from tests.backends import test_across, test_engine, test_masks, test_precision, test_steps, test_trajectories, wrong
+from tests.backends import (
+    test_across,
+    test_engine,
+    test_masks,
+    test_precision,
+    test_quantisation,
+    test_steps,
+    test_trajectories,
+    wrong,
+)
 from tests.backends.cases import FP16, OTHER_COLOURS, Step
 from tests.backends.conftest import starter
 from tests.backends.steps import STEPS, TRAJECTORIES
@@ -73,6 +82,11 @@ def of_resumed(name: str) -> Test:
     return partial(test_engine.test_a_new_engine_goes_on_to_the_same_bits, changes=changes, parts=parts)
 
 
+def of_quantised_logits(factor: float) -> Test:
+    return partial(test_quantisation.test_quantised_logits_are_those_of_float64, model="grouped", factor=factor)
+
+
+QUANTISED_STEP = partial(test_quantisation.test_a_quantised_step_is_that_of_float64, model="grouped")
 LOSS, GRADIENT, STATISTICS = test_steps.CHECKS
 WEIGHTS, CURVE, REST = test_trajectories.CHECKS
 WRITTEN = test_engine.test_what_was_written_is_read_to_the_last_bit
@@ -279,6 +293,26 @@ FAULTS = {
         (test_masks.test_new_masks_replace_those_set_before, test_masks.test_no_masks_let_all_weights_move_again),
     ),
     "masks do not outlive a state": Fault(wrong.MasksOnceWritten, (test_masks.test_masks_outlive_a_state_that_is_written,)),
+    # Quantisation
+    "does not quantise": Fault(
+        with_function("fake_quantised", wrong.not_quantised),
+        (of_quantised_logits(test_quantisation.COARSE), of_quantised_logits(test_quantisation.LIMITING), QUANTISED_STEP),
+    ),
+    "quantises in evaluation alone": Fault(
+        with_function("fake_quantised", wrong.not_quantised, only="train"), (QUANTISED_STEP,)
+    ),
+    "one scale for all channels": Fault(
+        with_function("fake_quantised", wrong.quantised_per_tensor),
+        (of_quantised_logits(test_quantisation.COARSE), QUANTISED_STEP),
+    ),
+    "a gradient where inputs are limited": Fault(
+        with_function("fake_quantised", wrong.quantised_with_a_gradient_everywhere),
+        (test_quantisation.test_no_gradient_passes_where_an_input_is_limited,),
+    ),
+    "calibrates on the last batch": Fault(
+        wrong.CalibratesOnTheLastBatch,
+        (test_quantisation.test_an_engine_calibrates_on_the_largest_inputs_of_all_images_in_float,),
+    ),
     # Evaluation and prediction
     "drops the ragged tail": Fault(
         wrong.DropsTheTail,

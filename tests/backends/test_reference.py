@@ -1,19 +1,21 @@
 """Tests for the reference engine: functions against finite differences, whole steps against autograd in float64."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from lockstep import backends
 from lockstep.backends import Engine
 from lockstep.backends.reference import functions as f
 from lockstep.models.architectures import MODELS, narrowed
+from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
-from lockstep.verification.bounds import distance
+from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
 from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics
 from tests.backends.steps import STEPS, TRAJECTORIES
@@ -235,3 +237,79 @@ def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BackendError, match="runs in one process"):
         backend.world(Execution())
+
+
+# Int8
+
+INT8_SCALE = 0.25
+INT8_VALUES = [0.0, 0.125, 0.375, -0.125, -0.375, 0.3, -7.77, 31.87, 31.88, 40.0, -32.1, -32.13, -40.0]
+"""Halves of a scale, which go to the even integer, and values around the limits."""
+
+
+def of_torch(x: np.ndarray, *quantisation: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return what PyTorch's own functions round values to in int8, and the gradient of the sum of the results."""
+    leaf = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    per_channel = isinstance(quantisation[0], torch.Tensor)
+    function = torch.fake_quantize_per_channel_affine if per_channel else torch.fake_quantize_per_tensor_affine
+    y = function(leaf, *quantisation)
+    y.sum().backward()
+    assert leaf.grad is not None
+    return y.detach().numpy(), leaf.grad.numpy()
+
+
+def test_rounding_to_int8_is_that_of_pytorch() -> None:
+    x = np.array(INT8_VALUES)
+    y, back = f.fake_quantised(x, np.float64(INT8_SCALE))
+    expected, gradient = of_torch(x, INT8_SCALE, 0, -128, 127)
+    assert y.tolist() == expected.tolist()
+    assert back(np.ones_like(x)).tolist() == gradient.tolist()
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2, 2), (4, 6)])
+def test_weights_in_int8_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
+    weight = (random.normal(size=shape) * np.array([1, 1e-3, 0, 50]).reshape(-1, *[1] * (len(shape) - 1))).astype(np.float32)
+    scales = weight_scales(weight)
+    y, back = f.fake_quantised(weight.astype(np.float64), scales.reshape(-1, *[1] * (len(shape) - 1)).astype(np.float64))
+    largest = torch.tensor(weight).abs().flatten(1).amax(dim=1)
+    quantisation = ((largest / 127).clamp(min=2.0**-126), torch.zeros(4, dtype=torch.int32), 0, -127, 127)
+    expected, gradient = of_torch(weight, *quantisation)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert not y[2].any()
+    assert np.array_equal(back(np.ones(shape)), gradient)
+
+
+class QuantisedNetwork(autograd.Network):
+    """A pass with PyTorch's own rounding to int8."""
+
+    scales: ClassVar[dict[str, float]] = {}
+    largest: ClassVar[dict[str, float]] = {}
+
+    def factors(self, x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = super().factors(x, name)
+        self.largest[name] = max(self.largest.get(name, 0.0), x.abs().max().item())
+        if not self.scales:
+            return x, weight
+        scales = (weight.detach().abs().flatten(1).amax(dim=1) / 127).float()
+        zeros = torch.zeros(len(weight), dtype=torch.int32)
+        weight = torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -128, 127)
+        return torch.fake_quantize_per_tensor_affine(x, self.scales[name], 0, -128, 127), weight
+
+
+def test_a_quantised_step_is_that_of_autograd(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, batch = tiny_recipe.replace(weight_decay=0.0, quantisation="int8"), random_batch(tiny_recipe, 8)
+    state = random_state(recipe)
+    monkeypatch.setattr(QuantisedNetwork, "largest", {})
+    autograd_network = QuantisedNetwork(autograd.float64(state.tensors), recipe, training=False)
+    with torch.no_grad():
+        autograd_network.logits(batch.images)
+    reference: Any = engine(recipe, state)
+    assert reference.calibrate([batch]) == pytest.approx(QuantisedNetwork.largest, rel=1e-12)
+    scales = {name: float(np.float32(value / 8)) for name, value in QuantisedNetwork.largest.items()}
+    monkeypatch.setattr(QuantisedNetwork, "scales", scales)
+    monkeypatch.setattr(autograd, "Network", QuantisedNetwork)
+    reference.quantise(scales)
+    interval, end = reference.fetch(reference.train([batch], 0)), reference.read()
+    expected = autograd.train(recipe, state, [batch], RATES)
+    # PyTorch's functions round to float32.
+    assert interval.losses == pytest.approx(expected.losses, rel=1e-6)
+    assert angle(end.momentum, expected.state.momentum) < BOUNDS["quantised direction"].value

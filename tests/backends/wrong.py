@@ -50,6 +50,7 @@ def with_function(name: str, wrong: Callable[..., Any], *, only: str = "train ev
 # Functions. The right ones are kept here: within a wrong engine, `functions` has wrong ones under the same names.
 
 _batch_norm, _mix, _normalise = f.batch_norm, f.mix, f.normalise
+_fake_quantised = f.fake_quantised
 _running_statistics, _targets, _cross_entropy = f.running_statistics, f.targets, f.cross_entropy
 
 
@@ -118,6 +119,19 @@ def odd_row_before(length: int, kernel: int, stride: int, kind: str) -> tuple[in
         return kernel // 2, kernel // 2
     total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
     return total - total // 2, total // 2
+
+
+def not_quantised(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
+    return x, lambda d_y: d_y
+
+
+def quantised_per_tensor(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return weights quantised by the largest of their scales instead of each channel's own."""
+    return _fake_quantised(x, np.max(scale))
+
+
+def quantised_with_a_gradient_everywhere(x: Array, scale: Array) -> tuple[Array, Callable[[Array], Array]]:
+    return _fake_quantised(x, scale)[0], lambda d_y: d_y
 
 
 # Methods
@@ -226,6 +240,13 @@ class MasksOnceWritten(ReferenceEngine):
         masks, self._masks = self._masks, {}
         super().write(state)
         self._masks = masks
+
+
+class CalibratesOnTheLastBatch(ReferenceEngine):
+    """Forgets the batches before the last one."""
+
+    def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
+        return super().calibrate([list(batches)[-1]])
 
 
 class DropsTheTail(ReferenceEngine):

@@ -54,11 +54,11 @@ def prepared(path: Path, recipe: Recipe) -> np.ndarray:
     return normalised.transpose(2, 0, 1)[None].astype(np.float32)
 
 
-def saved(recipe: Recipe, folder: Path) -> Path:
+def saved(recipe: Recipe, folder: Path, scales: dict[str, float] | None = None) -> Path:
     """Write random weights whose probabilities are not near 1, since those would hide differences; return the path."""
     tensors = random_tensors(recipe, 1)
     tensors["fc.weight"] = tensors["fc.weight"] / 50
-    about = {"recipe": recipe.fields(), "classes": CLASSES}
+    about = {"recipe": recipe.fields(), "classes": CLASSES, "scales": scales}
     return checkpoint.save(folder / "checkpoints", State(3, tensors, {}), data_digest="", about=about)
 
 

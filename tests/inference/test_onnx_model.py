@@ -9,10 +9,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 import lockstep
+from lockstep.models.architectures import model_spec
+from lockstep.models.quantisation import layers
+from lockstep.models.state import State
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import zero_momentum
 from lockstep.system.errors import BackendError
+from lockstep.weights.opening import open_weights
+from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved
 
@@ -29,8 +36,11 @@ def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the reference's probabilities, float64."""
     x = ((images.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
-    logits = lockstep.load(weights, backend="reference")(x)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return softmax(lockstep.load(weights, backend="reference")(x))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
@@ -50,6 +60,66 @@ def test_onnx_runtime_has_the_probabilities_of_float64(
         assert classes.tolist() == wanted.argmax(axis=1).tolist()
         assert wanted.max() < 0.95
         assert np.ptp(wanted, axis=0).max() > 0.01, "images are told apart"
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
+    tiny_recipe: Recipe, padding: str, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD, padding=padding)
+    # Many inputs are beyond the limits of these scales. Dark pixels reach -128.
+    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
+    weights = saved(recipe, tmp_path, scales)
+    assert lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"] == []
+    images = pictures(32, 32)
+    engine: Any = oracle.engine_of(recipe, [0.0])
+    engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
+    in_float = softmax(engine.predict(images))
+    engine.quantise(scales)
+    wanted = softmax(engine.predict(images))
+    _, probabilities = answers(tmp_path / "model" / "model.onnx", images)
+    # Rounding is 1e-7, but where it decides a rounding to int8 a value moves by a whole scale.
+    assert probabilities == pytest.approx(wanted, abs=5e-4)
+    assert np.abs(in_float - wanted).max() > 5e-3, "quantisation is plain"
+
+
+def test_every_layer_of_a_quantised_model_has_its_pairs(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8")
+    names = layers(model_spec(recipe.model))
+    weights = saved(recipe, tmp_path, {name: 2.0**-number for number, name in enumerate(names)})
+    lockstep.export(weights, tmp_path / "model", to="onnx")
+    graph = onnx.load(str(tmp_path / "model" / "model.onnx")).graph
+    made_by = {node.output[0]: node for node in graph.node}
+    values = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    found = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
+    assert len(found) == len(names)
+    for node in found:
+        number = names.index(node.name if node.op_type == "Conv" else "fc")
+        for name, channels in zip(node.input[:2], ((), values[f"{names[number]}.weight"].shape[:1]), strict=True):
+            dequantize = made_by[name]
+            quantize = made_by[dequantize.input[0]]
+            assert (quantize.op_type, dequantize.op_type) == ("QuantizeLinear", "DequantizeLinear")
+            assert list(quantize.input[1:]) == list(dequantize.input[1:])
+            scale, zero = (values[each] for each in quantize.input[1:])
+            assert scale.shape == zero.shape == channels
+            assert zero.dtype == np.int8
+            if not channels:
+                assert scale == 2.0**-number
+
+
+def test_other_formats_say_that_they_compute_without_quantisation(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8")
+    weights = saved(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 1.0))
+    exported = lockstep.export(weights, tmp_path / "model", to="torchscript")
+    assert exported["remarks"] == [
+        "torchscript computes in float, but the weights were trained for int8; --to onnx quantises"
+    ]
+    images = pictures(32, 32)
+    module = torch.jit.load(str(tmp_path / "model" / "model.pt"))
+    in_float = softmax(oracle.logits(recipe, open_weights(weights).tensors, images))
+    assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(in_float, abs=1e-5)
+    converted = lockstep.convert(weights, tmp_path / "w.pth", to="torchvision", certificate=False)
+    assert "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]
 
 
 def test_a_checkpoint_of_mxnets_is_exported(tmp_path: Path) -> None:

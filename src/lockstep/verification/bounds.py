@@ -51,6 +51,10 @@ BOUNDS: dict[str, Bound] = {
     "fp16 direction": Bound(0.03, "of the whole gradient: the fewer bits, the more ReLUs switch"),
     "scaled gradient": Bound(1e-2, "a power of two is exact in fp16, except for values below 6e-8 without it"),
     "pixels": Bound(3, "of 255: versions of libjpeg-turbo and OpenCV may round differently; equal versions do not differ"),
+    # Weights and inputs in int8, float32 against float64:
+    "quantised": Bound(5e-3, "rounding is 1e-6, but where it decides a rounding to int8 the value moves by a whole scale"),
+    "bf16 quantised": Bound(0.2, "the rounding to 8 bits decides many roundings to int8"),
+    "quantised direction": Bound(0.1, "as the direction, and equal integers share the maximum of a pooling window"),
     # An engine against itself, with sums in another order:
     "compiled": Bound(1e-2, "as the gradient: the compiler fuses and reorders"),
     "ranks": Bound(1e-5, "weights after 4 small steps"),

@@ -192,10 +192,8 @@ class ReferenceEngine:
         found = dict.fromkeys(layers(model_spec(self._recipe.model)), 0.0)
         weights = self._computed(self._tensors)
         for batch in batches:
-            network = Network(self._recipe, weights, training=False)
             with np.errstate(over="ignore", invalid="ignore"):
-                network.logits(self._normalised(batch.images))
-            found = {name: float(np.maximum(value, network.largest[name])) for name, value in found.items()}
+                Network(self._recipe, weights, training=False, largest=found).logits(self._normalised(batch.images))
         return found
 
     def quantise(self, scales: Mapping[str, float]) -> None:

@@ -22,11 +22,17 @@ class Network:
     """
 
     def __init__(
-        self, recipe: Recipe, tensors: Mapping[str, Array], *, training: bool, scales: Mapping[str, float] | None = None
+        self,
+        recipe: Recipe,
+        tensors: Mapping[str, Array],
+        *,
+        training: bool,
+        scales: Mapping[str, float] | None = None,
+        largest: dict[str, float] | None = None,
     ) -> None:
-        self._recipe, self._tensors, self._training, self._scales = recipe, tensors, training, scales
-        self.largest: dict[str, float] = {}
-        """The largest magnitude of the input of every convolution and of the classifier."""
+        """Prepare a pass. In `largest`, it raises the magnitudes of layers' inputs, by name, to the largest that it sees."""
+        self._recipe, self._tensors, self._training = recipe, tensors, training
+        self._scales, self._largest = scales, largest
         self.statistics: dict[str, Array] = {}
         """In training, the running statistics after this batch."""
         self.gradients: dict[str, Array] = {}
@@ -122,7 +128,8 @@ class Network:
     def _quantised(self, x: Array, layer: str) -> tuple[Array, Array, Callable[[Array, Array], tuple[Array, Array]]]:
         """Return what a layer computes with: its input and its weight, and back: (d_x, d_weight) -> (d_x, d_weight)."""
         weight = self._tensors[f"{layer}.weight"]
-        self.largest[layer] = float(np.abs(x).max())
+        if self._largest is not None:
+            self._largest[layer] = float(np.abs(x).max(initial=self._largest[layer]))
         if self._scales is None:
             return x, self._round(weight), lambda d_x, d_weight: (d_x, d_weight)
         per_channel = weight_scales(weight).reshape(-1, *[1] * (weight.ndim - 1)).astype(weight.dtype)

@@ -84,16 +84,16 @@ def set_scales(model: nn.Module, scales: Mapping[str, float]) -> None:
 
 def largest_inputs(model: nn.Module, names: Iterable[str], batches: Iterable[Tensor]) -> dict[str, float]:
     """Return the largest magnitude of the input of every named layer, while the model computes batches [N, 3, H, W]."""
-    found: dict[str, Tensor] = {}
+    device = next(model.parameters()).device
+    found = {name: torch.zeros((), device=device) for name in names}
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            largest = inputs[0].abs().amax().float()
-            found[name] = torch.maximum(found[name], largest) if name in found else largest
+            found[name] = torch.maximum(found[name], inputs[0].abs().amax().float())
 
         return hook
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
+    handles = [model.get_submodule(name).register_forward_pre_hook(watch(name)) for name in found]
     for images in batches:
         model(images)
     for handle in handles:
