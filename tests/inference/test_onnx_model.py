@@ -79,8 +79,8 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     wanted = softmax(engine.predict(images))
     _, probabilities = answers(tmp_path / "model" / "model.onnx", images)
     # Rounding is 1e-7, but where it decides a rounding to int8 a value moves by a whole scale.
-    assert probabilities == pytest.approx(wanted, abs=5e-4)
-    assert np.abs(in_float - wanted).max() > 5e-3, "quantisation is plain"
+    assert probabilities == pytest.approx(wanted, abs=1e-4)
+    assert np.abs(in_float - wanted).max() > 0.03, "quantisation must be able to matter"
 
 
 def test_every_layer_of_a_quantised_model_has_its_pairs(tiny_recipe: Recipe, tmp_path: Path) -> None:

@@ -30,6 +30,21 @@ class _FakeQuantised(torch.autograd.Function):
         return gradient * is_within, None
 
 
+class _FakeQuantisedWeight(torch.autograd.Function):
+    """A float32 weight to int8 multiples of a scale for each output channel. All of its gradient passes: none is limited."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        largest = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
+        scale = (largest / LARGEST).clamp(min=SMALLEST_SCALE)
+        # With the strides of the weight, which its gradient then has, too: the exchange with other ranks expects them.
+        return torch.empty_like(weight).copy_(torch.round(weight / scale) * scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
 def fake_quantised(x: Tensor, scale: Tensor) -> Tensor:
     """Return x rounded to int8 multiples of the scale, float32; `scale` is float32 and is broadcast."""
     result: Tensor = _FakeQuantised.apply(x.float(), scale)  # type: ignore[no-untyped-call]
@@ -38,8 +53,8 @@ def fake_quantised(x: Tensor, scale: Tensor) -> Tensor:
 
 def quantised_weight(weight: Tensor) -> Tensor:
     """Return a kernel or classifier rounded to int8 multiples of a scale for each output channel."""
-    largest = weight.detach().abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True)
-    return fake_quantised(weight, (largest / LARGEST).clamp(min=SMALLEST_SCALE))
+    result: Tensor = _FakeQuantisedWeight.apply(weight)  # type: ignore[no-untyped-call]
+    return result
 
 
 class QuantisedConv(nn.Conv2d):
