@@ -25,7 +25,7 @@ COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
 of_frameworks = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"], indirect=True)
 """Runs a test for every engine except the reference, which has no framework."""
 of_quantising = pytest.mark.parametrize(
-    "backend", [name for name in BACKENDS if backends.FRAMEWORKS[name].quantises], indirect=True
+    "backend", [name for name, each in backends.FRAMEWORKS.items() if name in BACKENDS and each.quantises], indirect=True
 )
 """Runs a test for every engine that supports quantisation."""
 

@@ -52,6 +52,7 @@ FORMULAS: dict[str, tuple[Formula, int, int, float]] = {
     "resnet50-paddle-asp-90ep": (paddle, 90, 5, 2.048),
     "resnet50-paddle-tf32-50ep": (paddle, 50, 5, 2.048),
     "resnet50-paddle-tf32-90ep": (paddle, 90, 5, 2.048),
+    "resnet50-paddle-qat-10ep": (paddle, 10, 5, 0.0004),
     "resnet50-mxnet-90ep": (mxnet, 90, 5, 0.65),
     "resnet50-mxnet-fp32-90ep": (mxnet, 90, 5, 0.3),
     "resnext101-32x4d-pytorch-90ep": (pytorch, 90, 8, 1.024),
