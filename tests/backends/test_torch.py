@@ -217,8 +217,13 @@ class _Reading(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"ema_decay": 0.9}, {"precision": "fp16", "loss_scaling": "dynamic"}, {"precision": "bf16"}],
-    ids=["fp32", "moving average", "dynamic fp16", "bf16"],
+    [
+        {},
+        {"ema_decay": 0.9},
+        {"precision": "fp16", "loss_scaling": "dynamic"},
+        {"quantisation": "int8", "precision": "bf16"},
+    ],
+    ids=["fp32", "moving average", "dynamic fp16", "int8 and bf16"],
 )
 @pytest.mark.parametrize("parts", [1, 2])
 def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, changes: dict[str, Any], parts: int) -> None:

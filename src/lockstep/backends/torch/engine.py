@@ -1,7 +1,7 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
 The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights. The update
-is PyTorch's fused SGD. Only `fetch`, `evaluate`, `predict` and `read` wait for the device.
+is PyTorch's fused SGD. Only `fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device.
 """
 
 import os
@@ -274,7 +274,8 @@ class TorchEngine:
     def calibrate(self, batches: Iterable[Batch]) -> dict[str, float]:
         """Return the largest magnitude of the input of every quantised layer, over all images."""
         plain = Model(self._spec, self._recipe).to(self._device).eval()
-        copy_into(canonical_tensors(plain), _to_numpy(self._tensors), "tensors")
+        for name, tensor in canonical_tensors(plain).items():
+            tensor.copy_(self._tensors[name])
         images = (self._loss_module.normalised(self._images(batch)) for batch in batches)
         with autocast(self._recipe, self._device):
             return largest_inputs(plain, layers(self._spec), images)
