@@ -93,18 +93,17 @@ def test_a_stop_while_calibrating_trains_nothing(recipe: Recipe, given: Path, te
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
-@pytest.mark.parametrize("form", ["run", "converted"])
-def test_evaluating_quantises_as_the_run_did(form: str, whole: Path, textures: Path, tmp_path: Path) -> None:
-    source = whole
-    if form == "converted":
-        source = tmp_path / "w.safetensors"
-        lockstep.convert(whole, source, certificate=False)
-    reported = json.loads((whole / "report.json").read_text())["final"]["trained"]
-    in_float = tmp_path / "float.safetensors"
+def test_evaluating_quantises_as_the_run_did(whole: Path, textures: Path, tmp_path: Path) -> None:
+    lockstep.convert(whole, tmp_path / "w.safetensors", certificate=False)
     plain = lockstep.load_recipe(whole).replace(quantisation="none")
-    checkpoint.write_weights(in_float, end(whole).tensors, {"recipe": plain.fields(), "classes": []})
-    assert lockstep.evaluate(source, textures)["loss"] == pytest.approx(reported["loss"], rel=1e-6)
-    assert lockstep.evaluate(in_float, textures)["loss"] != pytest.approx(reported["loss"], rel=1e-3)
+    checkpoint.write_weights(tmp_path / "f.safetensors", end(whole).tensors, {"recipe": plain.fields(), "classes": []})
+    reported = json.loads((whole / "report.json").read_text())["final"]["trained"]["loss"]
+    run, converted, in_float = (
+        lockstep.evaluate(source, textures)["loss"]
+        for source in (whole, tmp_path / "w.safetensors", tmp_path / "f.safetensors")
+    )
+    assert [run, converted] == pytest.approx([reported] * 2, rel=1e-6)
+    assert in_float != pytest.approx(reported, rel=1e-3)
 
 
 def test_a_quantised_recipe_needs_trained_weights_and_an_engine_that_quantises(
