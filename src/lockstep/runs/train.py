@@ -49,8 +49,8 @@ def train(
       `validation_share`.
     - `weights` is whatever `evaluate` accepts. A new run starts from these weights instead of the recipe's initial ones, at
       step 0 and with velocities of 0. A classifier for another number of logits is initialised again. A recipe with
-      `sparsity` or `quantisation` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard deviation and
-      interpolation of the images.
+      `sparsity` or `quantisation` needs `weights`. Without `recipe`, the weights decide the model, and mean, standard
+      deviation and interpolation of the images.
     - `resume_from` is a checkpoint of another program, such as NVIDIA's code. A new run resumes where that program stopped,
       with its velocities, moving average, loss scale and step or epoch, as far as the checkpoint has them; notes say what it
       lacks.
