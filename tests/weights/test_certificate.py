@@ -156,7 +156,7 @@ def test_a_mistake_that_writer_and_reader_share_is_seen(
         return value | {"fc.bias": -value["fc.bias"]}
 
     monkeypatch.setattr(torch_file, "save", lambda path, value: save(path, wrong(value)))
-    monkeypatch.setattr(torch_file, "load", lambda path: wrong(load(path)))
+    monkeypatch.setattr(torch_file, "load", lambda path, **options: wrong(load(path, **options)))
     monkeypatch.setitem(TARGETS, "torchvision", replace(TARGETS["torchvision"], read_arrays=torch_file.load))
     computed_in_this_process_by("torch", monkeypatch)
     with pytest.raises(CheckpointError, match=r"torch \S+ reads a\.pth otherwise than Lockstep: 1 of .*, such as fc\.bias;"):

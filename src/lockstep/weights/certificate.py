@@ -91,7 +91,7 @@ def certify(
             plain = used.replace(precision="fp32", quantisation="none", ema_decay=0.0, model=model_spec(used.model))
             (folder / f"{part}.json").write_text(json.dumps(plain.fields(), allow_nan=False), encoding="utf-8")
         if engines["target"] != REFERENCE:
-            (folder / "target.files.json").write_text(json.dumps(_paths(written)), encoding="utf-8")
+            (folder / "target.files.json").write_text(json.dumps(_paths(written), allow_nan=False), encoding="utf-8")
         versions = {
             engine: _run(folder, engine, [part for part, own in engines.items() if own == engine])
             for engine in dict.fromkeys(engines.values())

@@ -139,9 +139,8 @@ def _epochs_done(file: Path) -> int | None:
 def read(path: Path, *, momentum: bool = True) -> Original:
     """Read a ResNet that has a name here, by its graph or, without a graph, by the names of its layers.
 
-    `path` is a `.params` file; its graph is expected in the same folder. The recipe is the published one, or the default one
-    for names of Gluon's model zoo, with the graph's epsilon. Raises `CheckpointError` if a file is damaged, incomplete or of
-    another model, or if the layout of a kernel is ambiguous.
+    `path` is a `.params` file; its graph is expected in the same folder. The recipe is the published one, or the default for
+    Gluon's names, with the graph's epsilon. Raises `CheckpointError` for a damaged, incomplete or unknown file.
     """
     stored = mxnet_params.load(path)
     arrays = _bare(path, stored)
@@ -150,7 +149,7 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     matching = _matching(path, arrays, symbol)
     table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
     layouts = _layouts(path, arrays, table, symbol)
-    velocities_file = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
+    velocities_file = path.with_name(path.stem + _MOMENTUM)
     velocities = _bare(velocities_file, mxnet_params.load(velocities_file)) if momentum and velocities_file.exists() else {}
     slots = {tensor: name for tensor, name in table.items() if tensor.is_trained}
     missing = [name for name in slots.values() if name not in velocities]
@@ -322,9 +321,7 @@ def _layouts(
         # If at most one of the last three axes is longer than 1, both layouts are the same bytes.
         if len(fits) > 1 and sorted(shape[1:])[1] > 1:
             graph = _graph_of(path)
-            beside = (
-                f"put {graph.name} next to it" if graph else "name it <prefix>-<epoch>.params and put its graph next to it"
-            )
+            beside = f"put {graph.name} next to it" if graph else "name it <prefix>-<epoch>.params, its graph next to it"
             raise CheckpointError(f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI; {beside}")
         layouts[name] = fits[0]
     return layouts
