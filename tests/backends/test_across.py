@@ -15,7 +15,7 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
-from tests.backends.conftest import BACKENDS, Grounds, Start, starter
+from tests.backends.conftest import Grounds, Start, starter
 from tests.backends.launchers import PAIRS, RING
 
 STEPS = 8
@@ -99,8 +99,8 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
     run.check(handed_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
 
 
-FULL = RING if "LOCKSTEP_SOAK" in os.environ else (("tensorflow", "torch"),) if "torch" in BACKENDS else ()
-"""Engines that pass on a full model. The narrow models above show what depends on the engines."""
+FULL = RING if "LOCKSTEP_SOAK" in os.environ else ()
+"""Engines that pass on a full model, in a soak: the narrow models above show what depends on the engines."""
 
 
 @pytest.mark.slow

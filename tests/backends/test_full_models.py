@@ -30,15 +30,12 @@ pytestmark = [pytest.mark.slow, of_frameworks]  # the reference is compared with
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer4.0.downsample.0.weight", "fc.weight")
 
-STEPS = {
-    "resnet50": Step({"model": "resnet50", "logits": 1001, "padding": "same"}, mixup="sample", size=64, is_steady=True),
-    "resnext101-32x4d": Step({"model": "resnext101-32x4d", "logits": 1000}, mixup="batch", size=64, is_steady=True),
-}
+STEP = Step({"model": "resnext101-32x4d", "logits": 1000}, mixup="batch", size=64, is_steady=True)
+"""The deepest model. A step of resnet50 is part of the run below."""
 
 
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Recipe, step: Step) -> None:
-    recipe, state, batch = step.begin(tiny_recipe, count=4)
+def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Recipe) -> None:
+    recipe, state, batch = STEP.begin(tiny_recipe, count=4)
     engine = start(recipe, state)
     interval = engine.fetch(engine.train([batch], 0))
     end, expected = engine.read(), oracle.train(recipe, state, [batch], RATES)

@@ -215,7 +215,7 @@ def test_a_step_is_the_same_group_by_group(
     asked: list[Any] = []
     monkeypatch.setattr(tensorflow_model, "computes_groups", asked.append)  # which returns None
     recipe, state, batch = step.begin(tiny_recipe)
-    engine = start(recipe, state, accumulation_steps=step.parts)
+    engine = start(recipe, state, accumulation_steps=step.parts, new=True)
     interval, end = engine.fetch(engine.train([batch], 0)), engine.read()
     expected = oracle.train(recipe, state, [batch], RATES, step.parts)
     assert set(asked) == {tf.float32}
@@ -272,7 +272,7 @@ def test_evaluating_batches_of_any_size_traces_once(start: Start, tiny_recipe: R
 
 
 def test_steps_on_batches_of_one_shape_trace_once(start: Start, tiny_recipe: Recipe) -> None:
-    engine: Any = start(tiny_recipe)
+    engine: Any = start(tiny_recipe, new=True)
     engine.train(random_batches(tiny_recipe, 3, mixup="sample"), 0)
     engine.write(random_state(tiny_recipe, seed=2))
     engine.train(random_batches(tiny_recipe, 2, mixup="sample"), 3)

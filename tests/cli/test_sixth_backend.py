@@ -21,8 +21,8 @@ MAY_NAME_THEM = {
     "benchmark/iteration_times.py",
 }
 """The table; the default; tensorboardX, which imports PyTorch; how NVIDIA's examples define a mean."""
-NAME_THEM_BY_FORMAT = ("weights", "formats")
-"""Files of other programs hold their names, such as PyTorch's types."""
+NAME_THEM_BY_NATURE = (("weights", "formats"), ("recipes", "nvidia"))
+"""Files of other programs hold their names, such as PyTorch's types; NVIDIA's examples are named after them."""
 
 
 def test_no_frameworks_name_stands_outside_its_folder() -> None:
@@ -31,7 +31,7 @@ def test_no_frameworks_name_stands_outside_its_folder() -> None:
     for path in SOURCE.rglob("*.py"):
         place = path.relative_to(SOURCE)
         code = re.sub(r"^ *(>>>|\.\.\.) .*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        own = {NAME_THEM_BY_FORMAT, *(("backends", name) for name in FRAMEWORKS)}
+        own = {*NAME_THEM_BY_NATURE, *(("backends", name) for name in FRAMEWORKS)}
         if str(place) not in MAY_NAME_THEM and place.parts[:2] not in own:
             found[str(place)] = re.findall(rf"""["']({names})["']""", code)
     assert {place: named for place, named in found.items() if named} == {}

@@ -32,6 +32,8 @@ SOAK = "LOCKSTEP_SOAK" in os.environ
 `make soak` sets it.
 """
 
+in_a_soak = pytest.mark.skipif(not SOAK, reason="runs under make soak")
+
 
 def some(*names: str) -> tuple[str, ...]:
     """Return these engines, or all in a soak; the first engine of an environment that has none of them."""
@@ -207,6 +209,7 @@ def test_two_ranks_with_synchronised_batch_norm_end_with_the_weights_of_one(
 
 
 @pytest.mark.slow
+@in_a_soak  # `tests/backends/test_ranks.py` sees the same of every engine
 def test_two_ranks_with_batch_norm_of_their_own_end_with_other_weights(ranked_once: list[object], tmp_path: Path) -> None:
     # This shows that the bound of synchronised ones can fail.
     changes, one, two = ["--set", "epochs=1", "--set", "lr=0.001"], tmp_path / "one", tmp_path / "two"
@@ -216,7 +219,7 @@ def test_two_ranks_with_batch_norm_of_their_own_end_with_other_weights(ranked_on
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])  # SIGUSR1: to one rank, below
+@pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGINT] if SOAK else [])])  # SIGUSR1: to one rank, below
 def test_one_signal_to_the_launcher_ends_all_ranks_saved(
     number: signal.Signals, ranked_once: list[object], tmp_path: Path
 ) -> None:
@@ -356,6 +359,7 @@ def zeros(run: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@in_a_soak  # `tests/backends/test_sparse_runs.py` stops and resumes such a run on every engine
 @pytest.mark.parametrize("backend", some("paddle"))
 def test_a_sparse_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
     backend: str, arguments: list[object], dense: Path, tmp_path: Path
@@ -392,6 +396,7 @@ def test_two_sparse_ranks_end_with_the_weights_of_one(ranked_once: list[object],
 
 
 @pytest.mark.slow
+@in_a_soak  # a folder that is refused ends the ranks in the same way
 def test_weights_refused_to_rank_0_end_all_ranks_without_a_traceback(
     ranked_once: list[object], dense: Path, finished: Path
 ) -> None:

@@ -26,24 +26,12 @@ def test_a_table_shows_every_quantity_and_the_verdict(answer: Callable[..., Answ
 @pytest.mark.slow
 def test_four_frameworks_in_two_environments_agree(answer: Callable[..., Answer]) -> None:
     backends = "torch,tensorflow,paddle,mxnet"
-    code, output, _ = answer("verify", "--backends", backends, "--model", "resnet18", "--steps", 3)
+    code, output, _ = answer("verify", "--backends", backends, "--model", "resnet18", "--steps", 3, "--json")
     assert code == 0, output
-    assert output.splitlines()[-1] == "all within bounds"
-    assert {line.split()[0] for line in output.splitlines() if " logits " in line} == {
-        "any",
-        "mxnet",
-        "paddle",
-        "tensorflow",
-        "torch",
-    }
-
-
-def test_json_is_the_whole_report(answer: Callable[..., Answer]) -> None:
-    code, output, _ = answer("verify", "--backends", "torch", "--steps", 3, "--json")
     report = json.loads(output)
-    assert code == 0
     assert report["passed"]
-    assert set(report["losses"]) == {"reference", "torch"}
+    assert {name for name, found in report["engines"].items() if found["passed"]} == set(backends.split(","))
+    assert set(report["losses"]) == {"reference", *backends.split(",")}
 
 
 def test_an_engine_that_does_not_pass_gives_exit_code_1(
@@ -108,8 +96,8 @@ def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
 
 @pytest.mark.slow
 def test_a_full_model_is_verified_at_its_own_size(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text("base: resnet50-paddle-90ep\nimage_size: 64\n")
+    (tmp_path / "small.yaml").write_text("base: resnet50-paddle-90ep\nimage_size: 32\n")
     full = ("--full", "--model", "resnet18", "--recipe", tmp_path / "small.yaml")
     code, output, errors = call("verify", "--backends", "torch", *full, seconds=400)
     assert code == 0, output + errors
-    assert "3 steps of 8 images at 64 px in fp32, the model itself" in output
+    assert "3 steps of 8 images at 32 px in fp32, the model itself" in output

@@ -24,9 +24,9 @@ def listing(context: typer.Context) -> None:
 
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A recipe's name, a YAML file or a run's folder.")]) -> None:
-    """Print the source of a recipe and its published accuracies, then every field as YAML.
+    """Print a recipe, its source and published accuracies.
 
-    For a finished run's folder, its top-1 is put next to the published ones.
+    Every field is printed as YAML. For a finished run's folder, its top-1 is put next to the published ones.
     """
     from lockstep.recipes import load_recipe
     from lockstep.recipes.published import RECIPES
