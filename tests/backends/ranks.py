@@ -5,6 +5,7 @@
 Every process writes its results to FOLDER/<rank>.pickle.
 """
 
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -52,7 +53,9 @@ SCENARIOS = {
     "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
 }
-UNCOMPILED = tuple(name for name in SCENARIOS if name != "compiled")
+IN_A_SOAK = () if "LOCKSTEP_SOAK" in os.environ else ("local in parts",)
+"""Scenarios whose two properties are those of others."""
+UNCOMPILED = tuple(name for name in SCENARIOS if name not in ("compiled", *IN_A_SOAK))
 
 
 def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any) -> dict[str, Any]:

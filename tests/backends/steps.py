@@ -12,7 +12,6 @@ OF_NARROW_MODELS = {
     },
     "narrow resnext101-32x4d": {
         "at 32 pixels": Step(mixup="sample"),
-        "at 64 pixels": Step(mixup="sample", size=64),
         "with one mixup coefficient": Step(mixup="batch"),
         "in two parts": Step(mixup="sample", parts=2),
     },

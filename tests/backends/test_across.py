@@ -1,6 +1,5 @@
 """A run that starts on one engine and resumes on another has the same end as a run without a break."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
-from tests.backends.conftest import Grounds, Start, starter
+from tests.backends.conftest import SOAK, Grounds, Start, starter
 from tests.backends.launchers import PAIRS, RING
 
 STEPS = 8
@@ -55,7 +54,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
     "two parts": ({"ema_decay": 0.9}, "batch", 2),
     "much momentum and decay": ({"momentum": 0.99, "weight_decay": 0.05}, "none", 1),
     "SAME padding": ({"padding": "same"}, "none", 1),
-} | {name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()}
+} | ({name: (changes | {"ema_decay": 0.9}, "sample", 1) for name, changes in NARROWED.items()} if SOAK else {})
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def test_a_run_handed_over_ends_where_float64_goes(pair: Pair, run: Run) -> None
     run.check(handed_over(pair, run.recipe, run.begin, mixup=run.mixup, parts=run.parts))
 
 
-FULL = RING if "LOCKSTEP_SOAK" in os.environ else ()
+FULL = RING if SOAK else ()
 """Engines that pass on a full model, in a soak: the narrow models above show what depends on the engines."""
 
 

@@ -24,7 +24,7 @@ from tests.backends.cases import (
     statistics,
     steady_state,
 )
-from tests.backends.conftest import Start, of_frameworks
+from tests.backends.conftest import SOAK, Start, of_frameworks
 
 pytestmark = [pytest.mark.slow, of_frameworks]  # the reference is compared with itself in float64 on narrow models
 
@@ -34,6 +34,7 @@ STEP = Step({"model": "resnext101-32x4d", "logits": 1000}, mixup="batch", size=6
 """The deepest model. A step of resnet50 is part of the run below."""
 
 
+@pytest.mark.skipif(not SOAK, reason="runs under make soak; a narrow model with all stages and groups does such a step")
 def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, batch = STEP.begin(tiny_recipe, count=4)
     engine = start(recipe, state)
@@ -44,30 +45,30 @@ def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Re
     assert distance(statistics(end), statistics(expected.state)) < BOUNDS["full statistics"].value
 
 
-@pytest.mark.parametrize("model", PUBLISHED)
+@pytest.mark.parametrize("model", PUBLISHED if SOAK else PUBLISHED[-1:])  # resnet50 is in the run below
 def test_logits_and_scores_of_a_full_model_are_those_of_float64(start: Start, tiny_recipe: Recipe, model: str) -> None:
     recipe = tiny_recipe.replace(model=model, logits=1000)
     state, images, labels = random_state(recipe), random_images(2, 224), np.array([3, 999])
     engine = start(recipe, state)
     expected = oracle.logits(recipe, state.tensors, images)
     assert distance(engine.predict(images), expected) < BOUNDS["full logits"].value
-    scores = engine.evaluate([Batch(images, labels), Batch(images, np.array([3, -1]))])
+    scores = engine.evaluate([Batch(images, labels)])
     losses = -oracle.log_softmax(expected)[np.arange(2), labels]
-    assert scores.losses == pytest.approx([*losses, losses[0]], rel=BOUNDS["full loss"].value)
-    assert scores.predictions.tolist() == [*expected.argmax(axis=1), expected[0].argmax()]
+    assert scores.losses == pytest.approx(losses, rel=BOUNDS["full loss"].value)
+    assert scores.predictions.tolist() == expected.argmax(axis=1).tolist()
 
 
 def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_resumes_to_the_same_bits(
     start: Start, tiny_recipe: Recipe
 ) -> None:
     recipe = tiny_recipe.replace(model="resnet50", logits=1000, ema_decay=0.9, weight_decay=0.01)
-    state, batches = steady_state(recipe), random_batches(recipe, 4, count=4, size=64, mixup="batch")
+    state, batches = steady_state(recipe), random_batches(recipe, 2, count=4, size=64, mixup="batch")
     masks = {name: np.arange(state.tensors[name].size).reshape(state.tensors[name].shape) % 4 < 2 for name in MASKED}
     engine = start(recipe, state, accumulation_steps=2)
     engine.mask(masks)
-    losses = engine.fetch(engine.train(batches[:2], 0)).losses
+    losses = engine.fetch(engine.train(batches[:1], 0)).losses
     middle = engine.read()
-    losses = np.concatenate([losses, engine.fetch(engine.train(batches[2:], 2)).losses])
+    losses = np.concatenate([losses, engine.fetch(engine.train(batches[1:], 1)).losses])
     end, expected = engine.read(), oracle.train(recipe, state, batches, RATES, 2, masks)
     assert losses == pytest.approx(expected.losses, rel=BOUNDS["full loss"].value)
     assert distance(moved(end, state), moved(expected.state, state)) < BOUNDS["trajectory"].value
@@ -75,5 +76,5 @@ def test_a_full_model_masked_averaged_and_in_parts_goes_where_float64_goes_and_r
     assert distance(end.ema, expected.state.ema) < BOUNDS["full statistics"].value
     assert not any(end.tensors[name][~mask].any() for name, mask in masks.items())
     engine.write(middle)
-    engine.train(batches[2:], 2)
+    engine.train(batches[1:], 1)
     assert all_bits(engine.read()) == all_bits(end)

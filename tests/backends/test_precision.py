@@ -21,15 +21,15 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import BACKENDS, Start
+from tests.backends.conftest import BACKENDS, SOAK, Start
 
 OVERFLOWING = 2.0**60
 """A loss scale with which every gradient exceeds fp16's largest number, 65,504."""
 
 
-COMPILED = ("paddle", "tensorflow")
+COMPILED = ("paddle", "tensorflow") if SOAK else ("paddle",)
 """Engines that compile what depends on the loss scale. PyTorch's compiles only the loss before it is scaled, and MXNet's is
-compiled in all tests."""
+compiled in all tests. XLA needs half a minute, so that it is in a soak."""
 
 FEW = 4
 """Images of a batch in tests where more are not needed. In fp16 a full model takes a CPU a second for four images."""

@@ -18,7 +18,7 @@ from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, all_bits, bits, lacks, moved, parameters, random_state, statistics
-from tests.backends.conftest import Start
+from tests.backends.conftest import SOAK, Start
 from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
 
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 Found = dict[str, Any]
 
-SOAK = "LOCKSTEP_SOAK" in os.environ
-"""Whether `make soak` runs the tests."""
 AUTOMATIC = tuple(name for name in LAUNCHED if name.startswith(("mxnet", "paddle")))
 """Launchers whose ranks are compiled by default. Compiling the others takes up to a minute, even for tiny models."""
 
@@ -120,7 +118,7 @@ def test_synchronised_ranks_have_the_statistics_of_one_process(ranks: list[Found
         assert distance(statistics(rank["synchronised"]["state"]), statistics(one["state"])) < BOUNDS["ranks"].value
 
 
-@pytest.mark.parametrize(("name", "parts"), [("local", 2), ("local in parts", 4)])
+@pytest.mark.parametrize(("name", "parts"), [("local", 2), *([("local in parts", 4)] if SOAK else [])])
 def test_ranks_are_as_many_parts_of_one_process(
     ranks: list[Found], backend: Backend, world: World, name: str, parts: int
 ) -> None:

@@ -230,10 +230,11 @@ class TensorflowEngine:
         rate = tf.gather(self._learning_rates, step)  # XLA would take a slice's index for a constant and compile every step
         # Without a branch, for which the host would wait for a GPU: a step with rate 0 and momentum 1 changes nothing.
         rate, momentum = tf.where(used, rate, 0.0), tf.where(used, self._recipe.momentum, 1.0)
+        decay = tf.where(used, self._recipe.weight_decay, 0.0)
         for name, gradient in found.items():
             weight, velocity = self._parameters[name], self._velocity[name]
             if name in self._decayed:
-                gradient += tf.where(used, self._recipe.weight_decay, 0.0) * weight
+                gradient += decay * weight
             tf.raw_ops.ResourceApplyMomentum(
                 var=weight.handle,
                 accum=velocity.handle,

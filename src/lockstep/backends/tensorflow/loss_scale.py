@@ -16,9 +16,9 @@ class LossScale:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
-        self._dynamic = used and recipe.loss_scaling == "dynamic"
-        self.value = tf.Variable(recipe.loss_scale if used else 1.0, dtype=tf.float32, trainable=False)
+        self._used = recipe.precision == "fp16" and recipe.loss_scaling != "none"
+        self._dynamic = self._used and recipe.loss_scaling == "dynamic"
+        self.value = tf.Variable(recipe.loss_scale if self._used else 1.0, dtype=tf.float32, trainable=False)
         self._good = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._bad = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -27,6 +27,8 @@ class LossScale:
 
         With dynamic scaling, gradients with a value that is not finite are replaced by zeros and not used.
         """
+        if not self._used:
+            return gradients, tf.constant(True)
         unscaled = {name: gradient / self.value for name, gradient in gradients.items()}
         if not self._dynamic:
             return unscaled, tf.constant(True)
