@@ -108,14 +108,14 @@ FAULTS = {
         with_recipe(lambda recipe: {"weight_decay_roles": (*recipe.weight_decay_roles, "bn_scale", "bn_bias")}),
         (
             partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),
-            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes,
+            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
         ),
     ),
     "decays the batch norm of shortcuts": Fault(
         wrong.DecaysShortcuts,
         (
             partial(test_steps.test_weight_decay_reaches_the_listed_roles_alone, roles=test_steps.DEFAULT_ROLES),
-            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes,
+            test_steps.test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default,
         ),
     ),
     "does not decay the classifier's bias": Fault(

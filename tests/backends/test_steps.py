@@ -136,7 +136,7 @@ def test_weight_decay_reaches_the_listed_roles_alone(start: Start, tiny_recipe: 
         np.testing.assert_allclose(velocities[1][name] - velocities[0][name], expected, atol=rounding, err_msg=name)
 
 
-def test_the_batch_norm_of_a_shortcut_is_not_decayed_in_the_published_recipes(start: Start, tiny_recipe: Recipe) -> None:
+def test_the_batch_norm_of_a_shortcut_is_not_decayed_by_default(start: Start, tiny_recipe: Recipe) -> None:
     state, batch, name = random_state(tiny_recipe), random_batch(tiny_recipe), "layer1.0.downsample.1.weight"
     velocities = []
     for decay in (0.0, 0.5):
