@@ -94,6 +94,13 @@ def test_a_command_with_all_options_of_a_script_becomes_one_that_can_be_typed(na
         assert parsed(list(found.command))
 
 
+def test_every_shell_script_is_found_by_the_name_that_the_page_shows() -> None:
+    for system in systems().values():
+        for shell in system.shells:
+            assert re.fullmatch(shell.pattern, shell.shown.split()[0].rpartition("/")[2])
+            assert parsed(list(translate(shell.shown.split(), system.name).command))
+
+
 def test_every_option_is_named_once_in_a_script() -> None:
     for system in systems().values():
         for script in system.scripts:

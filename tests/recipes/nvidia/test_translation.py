@@ -45,6 +45,10 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
     (TENSORFLOW.format(90, 5), "resnet50-tensorflow-90ep", {}),
     (TENSORFLOW.format("250 --mixup=0.2", 5), "resnet50-tensorflow-250ep", {}),
     ("bash training/AMP/DGXA100_RN50_AMP_90E.sh R D", "resnet50-tensorflow-90ep", {"warmup_epochs": 8}),
+    ("bash DGX2_RN50_AMP_90E.sh R D", "resnet50-tensorflow-90ep", {"warmup_epochs": 8, "global_batch_images": 4096}),
+    ("bash DGX1_RN50_FP32_250E.sh R D", "resnet50-tensorflow-fp32-250ep", {"warmup_epochs": 8, "precision": "tf32"}),
+    ("bash DGXA100_RNxt101-32x4d_AMP_90E.sh R D", "resnext101-32x4d-tensorflow-90ep", {"warmup_epochs": 8}),
+    ("bash DGX1_RNxt101-32x4d_AMP_250E.sh R D", "resnext101-32x4d-tensorflow-250ep", {"warmup_epochs": 8}),
     (PADDLE.format(90, PADDLE_AMP), "resnet50-paddle-90ep", {}),
     (PADDLE.format(50, PADDLE_AMP), "resnet50-paddle-50ep", {}),
     (PADDLE.format(90, ""), "resnet50-paddle-90ep", {"precision": "tf32"}),
@@ -96,6 +100,58 @@ def test_the_later_runner_of_mxnet_has_its_own_schedule() -> None:
     assert (recipe.model, recipe.mixup_pairing, recipe.zero_init_last_bn) == ("resnet50-v1", "reverse", True)
 
 
+@pytest.mark.parametrize(
+    ("command", "channels"),
+    [
+        ("runner -n 8 -b 208", 4),
+        ("runner -n 8 -b 208 --no-dali", 3),
+        ("runner -n 8 -b 96 --dtype float32", 3),
+        ("runner --ngpus 8 -b 192", 4),
+        ("runner --ngpus 8 -b 192 --data-backend mxnet", 3),
+        ("python train.py --network resnet-v1b-fl --dtype float16", 3),
+        ("python train.py --asp", 4),
+        ("python train.py --asp --image-shape 3,224,224", 3),
+    ],
+)
+def test_the_stem_has_the_channels_of_the_images(command: str, channels: int) -> None:
+    assert trained(translated(command)).stem_channels == channels
+
+
+@pytest.mark.parametrize("command", ["python main.py --batch_size 8 --dali", "runner --ngpus 8 -b 192"])
+def test_images_that_dali_evaluates_have_its_geometry(command: str) -> None:
+    recipe = trained(translated(command))
+    assert {name: getattr(recipe, name) for name in DALI} == DALI
+
+
+def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
+    command = "python main.py --mode=train --iter_unit=batch --num_iter=1000 --batch_size=256 --data_dir=D"
+    found = translated(command)
+    assert (found.not_carried, trained(found).epochs) == ((), 90)
+    assert "stop_after_steps=1000" in found.command
+    words = shlex.join(translated(f"{command} --run_iter 300").command)
+    assert "stop_after_steps=300" in words
+    assert "stop_after_epochs" not in words
+    (dropped,) = translated(command.replace("train", "evaluate")).not_carried
+    assert dropped.words == "--iter_unit batch --num_iter 1000"
+
+
+def test_quantisation_is_carried_to_pytorchs_engine() -> None:
+    found = translated("bash scripts/training/train_resnet50_AMP_QAT_10E_DGXA100.sh W P")
+    assert (found.recipe, found.changes) == ("resnet50-paddle-qat-10ep", {})
+    assert shlex.join(found.command).endswith("train --recipe resnet50-paddle-qat-10ep --data DATA --out RUN --weights W")
+    assert [each.words for each in found.not_carried] == ["--inference-dir ./inference_qat"]
+    found = translated("bash GPU1_RN50_QAT.sh W D R")
+    recipe = trained(found)
+    assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == ("int8", 10, 1001, 32)
+    assert (found.not_carried, "--backend" in found.command) == ((), False)  # the default engine is PyTorch's
+
+
+def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:
+    found = translated("python train.py --epochs 10 --lr 0.00005 --amp --asp")
+    assert found.recipe != "resnet50-paddle-qat-10ep"  # the one with the fewest fields to set
+    assert trained(found).quantisation == "none"
+
+
 def test_a_batch_is_that_of_a_gpu_and_larger_steps_are_accumulated() -> None:
     found = translated("python launch.py --model resnet50 --precision AMP --mode convergence --platform DGXA100 D")
     assert trained(found).global_batch_images == 2048
@@ -137,6 +193,12 @@ def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> 
             "python export_model.py --from-checkpoint C --trt-inference-dir O",
             "export C O --to paddle-inference",
         ),
+        (
+            "bash infer_resnet50_TF32.sh",
+            "benchmark inference --backend paddle --model resnet50 --recipe resnet50-paddle-tf32-90ep -n 1 -b 256 --dtype "
+            "tf32 --data synthetic -i 16 -e 64 -w 1",
+        ),
+        ("bash export_resnet50_AMP.sh C", "export C inference --to paddle-inference"),
         (
             "./SCORE_FP16.sh model 90",
             "evaluate model-0090.params --data DATA --backend mxnet --batch 128 --set precision=fp16",

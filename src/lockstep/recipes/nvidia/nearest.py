@@ -56,9 +56,11 @@ def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
 def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]:
     """Return the name of the recipe of NVIDIA with the fewest fields to set, and these fields.
 
-    `framework` is part of the names that are preferred among equals, such as "paddle".
+    `framework` is part of the names that are preferred among equals, such as "paddle". A quantised recipe is none to change
+    into one that is not.
     """
-    found = {name: changes(base, wanted) for name, base in _published().items()}
+    bases = {name: base for name, base in _published().items() if base.quantisation in ("none", wanted.quantisation)}
+    found = {name: changes(base, wanted) for name, base in bases.items()}
     best = min(found, key=lambda name: (len(found[name]), f"-{framework}-" not in name))
     return best, found[best]
 

@@ -48,7 +48,7 @@ def _script(system: System, script: Script) -> str:
     if script.presets:
         lines += ["", f"What `{script.name}` adds:", "", "| with | options |", "|---|---|"]
         for preset in script.presets:
-            when = " ".join(f"{name} {value}" for name, value in preset.when.items())
+            when = " ".join(name if value == "true" else f"{name} {value}" for name, value in preset.when.items())
             lines.append(f"| {f'`{when}`' if when else 'always'} | `{preset.adds}` |")
     return "\n".join([*lines, ""])
 

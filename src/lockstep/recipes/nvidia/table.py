@@ -43,7 +43,8 @@ SLOTS: dict[str, str] = {
     "layers": "model, with {value} layers",
     "model": "model={value}, # is the number of layers",
     "iterations": "epochs={value}; -i, -e of a benchmark",
-    "unit": "steps; only for benchmarks",
+    "unit": "epochs=90, stop_after_steps=<{value} of --num_iter>",
+    "backend": "--backend {value}",
     "model_dir": "--out {value}; SOURCE to evaluate; --resume-from {value} resumes NVIDIA's run in it",
     "image": "lockstep predict ... {value}",
     "target": "TARGET or FOLDER",
@@ -88,6 +89,7 @@ PLACEHOLDERS: dict[str, tuple[Callable[[str, int], str], str]] = {
     "over_ranks": (lambda text, ranks: _plain(float(text) / ranks), "<V / n>"),
     "count": (lambda text, ranks: str(len(_numbers(text))), "<number of V>"),
     "parent": (lambda text, ranks: str(Path(text).parent), "<folder of V>"),
+    "first": (lambda text, ranks: _plain(_numbers(text)[0]), "<first of V>"),
     "side": (lambda text, ranks: _plain(_numbers(text)[-1]), "<last of V>"),
 }
 """What `{name}` in a template becomes, from the option's value and the number of ranks; and what the page shows for it."""

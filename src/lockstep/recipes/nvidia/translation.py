@@ -243,10 +243,11 @@ def _with_slots(wanted: _Wanted, not_carried: list[Remark]) -> _Wanted:
     if "model" in slots:
         fields["model"] = slots["model"].replace("#", slots.get("layers", "50"))
     if "iterations" in slots and "benchmark" not in slots:
-        if "unit" in slots:
-            not_carried.append(Remark(f"--iter_unit batch --num_iter {slots['iterations']}", "a run is a number of epochs"))
-        else:
-            fields["epochs"] = slots["iterations"]
+        fields["epochs"] = slots["iterations"]
+        if "unit" in slots:  # the original then decays over 90 epochs, however many steps it takes
+            fields["epochs"] = "90"
+            steps = execution.pop("stop_after_epochs", None) or slots["iterations"]
+            execution["stop_after_steps"] = min(int(steps), int(slots["iterations"]))
     if "step_images" in slots:
         parts = int(slots["step_images"]) // recipe.global_batch_images
         if parts < 1:
@@ -288,13 +289,13 @@ class _Command:
 
     def _train(self) -> tuple[list[str], list[Remark]]:
         options, slots = dict(self.wanted.options), self.wanted.slots
-        dropped = []
+        dropped: list[Remark] = []
         if "epoch" in slots:
             options["--resume-from"] = self._of_epoch()
         if "--weights" in options and "--resume-from" in options:
             dropped.append(Remark(f"--weights {options.pop('--weights')}", "the checkpoint that is resumed has the weights"))
         out = options.pop("--out", None) or slots.get("model_dir") or "RUN"
-        words = ["train", *self._backend(), "--recipe", self.recipe]
+        words = ["train", *self._backend(slots.get("backend")), "--recipe", self.recipe]
         words += ["--data", options.pop("--data", "DATA"), "--out", "RUN" if out in (".", "./") else out]
         words += [word for name, text in options.items() for word in ([name, text] if text else [name])]
         return self._launched([*words, *_sets(self.changes), *_sets(self.wanted.execution)]), dropped
@@ -304,7 +305,9 @@ class _Command:
         batch = recipe.global_batch_images // self.wanted.ranks // self.wanted.execution.get("accumulation_steps", 1)
         words = ["evaluate", self._source(), "--data", self.wanted.options.get("--data", "DATA"), *self._backend()]
         words += ["--batch", str(max(batch, 1)), "--set", f"precision={recipe.precision}"]
-        return self._launched([*words, *self._how()]), []
+        part = f"--iter_unit batch --num_iter {self.wanted.slots.get('iterations')}"
+        dropped = [Remark(part, "all images are evaluated")] if "unit" in self.wanted.slots else []
+        return self._launched([*words, *self._how()]), dropped
 
     def _predict(self) -> tuple[list[str], list[Remark]]:
         image = self.wanted.slots.get("image", "IMAGE")
@@ -342,8 +345,8 @@ class _Command:
         kept = ("device", "loader", "loader_threads", "layout")
         return _sets({name: value for name, value in self.wanted.execution.items() if name in kept})
 
-    def _backend(self) -> list[str]:
-        backend = self.given.system.backend
+    def _backend(self, instead: str | None = None) -> list[str]:
+        backend = instead or self.given.system.backend
         return [] if backend == DEFAULT_BACKEND else ["--backend", backend]
 
     def _launched(self, words: list[str]) -> list[str]:
