@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep.models.architectures import model_spec
+from lockstep.models.quantisation import layers
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import checkpoint
 from lockstep.weights.conversion import TARGETS
+from lockstep.weights.opening import open_weights
 from lockstep.weights.pruning import check, prune
 from lockstep.weights.sparsity import Zeros, zeros_of
 from tests.weights.small_models import keras_recipe, plain_state, recipe_of, use_narrow_models
@@ -24,8 +27,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     use_narrow_models(monkeypatch)
 
 
-def written(path: Path, model: str = "resnet50") -> Path:
-    recipe = keras_recipe() if model == "resnet50-v1" else recipe_of(model)
+def written(path: Path, model: str = "resnet50", channels: int = 3) -> Path:
+    recipe = (keras_recipe() if model == "resnet50-v1" else recipe_of(model)).replace(stem_channels=channels)
     about = {"recipe": recipe.fields(), "classes": []}
     checkpoint.write_weights(path, plain_state(recipe).tensors, about)
     return path
@@ -39,9 +42,14 @@ def test_zeros_are_counted_in_fours_along_the_inputs() -> None:
         "kernel": kernel,
         "fc": np.array([[0, 0, 0, 0, 0, 1, 1, 1]]),
         "bn": np.zeros(8),
-        "stem": np.zeros((8, 3, 7, 7)),
+        "small": np.zeros((8, 3, 7, 7)),
+        "conv1.weight": np.array([[0, 1, 1], [1, 1, 1]]).reshape(2, 3, 1, 1),  # the stem, with a fourth input of zeros
     }
-    assert zeros_of(tensors) == {"kernel": Zeros(4, 3, 12, 4), "fc": Zeros(2, 1, 8, 5)}
+    assert zeros_of(tensors) == {
+        "kernel": Zeros(4, 3, 12, 4),
+        "fc": Zeros(2, 1, 8, 5),
+        "conv1.weight": Zeros(2, 1, 6, 1),
+    }
 
 
 def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Path) -> None:
@@ -59,6 +67,30 @@ def test_a_pruned_file_is_2_to_4_and_one_weight_more_makes_it_dense(tmp_path: Pa
     assert check(tmp_path / "one-more.safetensors")["dense"] == ["layer2.0.conv2.weight"]
 
 
+@pytest.mark.parametrize(("channels", "is_pruned"), [(3, False), (4, True)])
+def test_the_stem_is_pruned_and_checked_if_its_recipe_has_four_channels(
+    channels: int, is_pruned: bool, tmp_path: Path
+) -> None:
+    source, target = written(tmp_path / "dense.safetensors", channels=channels), tmp_path / "sparse.safetensors"
+    prune(source, target)
+    tensors, about = checkpoint.read_weights(target)
+    stem = tensors["conv1.weight"]
+    assert 3 * np.count_nonzero(stem) == (2 if is_pruned else 3) * stem.size
+    assert check(target)["tensors"]["conv1.weight"]["is_covered"] == is_pruned
+    stem[0, :, 0, 0] = 1
+    checkpoint.write_weights(tmp_path / "one-more.safetensors", tensors, about)
+    assert check(tmp_path / "one-more.safetensors")["dense"] == (["conv1.weight"] if is_pruned else [])
+
+
+def test_the_stem_of_another_programs_file_is_covered_if_it_is_2_to_4(tmp_path: Path) -> None:
+    for channels in (3, 4):
+        source, target = written(tmp_path / f"{channels}.safetensors", channels=channels), tmp_path / f"{channels}"
+        prune(source, target.with_suffix(".sparse.safetensors"))
+        converted(target.with_suffix(".sparse.safetensors"), target.with_suffix(".pth"), to="torchvision")
+        found = check(target.with_suffix(".pth"))
+        assert (found["is_sparse"], found["tensors"]["conv1.weight"]["is_covered"]) == (True, channels == 4)
+
+
 @pytest.mark.parametrize("to", [*TARGETS, "onnx"])
 def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: Path) -> None:
     model = "resnet50-v1" if to == "keras" else "resnet50"
@@ -73,6 +105,14 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
     found = check(target)
     assert found["is_sparse"]
     assert found["tensors"] == check(source)["tensors"]
+
+
+def test_a_quantised_file_keeps_its_scales(tmp_path: Path) -> None:
+    recipe = recipe_of().replace(quantisation="int8")
+    about = {"recipe": recipe.fields(), "classes": [], "scales": dict.fromkeys(layers(model_spec(recipe.model)), 0.5)}
+    checkpoint.write_weights(tmp_path / "a.safetensors", plain_state(recipe).tensors, about)
+    prune(tmp_path / "a.safetensors", tmp_path / "sparse.safetensors")
+    assert open_weights(tmp_path / "sparse.safetensors").scales == about["scales"]
 
 
 def test_what_cannot_be_pruned_or_written_is_refused(tmp_path: Path) -> None:

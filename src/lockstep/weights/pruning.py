@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.models.architectures import STEM_KERNEL
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.weights import checkpoint
-from lockstep.weights.opening import open_weights
-from lockstep.weights.sparsity import ALGORITHMS, masks, pruned, zeros_of
+from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
+from lockstep.weights.sparsity import ALGORITHMS, Zeros, masks, pruned, zeros_of
 
 
 def check(source: str | Path, *, which: str = "newest", ema: bool = False, model: str | None = None) -> dict[str, Any]:
@@ -16,11 +17,12 @@ def check(source: str | Path, *, which: str = "newest", ema: bool = False, model
 
     `source` is a run, a checkpoint or another program's file, such as an ONNX export. Weights are 2:4 if at least 2 of every
     4 inputs are 0 in each kernel and classifier with at least 4 inputs, except in those that the recipe's
-    `sparsity_excluded` names: by default the classifier. Keys of the result:
+    `sparsity_excluded` names: by default the classifier. The stem is one of them if the recipe has four `stem_channels`.
+    Another program's file has no recipe; its stem may be 2:4 or dense. Keys of the result:
 
     - `is_sparse`; `dense`: names of tensors that pruning covers and that are not 2:4.
     - `tensors`: for each name `groups` and `sparse_groups`, which have at least 2 zeros, `values` and `zeros`, all numbers,
-      and `is_covered`, whether pruning covers it.
+      and `is_covered`, whether pruning covers it. The stem's groups are three inputs and a fourth one of zeros.
     - `source`, `origin`, `model`, and `sparsity`, the algorithm in the recipe of the weights, "none" if there is none.
 
     Raises `CheckpointError` if the weights cannot be read.
@@ -32,7 +34,7 @@ def check(source: str | Path, *, which: str = "newest", ema: bool = False, model
             "sparse_groups": found.sparse_groups,
             "values": found.values,
             "zeros": found.zeros,
-            "is_covered": name not in weights.recipe.sparsity_excluded,
+            "is_covered": _is_covered(weights, name, found),
         }
         for name, found in zeros_of(weights.tensors).items()
     }
@@ -48,6 +50,15 @@ def check(source: str | Path, *, which: str = "newest", ema: bool = False, model
     }
 
 
+def _is_covered(weights: Opened, name: str, found: Zeros) -> bool:
+    """Return whether pruning covers a tensor. In another program's file, it covers the stem if the stem is 2:4."""
+    if name in weights.recipe.sparsity_excluded:
+        return False
+    if name != STEM_KERNEL:
+        return True
+    return weights.recipe.stem_channels == 4 if weights.origin == LOCKSTEP else found.sparse_groups == found.groups
+
+
 def prune(
     source: str | Path,
     target: str | Path,
@@ -60,8 +71,9 @@ def prune(
     """Write weights that are pruned once, without training, as a new safetensors file; return what was done.
 
     `algorithm` is one of `lockstep.weights.sparsity.ALGORITHMS`; the file's recipe has it as `sparsity`. What the recipe's
-    `sparsity_excluded` names stays as it is. Keys of the result: `written`, a path; `zeros`, the number of weights that were
-    set to 0; `tensors`, the number of tensors; `remarks` on the source.
+    `sparsity_excluded` names stays as it is, and so does the stem, unless the recipe has four `stem_channels`. Keys of the
+    result: `written`, a path; `zeros`, the number of weights that were set to 0; `tensors`, the number of tensors;
+    `remarks` on the source.
 
     Raises `CheckpointError` if the weights cannot be read, or if the file exists or has another suffix.
     """
@@ -71,9 +83,11 @@ def prune(
     if target.suffix != ".safetensors":
         raise CheckpointError(f"{target}: the name of a safetensors file ends in .safetensors")
     weights = open_weights(source, which=which, ema=ema, model=model)
-    kept = masks(weights.tensors, algorithm, weights.recipe.sparsity_excluded)
     recipe = weights.recipe.replace(sparsity=algorithm)
-    about = {"recipe": recipe.fields(), "classes": list(weights.classes)}
+    kept = masks(weights.tensors, algorithm, recipe.sparsity_excluded, recipe.stem_channels)
+    about: dict[str, Any] = {"recipe": recipe.fields(), "classes": list(weights.classes)}
+    if weights.scales:
+        about["scales"] = weights.scales
     checkpoint.write_weights(target, weights.tensors | pruned(weights.tensors, kept), about)
     return {
         "written": str(target),

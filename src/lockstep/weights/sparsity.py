@@ -68,19 +68,18 @@ class Zeros:
 
 
 def zeros_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Zeros]:
-    """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs."""
+    """Return the zeros of every kernel [out, in / groups, height, width] and classifier [out, in] with at least 4 inputs.
+
+    The stem is counted too. Its three inputs are filled up to a group, as in a stem of four channels.
+    """
     found = {}
     for name, value in tensors.items():
-        if _has_groups(value):
+        if value.ndim > 1 and (value.shape[1] >= 4 or name == STEM_KERNEL):
             is_zero = np.moveaxis(value == 0, 1, -1).reshape(-1, value.shape[1])
             padded = np.pad(is_zero, ((0, 0), (0, -value.shape[1] % 4)), constant_values=True)
             groups = padded.reshape(-1, 4).sum(axis=1)
             found[name] = Zeros(len(groups), int((groups >= 2).sum()), value.size, int((value == 0).sum()))
     return found
-
-
-def _has_groups(values: np.ndarray) -> bool:
-    return values.ndim > 1 and values.shape[1] >= 4
 
 
 def _mask(values: np.ndarray, keep: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
