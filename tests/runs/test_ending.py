@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import lockstep
-from lockstep.recipes import Execution, Recipe
+from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.ending import early_stop, last_step
-from lockstep.runs.report import Report, read_report
+from lockstep.runs.report import Report, published_beside, read_report
 from lockstep.system.errors import Interrupted, RecipeError
 from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
@@ -106,6 +106,15 @@ def test_a_resumed_run_ends_early_where_it_would_have_ended_undivided(stopped: t
     assert {entry["top1_percent"] for entry in others} == {first["top1_percent"]}
     assert (report["steps"], report["epochs"], report["best"]["step"], report["final"]["trained"]["step"]) == (6, 5, 2, 6)
     assert report["stopped_early"].startswith("the last 2 evaluations are not above")
+
+
+def test_a_run_that_ended_early_is_not_compared_with_published_accuracies(stopped: tuple[Path, Report]) -> None:
+    _, report = stopped
+    final = {"trained": report["final"]["trained"] | {"images": 50_000}}
+    found = published_beside(load_recipe("resnet50-paddle-90ep"), report | {"final": final, "classes": ["a"] * 1000})
+    assert found is not None
+    assert (found["accuracies"], found["interval_percent"]) == ([], [])
+    assert found["not_compared"] == "early stopping ended this run before its 90 epochs"
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(

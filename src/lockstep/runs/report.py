@@ -52,7 +52,7 @@ class Report(TypedDict):
     ranks: int
     published: NotRequired[Comparison | None]
     """The last top-1 next to the published ones of the recipe; None if nobody published an accuracy of it, or if the run was
-    not evaluated at its end or stopped early."""
+    not evaluated at its end."""
     stopped_early: NotRequired[str]
     """Why early stopping ended the run before its last epoch."""
 
@@ -99,13 +99,17 @@ def report_of(
 def published_beside(recipe: Recipe, report: Report) -> Comparison | None:
     """Return the last top-1 of a finished run next to the published ones of its recipe.
 
-    None if nobody published an accuracy of the recipe, if the last step was not evaluated, or if the run was stopped early.
+    None if nobody published an accuracy of the recipe, or if the last step was not evaluated.
     """
     final = report["final"].get("trained")
-    if final is None or "stopped_early" in report:
+    if final is None:
         return None
     how = {"images": final["images"], "classes": len(report["classes"])}
-    return beside_published(recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how)
+    found = beside_published(recipe, top1_percent=final["top1_percent"], precision=recipe.precision, **how)
+    if found is None or found["not_compared"] or "stopped_early" not in report:
+        return found
+    reason = f"early stopping ended this run before its {recipe.epochs} epochs"
+    return found | {"interval_percent": [], "accuracies": [], "not_compared": reason}
 
 
 def _evaluation(event: EvaluateEvent) -> Evaluation:
