@@ -22,9 +22,9 @@ def test_a_run_without_validation_is_trained_in_parts_and_evaluated_later(
     code, output, errors = answer(*arguments, "--train-only", "--stop-after-steps", 3)
     assert (code, errors) == (0, "")
     assert re.search("^60 training images on .*, never evaluated$", output, re.MULTILINE)
-    assert "note: this command stops after step 3 of 4; the same command goes on from there\n" in output
+    assert "note: this command stops after step 3 of 4; the same command resumes there\n" in output
     assert output.endswith(
-        f"stopped after step 3 of 4, as told; saved in {run}. The same command goes on from there; to train to the end: "
+        f"stopped after step 3 of 4 as requested; saved in {run}. The same command resumes there; to train to the end: "
         f"lockstep train --out '{run}'\n"
     )
     assert read_run(run).trouble == "not finished: at step 3 of 4"

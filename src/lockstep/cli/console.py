@@ -210,8 +210,8 @@ class Reporter:
 
     def _on_pause(self, event: PauseEvent) -> None:
         self.say(
-            f"stopped after step {event['step']} of {event['total']}, as told; saved in {event['out']}. "
-            f"The same command goes on from there; to train to the end: lockstep train --out {shlex.quote(event['out'])}"
+            f"stopped after step {event['step']} of {event['total']} as requested; saved in {event['out']}. "
+            f"The same command resumes there; to train to the end: lockstep train --out {shlex.quote(event['out'])}"
         )
 
     def _on_already_finished(self, event: FinishEvent) -> None:

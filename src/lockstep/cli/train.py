@@ -45,10 +45,10 @@ def command(
         bool, typer.Option("--train-only", help="Never evaluate; validation images may be missing.")
     ] = False,
     stop_after_epochs: Annotated[
-        int | None, typer.Option(help="Stop after this many more epochs of the schedule; the same command goes on.")
+        int | None, typer.Option(help="Stop after this many more epochs of the schedule; the same command resumes.")
     ] = None,
     stop_after_steps: Annotated[
-        int | None, typer.Option(help="Stop after this many more steps of the schedule; the same command goes on.")
+        int | None, typer.Option(help="Stop after this many more steps of the schedule; the same command resumes.")
     ] = None,
     early_stopping_patience: Annotated[
         int | None, typer.Option(help="End the run once this many evaluations in a row have not improved top-1.")

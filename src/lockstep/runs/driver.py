@@ -234,7 +234,7 @@ class Driver:
             )
         end = ending.last_step(step, self.total, self.per_epoch, self.execution)
         if end < self.total:
-            found.append(f"this command stops after step {end} of {self.total}; the same command goes on from there")
+            found.append(f"this command stops after step {end} of {self.total}; the same command resumes there")
         emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
         if emulated is not None:
             found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")

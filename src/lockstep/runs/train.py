@@ -57,7 +57,7 @@ def train(
 
     Called again with the same arguments, it resumes from the newest intact checkpoint in `out`, bit for bit as if it had
     never stopped. `execution` can end a call before the run (`stop_after_epochs`, `stop_after_steps`); the report is then
-    empty, and the same call goes on. A finished run returns its report at once. With several processes (torchrun), every
+    empty, and the same call resumes it. A finished run returns its report at once. With several processes (torchrun), every
     process calls this.
 
     An existing run needs only `out`. Without `recipe` it resumes with its own recipe, and with its own execution if none is
