@@ -107,12 +107,17 @@ def test_zeros_stay_zeros_through_a_conversion_and_an_export(to: str, tmp_path: 
     assert found["tensors"] == check(source)["tensors"]
 
 
-def test_a_quantised_file_keeps_its_scales(tmp_path: Path) -> None:
-    recipe = recipe_of().replace(quantisation="int8")
+def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_counted(tmp_path: Path) -> None:
+    recipe, sparse = recipe_of().replace(quantisation="int8"), tmp_path / "sparse.safetensors"
     about = {"recipe": recipe.fields(), "classes": [], "scales": dict.fromkeys(layers(model_spec(recipe.model)), 0.5)}
     checkpoint.write_weights(tmp_path / "a.safetensors", plain_state(recipe).tensors, about)
-    prune(tmp_path / "a.safetensors", tmp_path / "sparse.safetensors")
-    assert open_weights(tmp_path / "sparse.safetensors").scales == about["scales"]
+    prune(tmp_path / "a.safetensors", sparse)
+    assert open_weights(sparse).scales == about["scales"]
+    lockstep.export(sparse, tmp_path / "onnx", to="onnx")
+    assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
+    found = check(tmp_path / "onnx")
+    assert (found["is_sparse"], found["tensors"]) == (True, check(sparse)["tensors"])
+    assert "its pairs of QuantizeLinear and DequantizeLinear were left out" in open_weights(tmp_path / "onnx").remarks[-1]
 
 
 def test_what_cannot_be_pruned_or_written_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ _MOST_BYTES = 2**31 - 1
 _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 """Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
 _VERSION, _GRAPH = 1, 7
+ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+"""Nodes that in pairs round floats to multiples of a scale."""
 _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
 
@@ -54,7 +56,7 @@ class Graph:
         return self.onnx.helper.get_attribute_value(found[0]) if found else default
 
     def constant(self, name: str) -> np.ndarray | None:
-        """Return a constant, also one behind Identity, Cast or Transpose; None if it is computed from the images.
+        """Return a constant, also one behind Identity, Cast, Transpose or `ROUNDING`; None if it is computed from images.
 
         Raises `ValueError` if its bytes do not fit its shape or lie outside of the model's folder.
         """
@@ -73,7 +75,7 @@ class Graph:
             if name in self.stored:
                 return name, transposed
             maker = self.makers.get(name)
-            if maker is None or maker.op_type not in ("Identity", "Cast", "Transpose") or not maker.input:
+            if maker is None or maker.op_type not in ("Identity", "Cast", "Transpose", *ROUNDING) or not maker.input:
                 break
             transposed += [maker] if maker.op_type == "Transpose" else []
             name = maker.input[0]

@@ -35,8 +35,8 @@ Padding = Literal["symmetric", "same"]
 Colour = tuple[float, float, float]
 _FILE = "model.onnx"
 _EPSILON = 1e-5
-_PASSED = ("Identity", "Dropout")
-"""Nodes that change nothing during inference."""
+_PASSED = ("Identity", "Dropout", *onnx_graph.ROUNDING)
+"""Nodes that change nothing during inference, or that are left out with a remark."""
 _POOLS = ("GlobalAveragePool", "ReduceMean", "AveragePool")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -192,7 +192,7 @@ class _Walk:
         return _Network(units, spec, self._paddings.pop(), mean, std, head, constants, tuple(self._remarks))
 
     def _users(self, value: str) -> list[Any]:
-        """Return the nodes that compute with a value, behind nodes that change nothing."""
+        """Return the nodes that compute with a value, behind nodes of `_PASSED`."""
         self._steps -= 1
         if self._steps < 0:
             raise ValueError("its nodes form a circle")
@@ -480,5 +480,7 @@ def _remarks(graph: Graph, units: list[_Unit]) -> Iterator[str]:
         )
     if any(unit.norm and unit.bias is not None for unit in units):
         yield "biases of convolutions were subtracted from the running means, which computes the same"
+    if any(node.op_type in onnx_graph.ROUNDING for node in graph.nodes):
+        yield "its pairs of QuantizeLinear and DequantizeLinear were left out: the model computes in float here"
     if halves := graph.halves():
         yield f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted to it"
