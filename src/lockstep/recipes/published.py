@@ -270,7 +270,7 @@ def resnext101_32x4d_tensorflow_250ep() -> Recipe:
     """ResNeXt101-32x4d, NVIDIA TensorFlow, 250 epochs with MixUp: 80.21 (mixed), 80.21 (FP32), on 8 V100.
 
     Source and code: the same as `resnext101-32x4d-tensorflow-90ep`, with 128 images on each GPU (64 in fp32). Cost: about
-    22 h on 8 V100 (4,160 images/s).
+    21 h on 8 V100 (4,160 images/s).
     """
     return resnet50_tensorflow_250ep().replace(model="resnext101-32x4d", weight_decay=1 / 16384, global_batch_images=1024)
 
