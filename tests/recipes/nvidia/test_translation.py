@@ -235,6 +235,23 @@ def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
     assert [each.words for each in found.not_needed] == ["--local-rank 0"]
 
 
+@pytest.mark.parametrize(
+    ("command", "ignored"),
+    [
+        (
+            "python train.py --image-root D --prune-model --mask-algo mask_2d_best",
+            ["--prune-model", "--mask-algo mask_2d_best"],
+        ),
+        ("python main.py --static-loss-scale 128 D", ["--static-loss-scale 128"]),
+    ],
+)
+def test_an_option_that_the_script_ignores_without_another_is_named(command: str, ignored: list[str]) -> None:
+    found = translated(command)
+    assert [each.words for each in found.not_needed] == ignored
+    assert all(each.reason.startswith("NVIDIA's code ignores it without --") for each in found.not_needed)
+    assert (trained(found).sparsity, "loss_scale" in found.changes) == ("none", False)
+
+
 def test_a_value_that_a_field_does_not_take_is_not_carried() -> None:
     (refused,) = translated("python main.py --momentum 1.5 D").not_carried
     assert refused.words == "--momentum 1.5"

@@ -151,14 +151,26 @@ def _asked(given: Given) -> list[_Asked]:
     """Return all options of the script that have an effect, and the environment variables that are known."""
     found = []
     for option in given.system.options(given.script):
-        name, value = option.names[0], given.values.get(option.names[0])
-        if not option.needs or option.needs in given.values:
-            words = f"{option.names[-1]} {value}" if option.takes and value is not None else option.names[-1]
-            found.append(_Asked(option, value, words, name in given.typed))
+        if _has_effect(given, option):
+            name = option.names[0]
+            found.append(_Asked(option, given.values.get(name), _typed_as(given, option), name in given.typed))
     for name, value in given.environment.items():
         known = [each for each in given.system.environment if _matches(each, name)]
         found += [_Asked(each, value, f"{name}={value}", True) for each in known[:1]]
     return found
+
+
+def _has_effect(given: Given, option: Option) -> bool:
+    """Return whether the options are there without which the script ignores this one."""
+    if not option.needs:
+        return True
+    needed = next(each for each in given.system.options(given.script) if each.names[0] == option.needs)
+    return option.needs in given.values and _has_effect(given, needed)
+
+
+def _typed_as(given: Given, option: Option) -> str:
+    value = given.values.get(option.names[0])
+    return f"{option.names[-1]} {value}" if option.takes and value is not None else option.names[-1]
 
 
 def _matches(option: Option, name: str) -> bool:
@@ -175,7 +187,12 @@ def _without_equivalent(given: Given, asked: list[_Asked]) -> tuple[list[Remark]
             not_carried.append(Remark(f"{name}={value}", "this variable is not known; Lockstep inherits it if it is set"))
     if given.script.not_here:
         not_carried.append(Remark(given.script.name, given.script.not_here))
-    return not_carried, [Remark(each.words, each.option.same) for each in idle if each.option.same]
+    not_needed = [Remark(each.words, each.option.same) for each in idle if each.option.same]
+    for option in given.system.options(given.script):
+        if option.names[0] in given.typed and not _has_effect(given, option):
+            reason = f"NVIDIA's code ignores it without {option.needs}"
+            not_needed.append(Remark(_typed_as(given, option), reason))
+    return not_carried, not_needed
 
 
 def _meant(given: Given, asked: list[_Asked], ranks: int, not_carried: list[Remark]) -> list[_Meant]:
