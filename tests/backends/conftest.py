@@ -19,8 +19,6 @@ from tests.backends.cases import RATES, lacks, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
-SOAK = "LOCKSTEP_SOAK" in os.environ
-"""Whether `make soak` runs the tests, with those that take long and that quicker ones stand for."""
 COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
 """Whether engines are compiled if a test does not choose. Only MXNet builds a graph very quickly."""
 

@@ -5,7 +5,6 @@
 Every process writes its results to FOLDER/<rank>.pickle.
 """
 
-import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from tests.backends.cases import RATES, random_images, random_state
 from tests.conftest import TINY
+from tests.soak import SOAK
 
 IMAGES = random_images(64)
 LABELS = np.random.default_rng(3).integers(0, 10, 64)
@@ -53,9 +53,9 @@ SCENARIOS = {
     "overflow": Scenario(RECIPE.replace(precision="fp16", loss_scaling="dynamic", loss_scale=64.0), poisoned=True),
     "compiled": Scenario(RECIPE, {"compile": "on", "accumulation_steps": 2}),
 }
-IN_A_SOAK = () if "LOCKSTEP_SOAK" in os.environ else ("local in parts",)
-"""Scenarios whose two properties are those of others."""
-UNCOMPILED = tuple(name for name in SCENARIOS if name not in ("compiled", *IN_A_SOAK))
+LEFT_OUT = () if SOAK else ("local in parts",)
+"""Scenarios whose properties others have, too."""
+UNCOMPILED = tuple(name for name in SCENARIOS if name not in ("compiled", *LEFT_OUT))
 
 
 def carry_out(scenario: Scenario, backend: Backend, world: World, **changes: Any) -> dict[str, Any]:

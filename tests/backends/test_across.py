@@ -14,8 +14,9 @@ from lockstep.recipes import Recipe
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import oracle
 from tests.backends.cases import FP16, NARROWED, PUBLISHED, RATES, bits, moved, random_batches, statistics, steady_state
-from tests.backends.conftest import SOAK, Grounds, Start, starter
+from tests.backends.conftest import Grounds, Start, starter
 from tests.backends.launchers import PAIRS, RING
+from tests.soak import SOAK
 
 STEPS = 8
 

@@ -24,7 +24,8 @@ from tests.backends.cases import (
     statistics,
     steady_state,
 )
-from tests.backends.conftest import SOAK, Start, of_frameworks
+from tests.backends.conftest import Start, of_frameworks
+from tests.soak import SOAK, in_a_soak
 
 pytestmark = [pytest.mark.slow, of_frameworks]  # the reference is compared with itself in float64 on narrow models
 
@@ -34,7 +35,7 @@ STEP = Step({"model": "resnext101-32x4d", "logits": 1000}, mixup="batch", size=6
 """The deepest model. A step of resnet50 is part of the run below."""
 
 
-@pytest.mark.skipif(not SOAK, reason="runs under make soak; a narrow model with all stages and groups does such a step")
+@in_a_soak  # a narrow model with all stages and groups does such a step
 def test_a_step_of_a_full_model_is_that_of_float64(start: Start, tiny_recipe: Recipe) -> None:
     recipe, state, batch = STEP.begin(tiny_recipe, count=4)
     engine = start(recipe, state)

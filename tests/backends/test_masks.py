@@ -23,7 +23,8 @@ from tests.backends.cases import (
     random_state,
     steady_state,
 )
-from tests.backends.conftest import SOAK, Start
+from tests.backends.conftest import Start
+from tests.soak import SOAK
 
 MASKED = ("conv1.weight", "layer2.0.conv2.weight", "layer3.0.downsample.0.weight", "layer4.0.bn2.bias", "fc.weight")
 """A kernel of every kind, a batch norm's bias and the classifier."""

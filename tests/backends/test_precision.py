@@ -21,7 +21,8 @@ from tests.backends.cases import (
     random_images,
     random_state,
 )
-from tests.backends.conftest import BACKENDS, SOAK, Start
+from tests.backends.conftest import BACKENDS, Start
+from tests.soak import SOAK
 
 OVERFLOWING = 2.0**60
 """A loss scale with which every gradient exceeds fp16's largest number, 65,504."""

@@ -18,9 +18,10 @@ from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluated_samples
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import RATES, Arrays, all_bits, bits, lacks, moved, parameters, random_state, statistics
-from tests.backends.conftest import SOAK, Start
+from tests.backends.conftest import Start
 from tests.backends.launchers import LAUNCHED, LAUNCHERS, WITHOUT, named
 from tests.backends.ranks import LABELS, RECIPE, SCENARIOS, TO_EVALUATE, UNCOMPILED, carry_out, images_to_evaluate
+from tests.soak import SOAK
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,8 @@ from tests.backends.cases import (
     random_state,
     statistics,
 )
-from tests.backends.conftest import SOAK, Start
+from tests.backends.conftest import Start
+from tests.soak import SOAK
 
 SOURCE = Path(torch_backend.__file__).parent
 

@@ -25,18 +25,14 @@ from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.backends.launchers import LAUNCHED, RING
 from tests.processes import call, finish, running, wait_until
-
-SOAK = "LOCKSTEP_SOAK" in os.environ
-"""Whether tests of the driver and the launcher, which are alike for all engines, run on every engine and more often.
-
-`make soak` sets it.
-"""
-
-in_a_soak = pytest.mark.skipif(not SOAK, reason="runs under make soak")
+from tests.soak import SOAK, in_a_soak
 
 
 def some(*names: str) -> tuple[str, ...]:
-    """Return these engines, or all in a soak; the first engine of an environment that has none of them."""
+    """Return these engines, or the first one of an environment that has none of them; all in a soak.
+
+    The driver and the launcher are alike for all engines.
+    """
     return BACKENDS if SOAK else tuple(name for name in names if name in BACKENDS) or BACKENDS[:1]
 
 

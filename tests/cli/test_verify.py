@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import call, finish, running, wait_until
+from tests.soak import SOAK
 
 Answer = tuple[int, str, str]
 
@@ -78,7 +79,7 @@ def workers_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
+@pytest.mark.parametrize(("number", "expected"), [("SIGTERM", 143), ("SIGKILL", -9), *([("SIGINT", 130)] if SOAK else [])])
 def test_a_signal_ends_it_and_its_worker_and_leaves_no_folder(
     number: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from lockstep.weights import checkpoint
 from lockstep.weights.opening import open_weights
 from tests.backends.cases import NARROWED, random_images
 from tests.inference.cases import CLASSES, random_tensors
+from tests.soak import in_a_soak
 
 MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
 
@@ -242,6 +243,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, changes: dict[s
 
 
 @pytest.mark.slow
+@in_a_soak
 def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
     weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
     lockstep.export(weights, tmp_path / "model", to="paddle-inference")

@@ -42,7 +42,7 @@ def verify(
     recipe, model, precision or number of steps, and `LockstepError` if the reference itself fails.
 
     >>> import lockstep
-    >>> report = lockstep.verify(["torch"], steps=4)
+    >>> report = lockstep.verify(["torch"], steps=3)
     >>> report["passed"], [row["quantity"] for row in report["engines"]["torch"]["rows"]][:3]
     (True, ['logits', 'evaluation', 'loss'])
     """

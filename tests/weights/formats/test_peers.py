@@ -17,6 +17,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.tensor_bundle import Bundle
+from tests.soak import in_a_soak
 from tests.weights.formats.cases import RESNET, RESNEXT
 from tests.weights.formats.peer_cases import run_peer
 
@@ -175,6 +176,7 @@ def test_an_index_of_several_blocks_is_read(theirs: Path) -> None:
     assert all(bundle.read(name) == int(name.rpartition("/")[2]) for name in bundle.entries)
 
 
+@in_a_soak
 def test_resnet50_at_its_own_size_is_recognised_with_velocities_and_step(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     save_images(tmp_path, 1)
