@@ -214,6 +214,13 @@ def test_an_inspection_shows_the_classes_of_a_run_and_a_backbone_has_none(
     assert "logits           none\n" in answer("convert", tmp_path / "backbone.pth", "--inspect")[1]
 
 
+def test_an_inspection_names_a_git_lfs_pointer(answer: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    code, output, errors = answer("convert", tmp_path / "a.safetensors", "--inspect")
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"lockstep: {tmp_path / 'a.safetensors'} is a Git LFS pointer, not weights")
+
+
 def test_a_hostile_name_is_shown_escaped(answer: Run, tiny_recipe: Recipe, tmp_path: Path) -> None:
     about = {"recipe": tiny_recipe.fields(), "classes": ["cat\x1b[31m", "owl"]}
     state = State(1, {name: np.asarray(value) for name, value in initial_tensors(tiny_recipe).items()}, {})

@@ -29,6 +29,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.formats import BFLOAT16, numbers, refuse_existing
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 """Tensors of a file by name, and Lockstep's metadata; None if the file has none."""
@@ -132,6 +133,7 @@ def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = Fal
         return {}, None
     with _of_checkpoint(path):
         data = (path / name).read_bytes()
+    refuse_stand_in(path / name, data)
     _check_digest(path / name, hashlib.sha256(data).hexdigest(), about)
     return _parsed(path / name, data, as_stored=as_stored)
 
@@ -154,6 +156,7 @@ def _description(path: Path) -> dict[str, Any]:
     file = path / "state.json"
     with _of_checkpoint(path):
         data = file.read_bytes()
+    refuse_stand_in(file, data)
     try:
         about = parsed(data)
         whole = isinstance(about, dict) and about.pop(_OWN_DIGEST, None) == _digest_of(about)
@@ -238,9 +241,11 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
     file cannot be read.
     """
     try:
-        return _parsed(path, path.read_bytes(), as_stored=as_stored)
+        data = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from None
+    refuse_stand_in(path, data)
+    return _parsed(path, data, as_stored=as_stored)
 
 
 def metadata(path: Path) -> dict[str, Any] | None:

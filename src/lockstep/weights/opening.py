@@ -31,6 +31,7 @@ from lockstep.weights.formats import (
     torch_models,
 )
 from lockstep.weights.formats.common import Original, Stored, described, listed
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.preprocessing import assumed_preprocessing
 
 LOCKSTEP = "Lockstep"
@@ -107,6 +108,8 @@ BY_NAME = (
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
 )
 """Formats of several files, which are found by their names."""
+_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".safetensors", ".tar")
+"""How the names of weights end that a folder is not found by."""
 _UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX")
 """Formats whose files do not say all of the preprocessing."""
 
@@ -305,6 +308,8 @@ def _recognised(path: Path) -> tuple[Format, Path]:
     """
     if path.is_file() and path.stat().st_size == 0:
         raise CheckpointError(f"{path} is empty: it was not written or copied to its end; copy it again")
+    if path.is_file():
+        refuse_stand_in(path)
     format = _of_file(path) if path.is_file() else None
     if format is not None:
         return format, format.find(path) or path
@@ -321,6 +326,9 @@ def _recognised(path: Path) -> tuple[Format, Path]:
         raise CheckpointError(f"{path} holds weights in several formats: {several}; name one of these")
     if not path.exists():
         raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
+    for file in sorted(path.glob("*")):
+        if file.suffix in _ENDINGS and file.is_file():
+            refuse_stand_in(file)
     names = ", ".join(each.name for each in (*BY_CONTENT, *BY_NAME))
     raise CheckpointError(
         f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or weights of {names}"

@@ -29,6 +29,7 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import BFLOAT16
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -60,7 +61,9 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are sparse or have no names.
     """
     try:
-        return _named_arrays(_Reader(path.read_bytes()))
+        data = path.read_bytes()
+        refuse_stand_in(path, data)
+        return _named_arrays(_Reader(data))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _PASSING = {"transpose", "Cast", "cast", "amp_cast", "identity", "_copy"}
 """Operators whose output has the same values as their input."""
@@ -63,7 +64,9 @@ class Symbol:
 def load(path: Path) -> Symbol:
     """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""
     try:
-        return _Graph(json.loads(path.read_bytes())["nodes"]).symbol()
+        data = path.read_bytes()
+        refuse_stand_in(path, data)
+        return _Graph(json.loads(data)["nodes"]).symbol()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

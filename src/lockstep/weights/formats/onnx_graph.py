@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.strict_json import is_list_of, is_text
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 INSTALL = "pip install onnx==1.23.2"
 _MOST_BYTES = 2**31 - 1
@@ -213,6 +214,8 @@ def _external(graph: Graph, tensor: Any) -> np.ndarray:
         raise ValueError(f"{tensor.name!r} is in the file {about['location'][:60]!r}: {error.strerror}") from None
     if not file.is_relative_to(folder) or Path(about.get("location", "/")).is_absolute():
         raise ValueError(f"{tensor.name!r} is in the file {about.get('location')!r}, which is outside of the model's folder")
+    if is_there:
+        refuse_stand_in(file)
     dtype = np.dtype(graph.onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     shape, offset = tuple(tensor.dims), int(about.get("offset", "0"))
     count = math.prod(shape)

@@ -21,6 +21,7 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, Unbuilt, expected, in_builtins, interpret, shape_of
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
@@ -44,6 +45,7 @@ def load(path: Path) -> Contents:
     """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of numbers."""
     try:
         data = path.read_bytes()
+        refuse_stand_in(path, data)
         return _contents(interpret(data, _RULES), len(data))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None

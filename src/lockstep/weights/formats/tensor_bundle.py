@@ -35,6 +35,7 @@ from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
 from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, refuse_existing
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MESSAGES = """
 name: "lockstep/tensor_bundle.proto" package: "lockstep" syntax: "proto3"
@@ -185,6 +186,7 @@ class Bundle:
         self.prefix = prefix
         path = index_path(prefix)
         try:
+            refuse_stand_in(path)
             self._shards, self.entries = _contents(_pairs(Places(path)))
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
@@ -217,6 +219,7 @@ class Bundle:
         path = data_path(self.prefix, entry.shard, self._shards)
         try:
             if entry.shard not in self._files:
+                refuse_stand_in(path)
                 self._files[entry.shard] = Places(path)
             file = self._files[entry.shard]
             _check_inside(file, entry.offset, entry.size)

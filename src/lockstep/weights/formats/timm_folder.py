@@ -25,6 +25,7 @@ from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
 from lockstep.weights.formats.common import Original, Written, described, fitting, listed, placed
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.preprocessing import from_timm, to_timm
 
 CONFIG = "config.json"
@@ -52,7 +53,9 @@ def find(path: Path) -> Path | None:
 
 def _config(folder: Path) -> Any:
     try:
-        return parsed((folder / CONFIG).read_bytes())
+        data = (folder / CONFIG).read_bytes()
+        refuse_stand_in(folder / CONFIG, data)
+        return parsed(data)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG} cannot be read as JSON: {error}") from None
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats.pickles import Refused, Rules, interpret
+from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.torch_pickle import Kind, rules
 
 Without = Callable[[Any], Collection[Any]]
@@ -97,6 +98,7 @@ def load(path: Path, *, without: Without | None = None) -> Any:
     """
     try:
         size = path.stat().st_size
+        refuse_stand_in(path)
         if _begin(path).startswith(_ZIP):
             with zipfile.ZipFile(path) as archive:
                 writer = _program_in(archive.namelist())

@@ -1,0 +1,43 @@
+"""Files that a clone or a download leaves in place of weights: pointers of Git LFS, and web pages.
+
+Their names are those of the weights; only their content says what they are. A pointer is a short text:
+
+    version https://git-lfs.github.com/spec/v1
+    oid sha256:<64 hexadecimal digits>
+    size <bytes of the file that it stands for>
+
+Source: Git LFS, docs/spec.md.
+"""
+
+import re
+from pathlib import Path
+
+from lockstep.system.errors import CheckpointError
+
+_BEGIN = 1024
+"""This many bytes say what a file is. A pointer has fewer."""
+_POINTER = b"version https://git-lfs"
+_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_XML = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml\b")
+
+
+def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
+    """Raise `CheckpointError` that says what a file is, if it is a pointer of Git LFS, a web page or XML.
+
+    `begin` are the file's first bytes, or all of them, if they are known. Raises `OSError` if the file cannot be read.
+    """
+    if begin is None:
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN)
+    begin = begin[:_BEGIN]
+    if begin.startswith(_POINTER):
+        raise CheckpointError(
+            f"{path} is a Git LFS pointer, not weights: a short text that stands for them. Fetch the weights with git lfs "
+            "pull, or download the file itself."
+        )
+    if _PAGE.match(begin) or _XML.match(begin):
+        kind = "a web page (HTML)" if _PAGE.match(begin) else "a server's message or another text (XML)"
+        raise CheckpointError(
+            f"{path} is {kind}, not weights: its address is not that of the file, or the server refused it. Download the "
+            "file itself."
+        )

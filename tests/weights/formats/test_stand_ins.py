@@ -1,0 +1,118 @@
+"""Pointers of Git LFS and web pages in place of weights are named as what they are, in every format."""
+
+from pathlib import Path
+
+import onnx as onnx_package
+import pytest
+
+import lockstep
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from lockstep.weights.inspection import inspect
+from lockstep.weights.opening import open_weights
+from tests.weights.small_models import (
+    Writer,
+    hub,
+    mxnet,
+    nvidia_pytorch,
+    onnx,
+    paddle,
+    plain_state,
+    recipe_of,
+    tensorflow,
+    timm,
+    use_narrow_models,
+)
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '5'}\nsize 102469840\n".encode()
+PAGES = {
+    "doctype": b"\n\n<!DOCTYPE html>\n<html lang='en'><head></head></html>",
+    "html": b"<HTML><HEAD><TITLE>302 Moved</TITLE></HEAD></HTML>",
+    "after a byte order mark": b"\xef\xbb\xbf<!doctype html>",
+}
+DENIED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
+NAMES = ("a.pth.tar", "a.bin", "a.safetensors", "a.h5", "a.keras", "a.onnx", "a.params", "a.pdparams", "a.index", "a")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pointer_is_named_whatever_its_own_name_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=rf"/{name} is a Git LFS pointer, not weights.*git lfs pull"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_web_page_is_named_whatever_its_own_name_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(PAGES["doctype"])
+    with pytest.raises(CheckpointError, match=rf"/{name} is a web page \(HTML\), not weights"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_begin_in_several_ways(page: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(PAGES[page])
+    with pytest.raises(CheckpointError, match="is a web page"):
+        inspect(tmp_path / "a.pth")
+
+
+def test_the_message_of_a_server_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(DENIED)
+    with pytest.raises(CheckpointError, match=r"a\.pth is a server's message or another text \(XML\), not weights"):
+        inspect(tmp_path / "a.pth")
+
+
+PLACES: list[tuple[Writer, str, str, str]] = [
+    # how it is written, the name of that, the path to open, the file that a clone left as a pointer
+    (timm, "folder", "folder", "folder/model.safetensors"),
+    (timm, "folder", "folder", "folder/config.json"),
+    (hub, "folder", "folder/pytorch_model.bin", "folder/pytorch_model.bin"),
+    (nvidia_pytorch, "checkpoint.pth.tar", "", "checkpoint.pth.tar"),
+    (onnx, "model.onnx", "", "model.onnx"),
+    (tensorflow, "model.ckpt-7", "model.ckpt-7", "model.ckpt-7.index"),
+    (tensorflow, "model.ckpt-7", "", "model.ckpt-7.data-00000-of-00001"),
+    (paddle, "model", "model", "model.pdparams"),
+    (mxnet, "model", "model", "model-0000.params"),
+    (mxnet, "model", "", "model-symbol.json"),
+]
+
+
+@pytest.mark.parametrize(("write", "name", "opened", "pointer"), PLACES, ids=[place[3] for place in PLACES])
+def test_a_pointer_among_the_files_of_a_checkpoint_is_named(
+    write: Writer, name: str, opened: str, pointer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_narrow_models(monkeypatch)
+    write(tmp_path / name, plain_state(recipe_of()))
+    assert (tmp_path / pointer).is_file()
+    (tmp_path / pointer).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=f"{pointer} is a Git LFS pointer"):
+        open_weights(tmp_path / opened)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "momentum.safetensors", "state.json"])
+def test_a_pointer_in_a_run_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+    state = plain_state(recipe_of())
+    state.momentum.update({key: value for key, value in state.tensors.items() if "running_" not in key})
+    about = {"recipe": recipe_of().fields(), "classes": []}
+    folder = checkpoint.save(tmp_path / "run" / "checkpoints", state, data_digest="", about=about)
+    (folder / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=f"{name} is a Git LFS pointer"):
+        lockstep.convert(tmp_path / "run", tmp_path / "w.safetensors")
+
+
+def test_a_pointer_in_place_of_external_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_narrow_models(monkeypatch)
+    onnx(tmp_path / "a.onnx", plain_state(recipe_of()))
+    model = onnx_package.load(tmp_path / "a.onnx")
+    onnx_package.save(model, tmp_path / "b.onnx", save_as_external_data=True, location="b.data", size_threshold=0)
+    assert open_weights(tmp_path / "b.onnx").origin == "ONNX"
+    (tmp_path / "b.data").write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match=r"b\.data is a Git LFS pointer"):
+        open_weights(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize("text", [b"version 2\n", b"<svg></svg>", b"see <html>", b"<header>"])
+def test_other_texts_are_not_taken_for_pointers_and_pages(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(text)
+    with pytest.raises(CheckpointError, match="holds no weights that can be read"):
+        open_weights(tmp_path / "a")
