@@ -29,6 +29,17 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.onnx"]
 
 
+def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_path: Path) -> None:
+    names, model = tmp_path / "names.txt", tmp_path / "model"
+    names.write_text("".join(f"class {i}\n" for i in range(10)))
+    assert answer("export", run_folder, model, "--to", "onnx", "--classes", names)[0] == 0
+    assert (model / "classes.txt").read_text() == names.read_text()
+    names.write_text("cat\n")
+    code, _, errors = answer("export", run_folder, tmp_path / "other", "--to", "onnx", "--classes", names)
+    assert (code, (tmp_path / "other").exists()) == (2, False)
+    assert f"{names} has 1 names, but the weights have 10 outputs" in errors
+
+
 def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, _, errors = answer("export", run_folder, tmp_path / "model", "--to", "saved_modle")
     assert code == 2

@@ -18,6 +18,7 @@ def command(
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
+    classes: options.Classes = None,
     precision: Annotated[
         str | None, typer.Option(help="Precision of a SavedModel: fp32 (default), bf16 or fp16.", show_default=False)
     ] = None,
@@ -25,7 +26,7 @@ def command(
     """Write a model for a server, with its preprocessing."""
     from lockstep import export
 
-    result = export(source, folder, to=to, which=which, ema=ema, model=model, precision=precision)
+    result = export(source, folder, to=to, which=which, ema=ema, model=model, classes=classes, precision=precision)
     print(f"wrote {result['written']}")
     for remark in result["remarks"]:
         print(f"note: {remark}")

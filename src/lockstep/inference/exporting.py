@@ -7,6 +7,7 @@ from typing import Any
 from lockstep import backends
 from lockstep.system.errors import CheckpointError, nearest
 from lockstep.system.files import appearing_folder
+from lockstep.weights.class_names import Classes
 from lockstep.weights.opening import open_weights
 
 FORMATS: dict[str, tuple[str | None, str]] = {
@@ -23,6 +24,7 @@ def export(
     which: str = "newest",
     ema: bool = False,
     model: str | None = None,
+    classes: Classes | None = None,
     precision: str | None = None,
 ) -> dict[str, Any]:
     """Write a model for a framework's server, with preprocessing and softmax inside; return what was written.
@@ -40,17 +42,18 @@ def export(
       quantisation are written with QuantizeLinear and DequantizeLinear. The other formats compute with them in float, and a
       remark says so.
 
-    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1. `classes` replaces the names of
+    the classes: names, class 0 first, or a file that lists them.
 
-    The folder appears only when it is complete; nothing is overwritten. Raises `CheckpointError`, `RecipeError`, and
-    `BackendError` if the framework or package is missing.
+    The folder appears only when it is complete; nothing is overwritten. Raises `CheckpointError`, `RecipeError`,
+    `DataError` if `classes` does not fit the weights, and `BackendError` if the framework or package is missing.
     """
     folder = Path(folder)
     if to not in FORMATS:
         raise CheckpointError(f"there is no format {to!r} to export to. {nearest(to, FORMATS)}")
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
-    found = open_weights(source, which=which, ema=ema, model=model)
+    found = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
     weights = found.in_precision(precision or "fp32")
     remarks, (backend, function) = list(weights.remarks), FORMATS[to]
     if precision is None and found.recipe.precision in ("bf16", "fp16"):
