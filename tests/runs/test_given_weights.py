@@ -208,7 +208,11 @@ def test_without_a_recipe_the_weights_decide_the_model_and_its_preprocessing(
     checkpoint.write_weights(file, initial_tensors(given), {"recipe": given.fields(), "classes": []})
     events: list[dict[str, Any]] = []
     changes = {"epochs": 1, "image_size": 32, "precision": "fp32", "std": [3.0, 2.0, 1.0]}
+    read: list[Path] = []
+    real = checkpoint.read_weights
+    monkeypatch.setattr(checkpoint, "read_weights", lambda path, **options: (read.append(path), real(path, **options))[1])
     lockstep.train(data=textures, out=tmp_path / "run", weights=file, changes=changes, listener=events.append)
+    assert read == [file], "weights are read once"
     fields = lockstep.load_recipe(tmp_path / "run").fields()
     assert {name: fields[name] for name in of_weights} == of_weights | {"std": [3.0, 2.0, 1.0]}, "what is set goes before"
     assert fields["logits"] == 10

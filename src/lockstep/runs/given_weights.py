@@ -53,12 +53,21 @@ class Start:
         return "--weights" if self.resumed is None else "--resume-from"
 
 
-def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool = False) -> Start | None:
+def open_given(weights: Path, *, resumes: bool = False) -> Opened:
+    """Return the weights that a run is given, with velocities and moving average if it resumes from them.
+
+    Raises `CheckpointError` if they cannot be read.
+    """
+    return open_weights(weights, momentum=resumes, needs_classifier=False)
+
+
+def open_start(weights: Path | Opened | None, recipe: Recipe, run: Path, *, resumes: bool = False) -> Start | None:
     """Return the given weights in the shapes of the recipe's model; None if none are given.
 
-    If they have another number of logits, the classifier is the recipe's initial one. With `resumes`, the run resumes where
-    the weights' program stopped, which such a classifier forbids. Raises `CheckpointError` if the weights cannot be read or
-    do not fit, `RecipeError` if none are given and `run` cannot start without them.
+    `weights` are a path, or what `open_given` returns for it with the same `resumes`. If they have another number of logits,
+    the classifier is the recipe's initial one. With `resumes`, the run resumes where the weights' program stopped, which
+    such a classifier forbids. Raises `CheckpointError` if the weights cannot be read or do not fit, `RecipeError` if none
+    are given and `run` cannot start without them.
     """
     needed = _needs_trained_weights(recipe)
     if weights is None:
@@ -75,7 +84,7 @@ def open_start(weights: Path | None, recipe: Recipe, run: Path, *, resumes: bool
             f"{field} {getattr(recipe, field)} {does} trained weights before the first step, so a run with it cannot resume "
             "from a checkpoint: give it as --weights"
         )
-    found = open_weights(weights, momentum=resumes, needs_classifier=False)
+    found = weights if isinstance(weights, Opened) else open_given(weights, resumes=resumes)
     if found.is_folded:
         raise CheckpointError(
             f"{found.source} has batch norms that are folded into convolutions, which serves inference only: start from the "
@@ -119,13 +128,11 @@ _UNSEEN = ("model", "padding", "bn_epsilon", "mean", "std", "interpolation")
 """Fields that can differ although the tensors have the same shapes: of the network (v1 and v1.5), and of preprocessing."""
 
 
-def fields_of(weights: Path) -> dict[str, Any]:
+def fields_of(weights: Opened) -> dict[str, Any]:
     """Return the fields of a recipe that given weights decide: the network, and mean, standard deviation and interpolation
     of its images, as plain values.
-
-    Raises `CheckpointError` if the weights cannot be read.
     """
-    fields = open_weights(weights, needs_classifier=False).recipe.fields()
+    fields = weights.recipe.fields()
     return {name: fields[name] for name in _UNSEEN}
 
 

@@ -16,7 +16,7 @@ from lockstep.runs import resuming
 from lockstep.runs.driver import Driver
 from lockstep.runs.events import Listener
 from lockstep.runs.folder import RunFolder
-from lockstep.runs.given_weights import Start, fields_of, open_start
+from lockstep.runs.given_weights import Start, fields_of, open_given, open_start
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import settle
 from lockstep.runs.recorder import Recorder
@@ -118,14 +118,17 @@ def _carry_out(
     if asked.taken:
         recorder.tell({"kind": "taken", "out": str(out), "taken": asked.taken})
 
+    opened = open_given(given.path, resumes=given.resumes) if given and asked.recipe is None else None
+    of_weights = fields_of(opened) if opened else {}
+    weights = opened or (given and given.path)
+
     def start_of(recipe: Recipe) -> Start | None:
         check_shares(recipe, units)
         check_batch_norm(recipe, world.ranks, execution.accumulation_steps)
         backends.refuse_quantisation(recipe, execution.backend)
-        return open_start(given and given.path, recipe, out, resumes=bool(given and given.resumes)) if leads else None
+        return open_start(weights, recipe, out, resumes=bool(given and given.resumes)) if leads else None
 
     start = start_of(asked.recipe) if asked.recipe else None  # before the indexing, so that errors come early
-    of_weights = fields_of(given.path) if given and asked.recipe is None else {}
     share = (asked.recipe or given_fields(changes)).validation_share
     sets = _open_sets(asked.data, share, recorder, stop, validates=not execution.train_only)
     recipe = asked.recipe or settle(sets.training, changes, execution, world, recorder, out, of_weights)
