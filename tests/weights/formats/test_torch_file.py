@@ -492,5 +492,12 @@ def test_other_files_are_not_pytorchs(data: bytes, tmp_path: Path) -> None:
 
 
 @CONTAINERS
-def test_both_containers_are_recognised_by_their_bytes(container: dict[str, bool], tmp_path: Path) -> None:
-    assert is_torch_file(written({}, tmp_path, container))
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_both_containers_are_recognised_by_their_bytes(container: dict[str, bool], protocol: int, tmp_path: Path) -> None:
+    assert is_torch_file(written({}, tmp_path, container, pickle_protocol=protocol))
+
+
+def test_a_pickle_of_arrays_alone_is_not_called_malicious(tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(pickle.dumps({"conv1.weight": np.zeros((2, 3))}))
+    with pytest.raises(CheckpointError, match="not a PyTorch file: it does not begin with PyTorch's magic number"):
+        load(tmp_path / "a.pth")

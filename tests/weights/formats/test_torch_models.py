@@ -165,6 +165,12 @@ def test_a_file_without_a_state_dict_is_refused(value: Any, tmp_path: Path) -> N
         read_again(value, tmp_path)
 
 
+def test_several_networks_in_a_file_are_an_error_that_lists_them(tmp_path: Path) -> None:
+    tensors = module_of().state_dict()
+    with pytest.raises(CheckpointError, match="holds several networks: state_dict, model; save the one to use alone"):
+        read_again({"model": tensors, "state_dict": tensors}, tmp_path)
+
+
 def test_a_network_without_a_classifier_is_read_and_named(tmp_path: Path) -> None:
     tensors = {name: tensor for name, tensor in module_of().state_dict().items() if not name.startswith("fc.")}
     found = read_again(tensors, tmp_path)
@@ -345,6 +351,7 @@ def test_a_loss_scale_is_read(tmp_path: Path) -> None:
     found = read_again({"model": module_of().state_dict(), "scaler": scaler, "rng": 1}, tmp_path)
     assert found.state.scaler == {"scale": 65536.0, "good_steps": 7, "bad_steps": 0}
     assert "left over and not used: rng" in found.remarks
+    assert read_again({"model": module_of().state_dict(), "scaler": scaler | {"scale": -1.0}}, tmp_path).state.scaler == {}
 
 
 def test_files_and_folders_are_found(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats.pickles import Refused, Rules, interpret
+from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, interpret
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.torch_pickle import Kind, rules
 
@@ -33,8 +33,10 @@ Without = Callable[[Any], Collection[Any]]
 """Returns keys of a dict whose arrays are not needed."""
 
 _ZIP = b"PK\x03\x04"
-_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of the older container: the pickle of its magic number. Protocol 2 is torch.save's default."""
+_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""The older container begins with the pickle of its magic number, which ends in these bytes at every protocol."""
+_BEGIN = 24
+"""This pickle has at most this many bytes: 15, and 24 since protocol 4."""
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _OF_ZIP = (struct.error, EOFError, RuntimeError, zipfile.BadZipFile)
 """What zipfile raises for damaged archives in addition to the usual errors; NotImplementedError is a RuntimeError."""
@@ -60,7 +62,7 @@ def is_torch_file(path: Path) -> bool:
     try:
         begin = _begin(path)
         if not begin.startswith(_ZIP):
-            return begin == _MAGIC
+            return _is_of_stream(begin)
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         return _program_in(names) is not None or any(_is_at_root(name, "data.pkl") for name in names)
@@ -84,7 +86,12 @@ def _program_in(names: Iterable[str]) -> str | None:
 
 def _begin(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(_MAGIC))
+        return file.read(_BEGIN)
+
+
+def _is_of_stream(begin: bytes) -> bool:
+    """Return whether a file that begins so is in the older container."""
+    return begin.startswith(b"\x80") and _MAGIC in begin[:_BEGIN]
 
 
 def load(path: Path, *, without: Without | None = None) -> Any:
@@ -206,8 +213,9 @@ def _of_stream(stream: io.BytesIO, size: int) -> Any:
     storages, then with their numbers.
     """
     plain = Rules({})
-    if interpret(stream, plain) != _MAGIC_NUMBER:
-        raise ValueError("it does not begin with PyTorch's magic number")
+    first = interpret(stream, Rules(NUMPY))  # so that a pickle of arrays alone is not called malicious
+    if not isinstance(first, int) or first != _MAGIC_NUMBER:
+        raise ValueError("it does not begin with PyTorch's magic number, so that another program may have written it")
     version = interpret(stream, plain)
     if version != _VERSION:
         raise ValueError(f"its protocol's version is not {_VERSION}")

@@ -144,8 +144,7 @@ def _contents(path: Path, value: Any) -> _Contents:
     if _is_state_dict(value):
         return _Contents({_WEIGHTS[0]: value}, _WEIGHTS[0], None)
     root = value if isinstance(value, dict) else {}
-    weights = next((key for key in _WEIGHTS if _is_state_dict(root.get(key))), None)
-    average = next((key for key in _AVERAGES if _is_state_dict(root.get(key))), None)
+    weights, average = (_only(path, root, keys) for keys in (_WEIGHTS, _AVERAGES))
     if weights is None and average is None:
         keys = [_text(key) for key in root][:5]
         raise CheckpointError(
@@ -154,6 +153,16 @@ def _contents(path: Path, value: Any) -> _Contents:
             "torch.save(model.state_dict(), path)."
         )
     return _Contents(root, weights or average or "", average if weights else None)
+
+
+def _only(path: Path, root: Mapping[Any, Any], keys: Iterable[str]) -> str | None:
+    """Return which of some keys has a state_dict; None if none has. Raises `CheckpointError` if several have."""
+    found = [key for key in keys if _is_state_dict(root.get(key))]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path} holds several networks: {', '.join(found)}; save the one to use alone with torch.save(network, path)"
+        )
+    return found[0] if found else None
 
 
 def _text(key: Any) -> str:
@@ -347,10 +356,10 @@ def _epochs(root: Mapping[Any, Any], origin: str) -> tuple[int | None, str]:
 
 
 def _scaler(root: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the loss scale as in `State.scaler`; empty if there is none."""
+    """Return the loss scale as in `State.scaler`; empty if there is none, or no number above 0."""
     stored: Any = next((root[key] for key in _SCALERS if isinstance(root.get(key), dict)), {})
-    scale = _number(stored.get("scale"))
-    return {"scale": scale, "good_steps": _number(stored.get("_growth_tracker")) or 0.0, "bad_steps": 0.0} if scale else {}
+    scale, steps = _number(stored.get("scale")) or 0.0, _number(stored.get("_growth_tracker")) or 0.0
+    return {"scale": scale, "good_steps": steps, "bad_steps": 0.0} if scale > 0 and steps >= 0 else {}
 
 
 def _recipe(path: Path, origin: str, matching: Matching) -> Recipe:
