@@ -267,6 +267,14 @@ def test_a_file_is_recognised_by_its_content(
     }
 
 
+def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    mxnet(tmp_path / "model", state)
+    file = (tmp_path / "model-0000.params").rename(tmp_path / "weights.pth")
+    found = open_weights(file)
+    assert (found.origin, found.tensors["fc.bias"].tobytes()) == ("NVIDIA MXNet", state.tensors["fc.bias"].tobytes())
+
+
 def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)

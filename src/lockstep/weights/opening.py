@@ -20,6 +20,7 @@ from lockstep.weights.formats import (
     dtype_name,
     foreign_safetensors,
     keras_file,
+    mxnet_params,
     numbers,
     nvidia_mxnet,
     nvidia_paddle,
@@ -100,12 +101,12 @@ BY_CONTENT = (
     Format("safetensors", foreign_safetensors.find, foreign_safetensors.read, foreign_safetensors.is_safetensors),
     Format("Keras", keras_file.find, keras_file.read),
     Format("ONNX", onnx_weights.find, onnx_weights.read),
+    Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read, mxnet_params.is_mxnet),
 )
 """Formats whose files are recognised by what they hold, whatever their names are."""
 BY_NAME = (
     Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),
     Format("Paddle", nvidia_paddle.find, nvidia_paddle.read),
-    Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read),
 )
 """Formats of several files, which are found by their names."""
 _ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".safetensors", ".tar")

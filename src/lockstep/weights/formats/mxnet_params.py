@@ -32,6 +32,7 @@ from lockstep.weights.formats import BFLOAT16
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _MAGIC = 0x112
+_BEGIN = struct.Struct("<2Q")
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _SPARSE = {1: "row_sparse", 2: "csr"}
 _CPU = 1
@@ -53,6 +54,12 @@ _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype !
 _MOST_AXES = 32
 _LEAST_BYTES = 16
 """Size of the smallest array, one without values."""
+
+
+def is_mxnet(path: Path) -> bool:
+    """Return whether a path names a file that begins as these files do."""
+    with path.open("rb") as file:
+        return file.read(_BEGIN.size) == _BEGIN.pack(_MAGIC, 0)
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
