@@ -27,7 +27,7 @@ from lockstep.weights.formats.common import Written
 from lockstep.weights.opening import Opened, open_weights
 from tests.processes import ONE_THREAD
 from tests.weights.formats.cases import state_of
-from tests.weights.small_models import as_torch, recipe_of, use_narrow_models
+from tests.weights.small_models import as_torch, keras_recipe, recipe_of, use_narrow_models
 
 RECIPE = recipe_of().replace(image_size=64, eval_resize=72, eval_crop=64)
 TARGET_NAMES = {
@@ -136,6 +136,35 @@ def test_a_certificate_has_the_sha256_of_every_file(source: Path, tmp_path: Path
     assert found["source_sha256"] == digests(*source.iterdir())
     assert found["target_sha256"] == digests(tmp_path / "a.pdparams", tmp_path / "a.pdopt")
     assert any("fourth input channel" in change for change in found["changes"])
+
+
+ADDED = {
+    "torchvision": ("a.pth", "num_batches_tracked of every batch norm was added"),
+    "timm": ("a", "num_batches_tracked of every batch norm was added"),
+    "nvidia-paddle": ("a", "learning_rate_0, loss_scaling_0, num_good_steps_0, num_bad_steps_0 were added"),
+}
+
+
+@pytest.mark.parametrize("to", ADDED)
+def test_what_a_target_has_that_the_source_does_not_have_is_in_the_certificate(
+    to: str, source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    name, words = ADDED[to]
+    changes = lockstep.convert(source, tmp_path / name, to=to)["certificate"]["changes"]
+    assert [words in change for change in changes].count(True) == 1
+
+
+def test_biases_that_keras_gets_are_in_the_certificate(tmp_path: Path, in_this_process: None) -> None:
+    source = saved(tmp_path, tensors(), keras_recipe().replace(image_size=64, eval_resize=72, eval_crop=64))
+    changes = lockstep.convert(source, tmp_path / "a.weights.h5", to="keras")["certificate"]["changes"]
+    assert "a bias of zeros was added to every convolution, since Keras' layers have one; it changes no result" in changes
+
+
+def test_arrays_that_are_not_used_are_in_the_certificate(tmp_path: Path, in_this_process: None) -> None:
+    counters = {f"bn{i}.num_batches_tracked": torch.tensor(3) for i in (1, 2)}
+    torch.save(as_torch(tensors()) | counters, tmp_path / "source.pth")
+    changes = lockstep.convert(tmp_path / "source.pth", tmp_path / "a.safetensors")["certificate"]["changes"]
+    assert "2 arrays were left out (num_batches_tracked), since no tensor of the model is made of them" in changes
 
 
 @pytest.mark.parametrize("to", ["safetensors", "timm", "nvidia-pytorch"])

@@ -1,6 +1,6 @@
 """Convert weights between all formats that can be read and written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _certified(
     )
     staged = replace(written, files=tuple(files), arrays=tuple(arrays))
     found_there = open_weights(staged.arrays[0])
-    changes = [*remarks, *([format.invents] if format.invents else [])]
+    changes = [*remarks, *_dropped(weights, remarks), *written.added]
     found = certify(weights, found_there, staged, format.read_arrays, changes, format.unsaid)
     if not found["holds"]:
         raise CheckpointError(
@@ -135,6 +135,14 @@ def _certified(
         )
     write_json(folder / _certificate_of(target).name, found)
     return found
+
+
+def _dropped(weights: Opened, remarks: Sequence[str]) -> Iterator[str]:
+    """Yield what names the arrays of the source that are not used, apart from those that a remark names."""
+    names = [each.name for each in weights.stored if not each.tensors and not any(each.name in remark for remark in remarks)]
+    if names:
+        kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        yield f"{len(names)} arrays were left out ({kinds:.200}), since no tensor of the model is made of them"
 
 
 def _give_names(folder: Path, target: Path, written: Written) -> None:
@@ -221,9 +229,6 @@ def _arrays_of_paddle(path: Path) -> dict[str, np.ndarray]:
     return paddle_pickle.load(path).arrays
 
 
-_COUNTERS = "num_batches_tracked of every batch norm was added, since its modules expect it; it changes no result"
-
-
 @dataclass(frozen=True)
 class Target:
     """A format to convert to."""
@@ -235,8 +240,6 @@ class Target:
     """Reads a file as it is stored, for the comparison with its framework's own reader."""
     has_classes: bool = False
     """Whether it holds names of classes."""
-    invents: str = ""
-    """What it holds that no source has, for the certificate."""
     unsaid: tuple[str, ...] = ("mean", "std")
     """The preprocessing that it cannot hold, so that its users have to set it."""
     assumed: str = ""
@@ -245,12 +248,10 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "safetensors": Target(_to_safetensors, _arrays_of_safetensors, has_classes=True, unsaid=()),
-    "torchvision": Target(
-        _plain(torch_writing.write_torchvision), torch_file.load, invents=_COUNTERS, assumed="torchvision-v1"
-    ),
-    "timm": Target(_to_timm, _arrays_of_safetensors, has_classes=True, invents=_COUNTERS, unsaid=()),
+    "torchvision": Target(_plain(torch_writing.write_torchvision), torch_file.load, assumed="torchvision-v1"),
+    "timm": Target(_to_timm, _arrays_of_safetensors, has_classes=True, unsaid=()),
     "keras": Target(_plain(keras_file.write_keras), keras_file.stored, unsaid=("mean",)),
-    "nvidia-pytorch": Target(_to_nvidia_pytorch, torch_file.load, invents=_COUNTERS, assumed="nvidia-pytorch"),
+    "nvidia-pytorch": Target(_to_nvidia_pytorch, torch_file.load, assumed="nvidia-pytorch"),
     "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), _arrays_of_bundle, assumed="nvidia-tensorflow"),
     "nvidia-paddle": Target(_plain(nvidia_paddle.write), _arrays_of_paddle, assumed="nvidia-paddle"),
     "nvidia-mxnet": Target(_plain(nvidia_mxnet.write), mxnet_params.load, assumed="nvidia-mxnet"),

@@ -15,6 +15,9 @@ from lockstep.weights.formats import dtype_name, refuse_existing
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
+COUNTERS = ("num_batches_tracked of every batch norm was added, since PyTorch's modules expect it; it changes no result",)
+"""`Written.added` of files for modules of PyTorch."""
+
 Names = dict[str, str]
 """Maps canonical names to names in the file."""
 Shape = tuple[int, ...]
@@ -32,6 +35,8 @@ class Written:
     """The files that hold arrays. The first makes the others readable: it names the whole for `open_weights`."""
     remarks: tuple[str, ...]
     """What the files do not hold, and notes on how to use them."""
+    added: tuple[str, ...] = ()
+    """What the files hold that no source has, with the reason, for the certificate."""
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,8 @@ def write_keras(target: Path, recipe: Recipe, state: State, into: Path | None = 
     layers = _ordered(stored, recipe)
     store = keras_variables.store_numbered if target.name.endswith(".weights.h5") else keras_variables.store_named
     write_new(target, {target: lambda path: store(h5py, path, layers)}, into=into)
-    return Written((target,), (target,), tuple(_unlike_original(recipe, state)))
+    biases = "a bias of zeros was added to every convolution, since Keras' layers have one; it changes no result"
+    return Written((target,), (target,), tuple(_unlike_original(recipe, state)), (biases,))
 
 
 def _ordered(stored: Mapping[str, np.ndarray], recipe: Recipe) -> dict[str, dict[str, np.ndarray]]:

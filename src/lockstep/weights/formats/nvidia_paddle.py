@@ -308,13 +308,16 @@ def write(prefix: Path, recipe: Recipe, state: State, into: Path | None = None) 
         for tensor in expected
         if tensor.name in state.momentum
     }
+    added: dict[str, np.ndarray] = {}
     if velocities:
         # Paddle 3 looks for a scheduled learning rate among the parameters, Paddle 2 among the optimizer's variables.
         rate = {"learning_rate_0": np.zeros(1, np.float32)}
         parameters |= rate
-        velocities |= rate | _loss_scale(recipe, state)
+        added = rate | _loss_scale(recipe, state)
+        velocities |= added
     files = _write(prefix, parameters, velocities, into)
-    return Written(files, files, tuple(_unlike_original(recipe, state)))
+    about = (f"{', '.join(added)} were added, since programs of Paddle look for them",) if added else ()
+    return Written(files, files, tuple(_unlike_original(recipe, state)), about)
 
 
 def _stored(values: np.ndarray, tensor: Tensor) -> np.ndarray:

@@ -24,7 +24,7 @@ from lockstep.system.files import appearing_folder, write_bytes, write_json
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
-from lockstep.weights.formats.common import Original, Written, described, fitting, listed, placed
+from lockstep.weights.formats.common import COUNTERS, Original, Written, described, fitting, listed, placed
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.preprocessing import from_timm, to_timm
 
@@ -130,7 +130,7 @@ def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...], 
             write_json(unfinished / CONFIG, config)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from None
-    return Written((target / CONFIG, target / _SAFE), (target / _SAFE,), tuple(_not_carried(recipe, state)))
+    return Written((target / CONFIG, target / _SAFE), (target / _SAFE,), tuple(_not_carried(recipe, state)), COUNTERS)
 
 
 def _weights(recipe: Recipe, state: State) -> dict[str, np.ndarray]:

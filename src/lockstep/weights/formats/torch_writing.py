@@ -22,7 +22,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.weights.formats import torch_file
-from lockstep.weights.formats.common import Writers, Written, fitting, left_out, write_new
+from lockstep.weights.formats.common import COUNTERS, Writers, Written, fitting, left_out, write_new
 from lockstep.weights.formats.torch_models import nvidia_groups, nvidia_name
 
 _ENDINGS = (".pth.tar", ".pth", ".pt", ".bin")
@@ -40,7 +40,7 @@ def write_torchvision(target: Path, recipe: Recipe, state: State, into: Path | N
     _check_name(target)
     expected = fitting(model_spec(recipe.model), recipe.logits, state)
     write_new(target, {target: partial(torch_file.save, value=_state_dict(expected, state.tensors, str))}, into=into)
-    return Written((target,), (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state)))
+    return Written((target,), (target,), (*_about_model(recipe, "torchvision's class"), *left_out(state)), COUNTERS)
 
 
 def write_nvidia_pytorch(
@@ -71,7 +71,7 @@ def write_nvidia_pytorch(
     }
     write_new(target, files, into=into)
     both = (target, weights)
-    return Written(both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)))
+    return Written(both, both, tuple(_about_nvidia(target, weights, recipe, state, epochs)), COUNTERS)
 
 
 def _check_name(target: Path) -> str:
