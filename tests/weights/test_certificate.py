@@ -289,6 +289,16 @@ def test_without_a_certificate_the_files_metadata_says_so(source: Path, tmp_path
     assert left(tmp_path) == ["with.safetensors", "with.safetensors.certificate.json", "without.safetensors"]
 
 
+def test_without_a_certificate_the_metadata_of_timms_weights_says_so(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    for name, certified in (("with", True), ("without", False)):
+        remarks = lockstep.convert(source, tmp_path / name, to="timm", certificate=certified)["remarks"]
+        assert not any("no certificate" in remark for remark in remarks)
+        with safe_open(tmp_path / name / "model.safetensors", framework="numpy") as file:
+            assert file.metadata().get("certificate") == (None if certified else "none")
+
+
 def test_an_existing_certificate_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors.certificate.json").write_text("mine")
     for certified in (True, False):

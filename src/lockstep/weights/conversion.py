@@ -96,7 +96,7 @@ def convert(
             _give_names(folder, target, written)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from None
-    if not certificate and to != "safetensors":
+    if not certificate and not TARGETS[to].has_metadata:
         remarks.append("there is no certificate, and the format has no place to say so")
     elif not is_certified and certificate:
         remarks.append(f"there is no certificate: {to} cannot be read back for a model that has no name")
@@ -192,7 +192,8 @@ def _to_safetensors(target: Path, weights: Opened, certified: bool, folder: Path
 
 
 def _to_timm(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
-    return _saying_averages(timm_folder.write(target, weights.recipe, weights.state, weights.classes, folder), weights)
+    written = timm_folder.write(target, weights.recipe, weights.state, weights.classes, folder, certified=certified)
+    return _saying_averages(written, weights)
 
 
 def _to_nvidia_pytorch(target: Path, weights: Opened, certified: bool, folder: Path) -> Written:
@@ -240,6 +241,8 @@ class Target:
     """Reads a file as it is stored, for the comparison with its framework's own reader."""
     has_classes: bool = False
     """Whether it holds names of classes."""
+    has_metadata: bool = False
+    """Whether it has a place to say that there is no certificate."""
     unsaid: tuple[str, ...] = ("mean", "std")
     """The preprocessing that it cannot hold, so that its users have to set it."""
     assumed: str = ""
@@ -247,9 +250,9 @@ class Target:
 
 
 TARGETS: dict[str, Target] = {
-    "safetensors": Target(_to_safetensors, _arrays_of_safetensors, has_classes=True, unsaid=()),
+    "safetensors": Target(_to_safetensors, _arrays_of_safetensors, has_classes=True, has_metadata=True, unsaid=()),
     "torchvision": Target(_plain(torch_writing.write_torchvision), torch_file.load, assumed="torchvision-v1"),
-    "timm": Target(_to_timm, _arrays_of_safetensors, has_classes=True, unsaid=()),
+    "timm": Target(_to_timm, _arrays_of_safetensors, has_classes=True, has_metadata=True, unsaid=()),
     "keras": Target(_plain(keras_file.write_keras), keras_file.stored, unsaid=("mean",)),
     "nvidia-pytorch": Target(_to_nvidia_pytorch, torch_file.load, assumed="nvidia-pytorch"),
     "nvidia-tensorflow": Target(_plain(nvidia_tensorflow.write), _arrays_of_bundle, assumed="nvidia-tensorflow"),

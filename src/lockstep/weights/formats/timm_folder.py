@@ -114,19 +114,29 @@ def _converted(stored: Mapping[str, np.ndarray]) -> Iterator[str]:
         yield f"{len(odd)} tensors, such as {odd[0]}, are {dtype_name(stored[odd[0]].dtype)} and were converted to float32"
 
 
-def write(target: Path, recipe: Recipe, state: State, classes: tuple[str, ...], into: Path | None = None) -> Written:
+def write(
+    target: Path,
+    recipe: Recipe,
+    state: State,
+    classes: tuple[str, ...],
+    into: Path | None = None,
+    *,
+    certified: bool = True,
+) -> Written:
     """Write a new folder for timm and the Hub; return its files and remarks on what they do not hold.
 
     The folder appears only when it is complete. `num_batches_tracked` is the state's step. `into` is as in `write_new`.
+    If there will be no certificate (`certified` is false), the metadata of the weights says so.
     Raises `CheckpointError` if the folder exists, if timm has no such model, or if it cannot be written.
     """
     refuse_existing(target)
     config, weights = to_timm(recipe, classes), _weights(recipe, state)
+    # The metadata of PyTorch, without which some readers refuse the file.
+    metadata = {"format": "pt"} | ({} if certified else {"certificate": "none"})
     try:
         with appearing_folder(placed(target, into)) as unfinished:
             unfinished.mkdir()
-            # With the metadata of PyTorch, without which some readers refuse the file.
-            write_bytes(unfinished / _SAFE, serialise(weights, metadata={"format": "pt"}))
+            write_bytes(unfinished / _SAFE, serialise(weights, metadata=metadata))
             write_json(unfinished / CONFIG, config)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from None
