@@ -145,6 +145,15 @@ ADDED = {
 }
 
 
+def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
+    source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    prefix = tmp_path / "run[1]" / "model[2]"
+    lockstep.convert(source, prefix, to="nvidia-paddle", certificate=False)
+    found = lockstep.convert(prefix, tmp_path / "a.safetensors")["certificate"]
+    assert set(found["source_sha256"]) == {"model[2].pdparams", "model[2].pdopt"}
+
+
 @pytest.mark.parametrize("to", ADDED)
 def test_what_a_target_has_that_the_source_does_not_have_is_in_the_certificate(
     to: str, source: Path, tmp_path: Path, in_this_process: None

@@ -189,7 +189,7 @@ def sha256_of(path: Path) -> dict[str, str]:
     elif path.is_file():
         files = [path]
     else:
-        files = sorted(path.parent.glob(f"{path.name}.*"))
+        files = sorted(file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.") and file.is_file())
     return {file.name: _sha256(file) for file in files if not file.name.endswith(".certificate.json")}
 
 
