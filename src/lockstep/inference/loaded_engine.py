@@ -22,7 +22,7 @@ ADVICE = "Try --set precision=fp32, or another checkpoint: --checkpoint best or 
 def load(
     source: str | Path, *, backend: str = DEFAULT_BACKEND, which: str = "newest", ema: bool = False, model: str | None = None
 ) -> Any:
-    """Return the framework's own module with the weights of a run, a checkpoint or a safetensors file.
+    """Return the framework's own module with the weights of a run, a checkpoint or another program's file (docs/weights.md).
 
     For PyTorch this is an ordinary `torch.nn.Module` with torchvision's names, in evaluation mode. It maps normalised
     float32 images [N, 3, H, W] to logits [N, logits]. `which` is "newest", "best" or a step's number; `ema` loads the

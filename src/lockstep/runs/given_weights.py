@@ -45,7 +45,7 @@ class Start:
     notes: tuple[str, ...]
     """Notes for the user, such as differences from the recipe."""
     resumed: Opened | None = None
-    """What another program stored beside the weights, if the run resumes from there."""
+    """What another program stored in addition to the weights, if the run resumes from there."""
 
     @property
     def option(self) -> str:

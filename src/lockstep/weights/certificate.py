@@ -1,6 +1,6 @@
 """The certificate of a conversion: source and target compute the same images, each in its own framework.
 
-The framework of a format runs in a process of its own if it is installed; otherwise the reference engine computes. There it
+The framework of a format runs in a separate process if it is installed; otherwise the reference engine computes. There it
 also reads the target with its own reader. What it gets must be what Lockstep's reader gets, so that a mistake that
 Lockstep's writer and reader share is seen.
 """

@@ -1,4 +1,4 @@
-"""Compute logits in a process of its own: `python -m lockstep.weights.logits_process FOLDER BACKEND NAME...`.
+"""Compute logits in a separate process: `python -m lockstep.weights.logits_process FOLDER BACKEND NAME...`.
 
 FOLDER holds `images.npy` (uint8 [N, size, size, 3]), and for every NAME the weights `NAME.safetensors` and their recipe
 `NAME.json`. The process writes `NAME.npy`: the logits, float32 [N, logits], in fp32. It also writes `BACKEND.txt`: the

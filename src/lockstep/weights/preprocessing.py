@@ -134,7 +134,7 @@ _INFORMATION = (
 )
 """Fields that change neither the model nor the preprocessing."""
 _AT_TOP = ("architecture", "num_classes", "num_features", "global_pool", "model_args", "label_names", "label_descriptions")
-"""Fields beside `pretrained_cfg`; they go before fields of the same name in it."""
+"""Fields next to `pretrained_cfg`; they go before fields of the same name in it."""
 
 
 def _is_only(value: Any) -> Check:

@@ -321,8 +321,8 @@ def _layouts(
         # If at most one of the last three axes is longer than 1, both layouts are the same bytes.
         if len(fits) > 1 and sorted(shape[1:])[1] > 1:
             graph = _graph_of(path)
-            beside = f"put {graph.name} next to it" if graph else "name it <prefix>-<epoch>.params, its graph next to it"
-            raise CheckpointError(f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI; {beside}")
+            remedy = f"put {graph.name} next to it" if graph else "name it <prefix>-<epoch>.params, its graph next to it"
+            raise CheckpointError(f"{path}: {name} is {list(shape)}, which may be OIHW or OHWI; {remedy}")
         layouts[name] = fits[0]
     return layouts
 
@@ -360,9 +360,9 @@ def _remarks(
 ) -> Iterable[str]:
     graph = _graph_of(path)
     if symbol is None:
-        beside = f"there is no {graph.name}" if graph else "a file of this name has no graph"
+        missing = f"there is no {graph.name}" if graph else "a file of this name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon
-        yield f"{beside}: it is assumed that bottlenecks stride in their 3x3, and that batch norms add {epsilon:g}"
+        yield f"{missing}: it is assumed that bottlenecks stride in their 3x3, and that batch norms add {epsilon:g}"
     elif symbol.epsilons != {resnet50_mxnet_90ep().bn_epsilon}:
         yield f"its batch norms add {min(symbol.epsilons):g} to the variance"
     if any(is_stem(tensor) and arrays[name].size != np.prod(tensor.shape) for tensor, name in table.items()):

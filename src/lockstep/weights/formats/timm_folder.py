@@ -37,7 +37,7 @@ def find(path: Path) -> Path | None:
     """Return the weights file of timm's folder that a path names; None if it names none.
 
     A path is the folder, its `config.json`, or one of its two weights files. A `config.json` that names no `architecture`
-    is another program's. Raises `CheckpointError` if `config.json` cannot be read, or has no weights beside it.
+    is another program's. Raises `CheckpointError` if `config.json` cannot be read, or has no weights next to it.
     """
     folder = path if path.is_dir() else path.parent
     named = path.name in (CONFIG, _SAFE, _PICKLED) and path.is_file()
@@ -65,7 +65,7 @@ def _is_timms(config: Any) -> bool:
 
 
 def read(path: Path, *, momentum: bool = True) -> Original:
-    """Read the weights file that `find` returns, and the `config.json` beside it. There are no velocities.
+    """Read the weights file that `find` returns, and the `config.json` next to it. There are no velocities.
 
     The recipe has the model and the preprocessing of `config.json`, in fp32; the state is of step 0. Raises
     `CheckpointError` if a file is damaged, or if the model or its preprocessing is not supported.
