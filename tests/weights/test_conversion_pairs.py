@@ -4,6 +4,7 @@ The source is a checkpoint with velocities, moving averages and a step, of a nar
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep.models.architectures import MODELS, narrowed
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -107,6 +109,20 @@ def test_a_state_is_the_same_in_two_formats(a: str, b: str, first: dict[tuple[st
     carried = expected.momentum if {a, b} <= set(NVIDIAS) else {}
     assert bits(found.state.momentum) == bits(carried)
     assert bits(found.state.ema) == bits(expected.ema if {a, b} == {"nvidia-pytorch"} else {})
+
+
+def test_a_resnext_is_the_same_from_format_to_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "resnext101-32x4d"
+    monkeypatch.setitem(MODELS, model, replace(narrowed(MODELS[model]), layers=(1, 1, 1, 1)))
+    assert MODELS[model].groups > 1
+    expected = plain_state(recipe_of(model)).tensors
+    source = tmp_path / "first.safetensors"
+    checkpoint.write_weights(source, expected, {"recipe": recipe_of(model).fields(), "classes": []})
+    for to in [name for name in TARGETS if name != ONLY_V1]:
+        converted(source, tmp_path / to / NAMES[to], to=to)
+        source = tmp_path / to / NAMES[to]
+        found = open_weights(source)
+        assert (found.recipe.model, bits(found.tensors)) == (model, bits(expected)), to
 
 
 @pytest.mark.parametrize(("a", "b"), REFUSED)
