@@ -79,7 +79,7 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_the_values_are_right(
 def test_any_bytes_are_an_error_and_nothing_else(data: bytes, magic: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     prefix = tmp_path_factory.mktemp("garbage") / "any"
     index_path(prefix).write_bytes(data + struct.pack("<Q", 0xDB4775248B80FB57) * magic)
-    with pytest.raises(CheckpointError, match=r"any\.index is damaged or not the index"):
+    with pytest.raises(CheckpointError, match=r"any\.index is (damaged or not the index|.*, not weights)"):
         Bundle(prefix)
 
 
