@@ -58,6 +58,13 @@ def test_names_of_classes_come_from_a_file(answer: Run, run_folder: Path, tmp_pa
     assert open_weights(target).classes == tuple(f"class {i}" for i in range(10))
 
 
+def test_a_name_in_a_file_cannot_make_a_line_of_its_own(answer: Run, tmp_path: Path) -> None:
+    tensors = {name: torch.from_numpy(value) for name, value in initial_tensors(Recipe(model="resnet18", logits=3)).items()}
+    torch.save({"state_dict": tensors, "a\nwrote b": 1}, tmp_path / "a.pth")
+    output = answer("convert", tmp_path / "a.pth", tmp_path / "a.safetensors", "--no-certificate")[1]
+    assert "left over and not used: a\\nwrote b\n" in output
+
+
 def test_nothing_is_overwritten(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "weights.safetensors"
     target.write_text("mine")

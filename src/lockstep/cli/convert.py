@@ -47,7 +47,7 @@ def command(
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:
-        print(f"note: {remark}")
+        print(f"note: {in_line(remark)}")
     found = result["certificate"]
     if found is not None:
         print(

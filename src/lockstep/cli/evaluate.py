@@ -61,6 +61,6 @@ def command(
     for name, text in as_rows(result["published"]):
         print(f"  {name} {text}")
     for remark in result["remarks"]:
-        print(f"  note: {remark}")
+        print(f"  note: {in_line(remark)}")
     for bad in result["quarantined"]:
         print(f"  left out: {in_line(bad['file'])}: {bad['reason']}")

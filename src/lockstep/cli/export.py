@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import print
+from lockstep.cli.terminal import in_line, print
 
 
 def command(
@@ -29,4 +29,4 @@ def command(
     result = export(source, folder, to=to, which=which, ema=ema, model=model, classes=classes, precision=precision)
     print(f"wrote {result['written']}")
     for remark in result["remarks"]:
-        print(f"note: {remark}")
+        print(f"note: {in_line(remark)}")
