@@ -153,8 +153,10 @@ def halved(tensors: Tensors) -> Tensors:
 def test_other_networks_are_refused_with_what_differs(
     change: Callable[[Tensors], Tensors], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf"as PyTorch saves it. small is nearest, but .*{re.escape(reason)}"):
+    expected = rf"as PyTorch saves it. small is nearest, but .*{re.escape(reason)}"
+    with pytest.raises(CheckpointError, match=expected) as refused:
         read_again(change(OfNvidia(module_of()).state_dict()), tmp_path)
+    assert "expected [0" not in str(refused.value), "of a model without outputs"
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, {"state_dict": {"fc.bias": torch.zeros(3)}}, torch.zeros(3)])
