@@ -294,6 +294,14 @@ def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, na
         open_weights(tmp_path)
 
 
+def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow: None) -> None:
+    safetensors_file(tmp_path / "model.safetensors", plain_state(recipe_of()))
+    with pytest.raises(
+        CheckpointError, match=r"not a folder of a known format; name a file in it, such as .*/model\.safetensors$"
+    ):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["text.txt", "zeros", "socket", "link"])
 def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello\n")

@@ -148,6 +148,12 @@ def test_types_are_those_of_the_file(written: Callable[[Path], dict[str, str]], 
     assert {value.dtype for value in opened.tensors.values()} == {np.dtype(np.float32)}
 
 
+def test_numbers_beyond_float32_become_infinite_without_a_warning(tmp_path: Path) -> None:
+    values = {name: value.double() for name, value in as_torch(plain_state(recipe_of()).tensors).items()}
+    torch.save(values | {"fc.bias": torch.full((5,), -1e300, dtype=torch.float64)}, tmp_path / "a.pth")
+    assert open_weights(tmp_path / "a.pth").tensors["fc.bias"].tolist() == [-np.inf] * 5  # warnings are errors in tests
+
+
 # Reading no more than is needed
 
 

@@ -109,8 +109,8 @@ BY_NAME = (
     Format("Paddle", nvidia_paddle.find, nvidia_paddle.read),
 )
 """Formats of several files, which are found by their names."""
-_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".safetensors", ".tar")
-"""How the names of weights end that a folder is not found by."""
+_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".pth.tar", ".safetensors")
+"""How the names of files end that may hold weights, but do not make their folder one of weights."""
 _UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX")
 """Formats whose files do not say all of the preprocessing."""
 
@@ -141,9 +141,8 @@ def open_weights(
         if which != "newest" and path.exists() and not (path / "checkpoints").is_dir():
             raise CheckpointError(f"{path} is no run, so it has no checkpoint {which!r} to choose; name the file itself")
         path = locate(path, which)
-        found = _of_lockstep(path, ema=ema, momentum=momentum)
-        if found is None:
-            found = _of_original(path, ema=ema, momentum=momentum)
+        with np.errstate(over="ignore"):  # float64 values beyond float32 become infinite, as --inspect shows
+            found = _of_lockstep(path, ema=ema, momentum=momentum) or _of_original(path, ema=ema, momentum=momentum)
     except OSError as error:
         raise CheckpointError(f"{path!s:.200} cannot be read: {error.strerror or error}") from None
     if needs_classifier and "fc.bias" not in found.tensors:
@@ -327,9 +326,11 @@ def _recognised(path: Path) -> tuple[Format, Path]:
         raise CheckpointError(f"{path} holds weights in several formats: {several}; name one of these")
     if not path.exists():
         raise CheckpointError(f"there is no run, no file and no checkpoint {path}")
-    for file in sorted(path.glob("*")):
-        if file.suffix in _ENDINGS and file.is_file():
-            refuse_stand_in(file)
+    inside = [file for file in sorted(path.glob("*")) if file.name.endswith(_ENDINGS) and file.is_file()]
+    for file in inside:
+        refuse_stand_in(file)
+    if inside:
+        raise CheckpointError(f"{path} is not a folder of a known format; name a file in it, such as {inside[0]}")
     names = ", ".join(each.name for each in (*BY_CONTENT, *BY_NAME))
     raise CheckpointError(
         f"{path} holds no weights that can be read; expected a run's folder, a checkpoint, or weights of {names}"
