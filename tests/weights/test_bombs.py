@@ -110,7 +110,7 @@ ARCHIVES: dict[str, tuple[dict[str, int], str]] = {
     ),
     "two members at one place": ({"header_offset": 0}, "File name in directory .* differ"),
     "a place outside": ({"header_offset": 2**40}, r"a\.keras is damaged or not a Keras file"),
-    "a newer kind of archive": ({"extract_version": 99}, "holds no weights that can be read"),
+    "a newer kind of archive": ({"extract_version": 99}, r"a\.keras is damaged or not a Keras file"),
     "another compression": ({"compress_type": 77}, r"a\.keras is damaged or not a Keras file"),
 }
 """What the directory of an archive says about the file with the weights."""

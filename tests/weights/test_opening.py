@@ -267,6 +267,20 @@ def test_a_file_is_recognised_by_its_content(
     }
 
 
+@pytest.mark.parametrize(
+    ("write", "name"), [(keras, "a.h5"), (onnx, "a.onnx"), (zip_file, "a.pth"), (safetensors_file, "a.safetensors")]
+)
+@pytest.mark.parametrize("length", [1, -1])
+def test_a_file_that_was_cut_off_is_called_by_the_format_of_its_name(
+    write: Writer, name: str, length: int, tmp_path: Path, narrow: None
+) -> None:
+    write(tmp_path / name, plain_state(keras_recipe() if write is keras else recipe_of()))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:length])
+    expected = "is damaged or not an? (Keras file|ONNX model|PyTorch file)|is not a safetensors file"
+    with pytest.raises(CheckpointError, match=rf"{name} ({expected})"):
+        open_weights(tmp_path / name)
+
+
 def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     mxnet(tmp_path / "model", state)

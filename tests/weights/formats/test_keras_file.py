@@ -336,9 +336,9 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 def test_other_files_are_not_of_keras(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pth", "w") as archive:
         archive.writestr("archive/data.pkl", b"")
-    (tmp_path / "a.h5").write_bytes(b"not HDF5")
+    (tmp_path / "a.hdf5").write_bytes(b"not HDF5")
     (tmp_path / "a.keras").mkdir()
-    for name in ("a.pth", "a.h5", "a.keras", "missing.keras"):
+    for name in ("a.pth", "a.hdf5", "a.keras", "missing.keras"):
         assert find(tmp_path / name) is None
 
 

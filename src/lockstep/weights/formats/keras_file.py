@@ -59,8 +59,8 @@ _PREPROCESSING = ("Rescaling", "Normalization", "Resizing", "CenterCrop")
 
 
 def find(path: Path) -> Path | None:
-    """Return the path if it is a file of Keras (HDF5, or a `.keras` archive), by its content; else None."""
-    return path if path.is_file() and keras_variables.is_keras(path) else None
+    """Return the path if it is a file of Keras (HDF5, or a `.keras` archive), by its content or its ending; else None."""
+    return path if path.is_file() and (path.suffix in (".h5", ".keras") or keras_variables.is_keras(path)) else None
 
 
 def read(path: Path, *, momentum: bool = False) -> Original:

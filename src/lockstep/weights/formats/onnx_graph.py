@@ -149,7 +149,9 @@ def opened(path: Path) -> Graph:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise CheckpointError(f"{path} has more than 2 GiB, which an ONNX model cannot have; expected a smaller file")
-        model = onnx.load_model_from_string(path.read_bytes())
+        data = path.read_bytes()
+        refuse_stand_in(path, data)
+        model = onnx.load_model_from_string(data)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (DecodeError, ValueError) as error:

@@ -86,12 +86,12 @@ class _Network:
 
 
 def find(path: Path) -> Path | None:
-    """Return the file of an ONNX model that a path names, by its content; None if it names none.
+    """Return the file of an ONNX model that a path names, by its content or the ending `.onnx`; None if it names none.
 
     A path is the file, or a folder that `lockstep export --to onnx` wrote.
     """
     file = path / _FILE if path.is_dir() else path
-    return file if file.is_file() and onnx_graph.is_onnx(file) else None
+    return file if file.is_file() and (file.suffix == ".onnx" or onnx_graph.is_onnx(file)) else None
 
 
 def read(path: Path, *, momentum: bool = False) -> Original:
