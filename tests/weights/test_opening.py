@@ -354,7 +354,10 @@ def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path
 @pytest.mark.parametrize("model", ["resnet50", "resnet50-v1"])
 def test_a_file_that_fits_two_models_is_the_one_that_is_named(model: str, tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
-    assert open_weights(tmp_path / "a.pth", model=model).recipe.model == model
+    found, without = (open_weights(tmp_path / "a.pth", model=named) for named in (model, None))
+    assert found.recipe.model == model
+    expected = () if model == "resnet50" else (f"computes as {model}, as asked; without --as it is resnet50",)
+    assert found.remarks == (*without.remarks, *expected)
 
 
 @pytest.mark.parametrize(

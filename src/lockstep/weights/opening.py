@@ -356,4 +356,8 @@ def _as_model(found: Opened, model: str) -> Opened:
     if own != named:
         stored = found.recipe.fields()["model"]
         raise CheckpointError(f"{found.source} holds {stored}, whose tensors are not those of {model}")
-    return replace(found, recipe=found.recipe.replace(model=model))
+    stored = found.recipe.model
+    if stored == model:
+        return found
+    about = f"computes as {model}, as asked; without --as it is {stored if isinstance(stored, str) else 'another model'}"
+    return replace(found, recipe=found.recipe.replace(model=model), remarks=(*found.remarks, about))
