@@ -34,7 +34,7 @@ from lockstep.weights.formats import (
     torch_models,
 )
 from lockstep.weights.formats.common import Original, Stored, described, listed
-from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
 from lockstep.weights.preprocessing import assumed_preprocessing
 
 LOCKSTEP = "Lockstep"
@@ -312,6 +312,7 @@ def _recognised(path: Path) -> tuple[Format, Path]:
         raise CheckpointError(f"{path} is empty: it was not written or copied to its end; copy it again")
     if path.is_file():
         refuse_stand_in(path)
+        refuse_packed(path)
     format = _of_file(path) if path.is_file() else None
     if format is not None:
         return format, format.find(path) or path

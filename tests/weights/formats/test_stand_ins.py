@@ -1,5 +1,6 @@
 """Pointers of Git LFS and web pages in place of weights are named as what they are, in every format."""
 
+import shutil
 from pathlib import Path
 
 import onnx as onnx_package
@@ -59,6 +60,19 @@ def test_the_message_of_a_server_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_bytes(DENIED)
     with pytest.raises(CheckpointError, match=r"a\.pth is a server's message or another text \(XML\), not weights"):
         inspect(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"), [(".tar", "tar"), (".tar.gz", "gzip"), (".tar.bz2", "bzip2"), (".tar.xz", "xz")]
+)
+def test_a_packed_file_is_to_be_unpacked(ending: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(bytes(9))
+    shutil.make_archive(
+        str(tmp_path / "a"), {"tar": "tar", "gzip": "gztar", "bzip2": "bztar", "xz": "xztar"}[kind], tmp_path
+    )
+    file = (tmp_path / f"a{ending}").rename(tmp_path / "a.pth.tar")
+    with pytest.raises(CheckpointError, match=rf"a\.pth\.tar is an archive \({kind}\), not weights: unpack it"):
+        open_weights(file)
 
 
 PLACES: list[tuple[Writer, str, str, str]] = [

@@ -1,4 +1,4 @@
-"""Files that a clone or a download leaves in place of weights: pointers of Git LFS, and web pages.
+"""Files that a clone or a download leaves in place of weights: pointers of Git LFS, web pages, and packed files.
 
 Their names are those of the weights; only their content says what they are. A pointer is a short text:
 
@@ -19,6 +19,22 @@ _BEGIN = 1024
 _POINTER = b"version https://git-lfs"
 _PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"(\xef\xbb\xbf)?\s*<\?xml\b")
+
+
+_PACKED = {"gzip": (0, b"\x1f\x8b\x08"), "bzip2": (0, b"BZh"), "xz": (0, b"\xfd7zXZ\0"), "tar": (257, b"ustar")}
+"""Kinds of archives, each with the place and the bytes that it is known by."""
+
+
+def refuse_packed(path: Path) -> None:
+    """Raise `CheckpointError` if a file is packed by tar or compressed. `.pth.tar` files of PyTorch are not.
+
+    Raises `OSError` if it cannot be read.
+    """
+    with path.open("rb") as file:
+        begin = file.read(_BEGIN)
+    for kind, (place, magic) in _PACKED.items():
+        if begin.startswith(magic, place):
+            raise CheckpointError(f"{path} is an archive ({kind}), not weights: unpack it and name the file in it")
 
 
 def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
