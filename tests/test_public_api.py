@@ -24,6 +24,7 @@ def test_exactly_these_names_are_public() -> None:
         "Execution",
         "LockstepError",
         "Prediction",
+        "Predictor",
         "Recipe",
         "UserError",
         "convert",

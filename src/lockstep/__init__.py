@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lockstep.inference.evaluation import evaluate
     from lockstep.inference.exporting import export
     from lockstep.inference.loaded_engine import load
-    from lockstep.inference.prediction import Prediction, predict
+    from lockstep.inference.prediction import Prediction, Predictor, predict
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
     from lockstep.runs.train import train
@@ -23,6 +23,7 @@ __all__ = [
     "Execution",
     "LockstepError",
     "Prediction",
+    "Predictor",
     "Recipe",
     "UserError",
     "convert",
@@ -40,6 +41,7 @@ _HOME = {
     "Execution": "recipes",
     "LockstepError": "system.errors",
     "Prediction": "inference.prediction",
+    "Predictor": "inference.prediction",
     "Recipe": "recipes",
     "UserError": "system.errors",
     "convert": "weights.conversion",

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import lockstep
+from lockstep.inference.images import each_image
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
@@ -205,6 +207,83 @@ def test_a_file_that_is_no_whole_image_is_named(name: str, save_weights: SaveWei
         bad.write_bytes(content)
     with pytest.raises(DataError, match=name):
         lockstep.predict(save_weights(), [good, bad])
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "text": str,
+    "path": Path,
+    "bytes": Path.read_bytes,
+    "memory": lambda path: memoryview(path.read_bytes()),
+    "array": lambda path: np.asarray(Image.open(path)),
+    "array from right to left": lambda path: np.asarray(Image.open(path))[:, ::-1].copy()[:, ::-1],
+    "Pillow": Image.open,
+    "Pillow with alpha": lambda path: Image.open(path).convert("RGBA"),
+}
+
+
+def test_an_image_of_any_kind_has_the_prediction_of_its_file(save_weights: SaveWeights, tmp_path: Path) -> None:
+    path, source = image_file(tmp_path, 50, 60), save_weights()
+    [expected] = lockstep.predict(source, [path], top=10)
+    with lockstep.Predictor(source) as predictor:
+        for kind, given in KINDS.items():
+            for images in (given(path), [given(path)]):
+                [found] = predictor.predict(images, top=10)
+                assert (found.classes, found.probabilities) == (expected.classes, expected.probabilities), kind
+                assert found.path == (path if kind in ("text", "path") else None)
+        batch = np.stack([np.asarray(Image.open(path))] * 3)
+        assert [found.classes for found in predictor.predict(batch, top=10)] == [expected.classes] * 3
+
+
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [
+        (7, "int"),
+        (None, "NoneType"),
+        ([b"", 3.5], "float"),
+        (np.zeros((4, 4, 3), np.float32), r"float32 array \[4, 4, 3\]"),
+        (np.zeros((4, 4), np.uint8), r"uint8 array \[4, 4\]"),
+        (np.zeros((0, 4, 3), np.uint8), r"uint8 array \[0, 4, 3\]"),
+    ],
+)
+def test_what_is_not_an_image_is_answered_with_what_is_taken(image: Any, found: str) -> None:
+    with pytest.raises(DataError, match=rf"given as {found}; expected a path, the bytes .* a uint8 RGB array .* Pillow"):
+        list(each_image(image))
+
+
+def test_a_predictor_takes_images_and_gives_results_as_they_are_asked_for(save_weights: SaveWeights, tmp_path: Path) -> None:
+    path, taken = image_file(tmp_path, 40, 40), []
+
+    def endless() -> Iterator[Path]:
+        while True:
+            taken.append(path)
+            yield path
+
+    with lockstep.Predictor(save_weights(), batch_images=4) as predictor:
+        results = predictor.predict(endless())
+        assert [next(results).path for _ in range(5)] == [path] * 5
+    assert len(taken) <= 4 * 4
+
+
+def test_a_predictor_gives_the_modules_logits(save_weights: SaveWeights, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    paths, source = [image_file(tmp_path, 40, 30 + i) for i in range(5)], save_weights()
+    with lockstep.Predictor(source, batch_images=2) as predictor, torch.inference_mode():
+        found = np.stack(list(predictor.logits(paths)))
+        expected = lockstep.load(source)(torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in paths])))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_images_that_cannot_be_read_are_told_and_the_others_predicted(save_weights: SaveWeights, tmp_path: Path) -> None:
+    good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
+    told: list[tuple[str, str]] = []
+    images = [good[0], b"no image", good[1], tmp_path / "missing.jpg", good[2]]
+    with lockstep.Predictor(save_weights(), batch_images=2) as predictor:
+        found = list(predictor.predict(images, on_error=lambda name, reason: told.append((name, reason))))
+    assert [each.path for each in found] == good
+    assert told == [
+        ("images[1]", "not an image that can be read: not an image in a known format"),
+        (str(tmp_path / "missing.jpg"), "No such file or directory"),
+    ]
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:

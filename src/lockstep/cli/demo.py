@@ -46,10 +46,10 @@ def command(
         train(recipe, data, run, execution=execution, listener=reporter)
     pictures = [sorted(folder.iterdir())[0] for folder in sorted((data / "val").iterdir()) if folder.name[0] != "."]
     print("\npredictions:")
-    for found in predict(run, pictures, top=1, execution=execution):
-        name = found.path.relative_to(data)
+    for picture, found in zip(pictures, predict(run, pictures, top=1, execution=execution), strict=True):
+        name = picture.relative_to(data)
         print(f"  {name!s:<24} {found.classes[0]:<10} {100 * found.probabilities[0]:6.2f} %")
-    print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict --run {run} {pictures[0]}")
+    print(f"\nimages: {data}\nrun:    {run}\ntry:    lockstep predict {run} {pictures[0]}")
 
 
 def _precision(run: Path, execution: Any) -> tuple[str, str]:

@@ -1,38 +1,195 @@
 """Predict images: the most likely classes of each."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine
-from lockstep.data.decoding.augment import decode_into, resampling
-from lockstep.data.decoding.decode import check
+from lockstep.backends import Engine, World
+from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution
-from lockstep.recipes.order import centre_plan
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
+from lockstep.system.machine import share_of_cores
 from lockstep.weights.class_names import Classes, assumed_classes
 from lockstep.weights.opening import Opened, open_weights
+
+BATCH = 32
+"""Images in a batch, by default."""
+_AHEAD = 2
+"""This many batches are being decoded while one is computed."""
+OnError = Callable[[str, str], None]
+"""Called with the name of an image that cannot be read, and the reason."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     """The most likely classes of one image, the likeliest first."""
 
-    path: Path
+    path: Path | None
+    """The image's path; None for images that were given as bytes, arrays or images of Pillow."""
     classes: tuple[str, ...]
     """Class names, or numbers as text where the names are unknown. Names of a run are those of its folders of images."""
     probabilities: tuple[float, ...]
 
 
+class Predictor:
+    """Weights in an engine, to predict any number of images; a context manager.
+
+    >>> import lockstep
+    >>> with lockstep.Predictor("run") as predictor:
+    ...     [found] = predictor.predict("data/val/dots/00006.jpg", top=3)
+    ...     [logits] = predictor.logits("data/val/dots/00006.jpg")
+    >>> len(found.classes), logits.shape
+    (3, (10,))
+
+    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image of Pillow. One image or
+    any number of them may be given. Threads decode `batch_images` at a time, while the engine computes the batch before.
+    Images are taken, and results given, as they are asked for: at most three batches are in memory.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        which: str = "newest",
+        ema: bool = False,
+        model: str | None = None,
+        classes: Classes | None = None,
+        precision: str | None = None,
+        batch_images: int = BATCH,
+        execution: Execution | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Open weights as `lockstep.predict` does, with the same arguments and errors."""
+        weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
+        execution = execution or Execution()
+        with ExitStack() as opened:
+            world = backends.load(execution.backend).world(execution)
+            opened.callback(world.close)
+            recorder = Recorder(listener if world.rank == 0 else None)
+            for remark in weights.remarks:
+                recorder.note(remark)
+            weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
+            self._weights, self._batch_images = weights, batch_images
+            self._engine = opened.enter_context(_opened_engine(weights, world, execution))
+            self._threads = execution.loader_threads or share_of_cores()
+            pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
+            opened.callback(pool.shutdown, wait=True, cancel_futures=True)
+            self._pool, self._opened = pool, opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the engine and end the threads."""
+        self._opened.close()
+
+    def predict(
+        self, images: Image | Iterable[Image], top: int = 5, *, on_error: OnError | None = None
+    ) -> Iterator[Prediction]:
+        """Yield the `top` likeliest classes of every image, in order.
+
+        `on_error` is called with the name and the reason for every image that cannot be read; the other images are
+        predicted. Without it, the first such image raises `DataError`. Raises `DivergedError` if a logit is not a finite
+        number.
+        """
+        names = dict(enumerate(self._weights.classes))
+        for batch in self._batches(images, on_error):
+            logits = self._engine.predict(batch.pixels).astype(np.float64)
+            for label, path, row in zip(batch.labels, batch.paths, logits, strict=True):
+                if not np.isfinite(row).all():
+                    raise DivergedError(f"{label}: the logits of {self._weights.source} are not finite numbers. {ADVICE}")
+                powers = np.exp(row - row.max())
+                powers /= powers.sum()
+                best = np.argsort(-powers, kind="stable")[:top]
+                yield Prediction(path, tuple(names.get(i, str(i)) for i in best.tolist()), tuple(powers[best].tolist()))
+
+    def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Iterator[np.ndarray]:
+        """Yield the logits of every image, float32 [logits], in order. `on_error` is that of `predict`."""
+        for batch in self._batches(images, on_error):
+            yield from self._engine.predict(batch.pixels)
+
+    def _batches(self, images: Image | Iterable[Image], on_error: OnError | None) -> Iterator["_Batch"]:
+        """Yield batches of images that could be read, decoded ahead."""
+        given, numbers = each_image(images), count(0, self._batch_images)
+        groups = iter(lambda: list(islice(given, self._batch_images)), [])
+        started = deque(self._start(group, next(numbers)) for group in islice(groups, _AHEAD))
+        try:
+            while started:
+                batch = started.popleft()
+                for task in batch.work:
+                    task.result()
+                started.extend(self._start(group, next(numbers)) for group in islice(groups, 1))
+                for i in sorted(batch.reasons):
+                    if on_error is None:
+                        raise DataError(f"{batch.labels[i]}: {batch.reasons[i]}")
+                    on_error(batch.labels[i], batch.reasons[i])
+                if len(batch.reasons) < len(batch.labels):
+                    yield batch.readable()
+        finally:
+            for batch in started:
+                for task in batch.work:
+                    task.cancel()
+
+    def _start(self, images: list[Image], first: int) -> "_Batch":
+        size = self._weights.recipe.eval_crop
+        paths = [path_of(image) for image in images]
+        labels = [f"images[{first + i}]" if path is None else str(path) for i, path in enumerate(paths)]
+        batch = _Batch(labels, paths, np.empty((len(images), size, size, 3), np.uint8))
+        # One task for each image wastes the threads' time; too few tasks leave threads idle at the end of a batch.
+        each = math.ceil(len(images) / (4 * self._threads))
+        for begin in range(0, len(images), each):
+            batch.work.append(self._pool.submit(self._read, batch, images[begin : begin + each], begin))
+        return batch
+
+    def _read(self, batch: "_Batch", images: list[Image], first: int) -> None:
+        for i, image in enumerate(images, start=first):
+            try:
+                read_square(image, self._weights.recipe, batch.pixels[i])
+            except OSError as error:
+                batch.reasons[i] = error.strerror or str(error)
+            except ValueError as error:
+                batch.reasons[i] = f"not an image that can be read: {error}"
+
+
+@dataclass
+class _Batch:
+    """Images that are being decoded."""
+
+    labels: list[str]
+    """What messages call the images."""
+    paths: list[Path | None]
+    pixels: np.ndarray
+    """uint8 [images, size, size, 3]."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why images could not be read, by position."""
+    work: list[Future[None]] = field(default_factory=list)
+
+    def readable(self) -> "_Batch":
+        """Return the batch without images that could not be read."""
+        if not self.reasons:
+            return self
+        kept = [i for i in range(len(self.labels)) if i not in self.reasons]
+        return _Batch([self.labels[i] for i in kept], [self.paths[i] for i in kept], self.pixels[kept])
+
+
 def predict(
     source: str | Path,
-    images: Sequence[str | Path],
+    images: Image | Iterable[Image],
     *,
     top: int = 5,
     which: str = "newest",
@@ -40,13 +197,17 @@ def predict(
     model: str | None = None,
     classes: Classes | None = None,
     precision: str | None = None,
+    batch_images: int = BATCH,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> list[Prediction]:
-    """Return the `top` likeliest classes of every image file. Images are preprocessed as in the recipe's evaluation.
+    """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's evaluation.
+
+    An image is a path, the bytes of an image file, a uint8 RGB array [height, width, 3] or an image of Pillow. One image or
+    any number of them may be given. `lockstep.Predictor` keeps the engine for further images, and gives results one by one.
 
     >>> import lockstep
-    >>> [found] = lockstep.predict("run", ["data/val/dots/00006.jpg"], top=3)
+    >>> [found] = lockstep.predict("run", "data/val/dots/00006.jpg", top=3)
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
@@ -59,19 +220,23 @@ def predict(
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
     `DivergedError` if a logit is not a finite number.
     """
-    weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
-    execution = execution or Execution()
-    paths = [Path(image) for image in images]
-    world = backends.load(execution.backend).world(execution)
-    try:
-        recorder = Recorder(listener if world.rank == 0 else None)
-        for remark in weights.remarks:
-            recorder.note(remark)
-        weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
-        with engine_with(weights, world, execution) as engine:
-            return [found for path in paths for found in _predicted(weights, engine, path, top)]
-    finally:
-        world.close()
+    with Predictor(
+        source,
+        which=which,
+        ema=ema,
+        model=model,
+        classes=classes,
+        precision=precision,
+        batch_images=batch_images,
+        execution=execution,
+        listener=listener,
+    ) as predictor:
+        return list(predictor.predict(images, top))
+
+
+def _opened_engine(weights: Opened, world: World, execution: Execution) -> Engine:
+    """Return the engine that predicts."""
+    return engine_with(weights, world, execution)
 
 
 def _with_names(weights: Opened, recorder: Recorder) -> Opened:
@@ -84,39 +249,3 @@ def _with_names(weights: Opened, recorder: Recorder) -> Opened:
         f"the weights name no classes and have {which}; shows ImageNet's names. If these are other classes: --classes FILE"
     )
     return replace(weights, classes=assumed)
-
-
-def _predicted(weights: Opened, engine: Engine, path: Path, top: int) -> Iterator[Prediction]:
-    logits = engine.predict(_prepared(weights, path)[None])[0].astype(np.float64)
-    if not np.isfinite(logits).all():
-        raise DivergedError(f"{path}: the logits of {weights.source} are not finite numbers. {ADVICE}")
-    likelihoods = np.exp(logits - logits.max())
-    likelihoods /= likelihoods.sum()
-    best = np.argsort(-likelihoods, kind="stable")[:top]
-    names = dict(enumerate(weights.classes))
-    yield Prediction(path, tuple(names.get(int(i), str(i)) for i in best), tuple(likelihoods[best].tolist()))
-
-
-def _prepared(weights: Opened, path: Path) -> np.ndarray:
-    try:
-        data = path.read_bytes()
-        size = check(data)  # decoding alone would fill the missing part of a truncated file with grey
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path} is not an image that can be read: {error}") from None
-    recipe = weights.recipe
-    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
-    out = np.empty((recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
-    window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
-    decode_into(
-        data,
-        size,
-        window,
-        resized,
-        offset,
-        flip=False,
-        **resampling(recipe, evaluation=True),
-        out=out,
-    )
-    return out

@@ -13,7 +13,7 @@ from PIL import Image
 
 from lockstep.data.decoding import decode as module
 from lockstep.data.decoding.augment import decode_into
-from lockstep.data.decoding.decode import check, decode
+from lockstep.data.decoding.decode import check, decode, decode_undamaged
 
 Use = Callable[[bytes], object]
 
@@ -204,10 +204,11 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("use", [check, decode_undamaged])
 @pytest.mark.parametrize(("data", "reason"), BROKEN.values(), ids=BROKEN)
-def test_check_says_what_is_wrong_with(data: bytes, reason: str) -> None:
+def test_check_and_decode_undamaged_say_what_is_wrong_with(data: bytes, reason: str, use: Use) -> None:
     with pytest.raises(ValueError, match=reason):
-        check(data)
+        use(data)
 
 
 SCAN = JPEG.index(b"\xff\xda")
@@ -224,6 +225,15 @@ HARMLESS = {
 def test_a_jpeg_that_only_breaks_the_rules_is_whole(data: bytes) -> None:
     assert check(data) == (75, 101)
     np.testing.assert_array_equal(decode(data), decode(JPEG))
+    np.testing.assert_array_equal(decode_undamaged(data), decode(JPEG))
+
+
+@pytest.mark.parametrize(
+    "data", [JPEG, encoded(PHOTO, progressive=True), CMYK, PNG], ids=["JPEG", "progressive", "CMYK", "PNG"]
+)
+def test_an_undamaged_image_has_the_pixels_that_pillow_decodes(data: bytes) -> None:
+    difference = decode_undamaged(data).astype(int) - by_pillow(data)
+    assert np.abs(difference).max() <= 1  # Pillow may link another version of libjpeg
 
 
 def jpeg_that_claims(height: int, width: int) -> bytes:

@@ -37,7 +37,7 @@ def resampling(recipe: Recipe, *, evaluation: bool) -> dict[str, Any]:
 
 
 def decode_into(
-    data: bytes,
+    data: bytes | np.ndarray,
     size: tuple[int, int],
     window: Window,
     resized: tuple[int, int],
@@ -52,12 +52,13 @@ def decode_into(
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
+    `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does not apply to the latter.
     `size` is height and width of the image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and `dct_scaling`
     are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). Only what is needed of the window is
     decoded if that gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has another
     size.
     """
-    reduction = _reduction(window, resized) if dct_scaling and is_plain_jpeg(data) else 1
+    reduction = _reduction(window, resized) if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data) else 1
     filtering, interpolating = _FILTERS[interpolation]
     if sampling != "half_pixel":
         where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
@@ -82,11 +83,14 @@ def decode_into(
         out[:] = pixels
 
 
-def _decoded(data: bytes, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray:
+def _decoded(data: bytes | np.ndarray, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray:
     """Return a window of an image, decoded at a fraction of its size: uint8 [height, width, 3].
 
     Only the window is decoded if that gives the same pixels. Raises `ValueError`.
     """
+    if isinstance(data, np.ndarray):
+        top, left, height, width = window
+        return data[top : top + height, left : left + width]
     if reduction == 1 and data.startswith(JPEG_START):
         with decoding(window[2] * window[3]):
             part = jpeg.decode_window(data, size, window)

@@ -12,6 +12,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
 
 # Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
@@ -21,6 +22,7 @@ _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG."""
+_JPEG_END = b"\xff\xd9"
 
 
 def decode(data: bytes, reduction: int = 1) -> np.ndarray:
@@ -33,12 +35,37 @@ def decode(data: bytes, reduction: int = 1) -> np.ndarray:
     """
     size = _jpeg_size(data)
     if size is None:
-        return _pillow(data)
+        with _loaded_by_pillow(data) as image:
+            return as_rgb(image)
     height, width = (-(-side // reduction) for side in size)
     with decoding(height * width):
         return np.asarray(
             simplejpeg.decode_jpeg(data, min_height=height, min_width=width, min_factor=reduction, strict=False)
         )
+
+
+def decode_undamaged(data: bytes) -> np.ndarray:
+    """Return an image as `decode` does, decoded once. Raises `ValueError` for everything that `check` refuses.
+
+    The array is valid until the same thread decodes again.
+    """
+    if not data:
+        raise ValueError("empty file")
+    size = _jpeg_size(data)
+    if size is None:
+        return decode(data)  # Pillow finds damage
+    if data.endswith(_JPEG_END):  # our decoder reads up to the last pixel, and not whether the file ends there
+        with decoding(size[0] * size[1]):
+            pixels = jpeg.decode_window(data, size, (0, 0, *size))
+        if pixels is not None:
+            return pixels
+    try:
+        with decoding(size[0] * size[1]):
+            return np.asarray(simplejpeg.decode_jpeg(data))
+    except ValueError as error:
+        if not any(words in str(error) for words in _HARMLESS):
+            raise
+    return decode(data)
 
 
 def check(data: bytes) -> tuple[int, int]:
@@ -97,18 +124,14 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
 
 
-def _pillow(data: bytes) -> np.ndarray:
-    with _loaded_by_pillow(data) as image:
-        return _as_rgb(image)
-
-
 def _check_by_pillow(data: bytes) -> tuple[int, int]:
     with _loaded_by_pillow(data) as image:
-        _as_rgb(image.crop((0, 0, 1, 1)))  # tests the conversion; converting all of it takes twice the memory
+        as_rgb(image.crop((0, 0, 1, 1)))  # tests the conversion; converting all of it takes twice the memory
         return image.height, image.width
 
 
-def _as_rgb(image: Image.Image) -> np.ndarray:
+def as_rgb(image: Image.Image) -> np.ndarray:
+    """Return a loaded image of Pillow as uint8 RGB [height, width, 3], as `decode` does. Its `info` may change."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
     image.info.pop("transparency", None)  # otherwise Pillow warns that it is dropped

@@ -1,0 +1,95 @@
+"""Images to predict, of any kind: paths, encoded bytes, arrays and images of Pillow. Each becomes what a model sees."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+
+from lockstep.data.decoding.augment import decode_into, resampling
+from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
+from lockstep.recipes import Recipe
+from lockstep.recipes.order import centre_plan
+from lockstep.system.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An encoded image with a name, such as one in a tar file. It is read when its turn comes."""
+
+    path: Path
+    read: Callable[[], bytes]
+    """Returns the bytes. Raises `OSError`, or `ValueError` with the reason."""
+
+
+Image = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | PIL.Image.Image | Encoded
+_KINDS = (str, os.PathLike, bytes, bytearray, memoryview, np.ndarray, PIL.Image.Image, Encoded)
+TAKEN = "a path, the bytes of an image file, a uint8 RGB array [height, width, 3], an image of Pillow, or several of them"
+
+
+def each_image(images: Image | Iterable[Image]) -> Iterator[Image]:
+    """Yield one image or all of several. Raises `DataError` if something is not an image, with what is taken."""
+    if isinstance(images, _KINDS) and not (isinstance(images, np.ndarray) and images.ndim == 4):
+        yield _checked(images)
+    elif isinstance(images, Iterable):
+        for image in images:
+            yield _checked(image)
+    else:
+        raise _wrong(type(images).__name__)
+
+
+def _checked(image: Image) -> Image:
+    if not isinstance(image, _KINDS):
+        raise _wrong(type(image).__name__)
+    if isinstance(image, np.ndarray):
+        is_rgb = image.ndim == 3 and image.shape[2] == 3 and image.size
+        if image.dtype != np.uint8 or not is_rgb:
+            raise _wrong(f"{image.dtype} array {list(image.shape)}")
+    return image
+
+
+def _wrong(found: str) -> DataError:
+    return DataError(f"an image is given as {found}; expected {TAKEN}")
+
+
+def path_of(image: Image) -> Path | None:
+    """Return the path of an image; None if it has none."""
+    if isinstance(image, Encoded):
+        return image.path
+    return Path(image) if isinstance(image, str | os.PathLike) else None
+
+
+def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
+    """Write an image to `out`, uint8 [eval_crop, eval_crop, 3], as the recipe's evaluation has it.
+
+    Raises `OSError` if it cannot be read, and `ValueError` if it is damaged or not an image.
+    """
+    data = _content(image, in_reduced_size=recipe.dct_scaling)
+    size = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
+    plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
+    window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
+    decode_into(data, size, window, resized, offset, flip=False, **resampling(recipe, evaluation=True), out=out)
+
+
+def _content(image: Image, *, in_reduced_size: bool) -> bytes | np.ndarray:
+    """Return an image's pixels, uint8 [height, width, 3]. If a file is to be decoded in reduced size, return its bytes."""
+    if isinstance(image, np.ndarray):
+        return np.ascontiguousarray(image)
+    if isinstance(image, PIL.Image.Image):
+        return _of_pillow(image)
+    if isinstance(image, Encoded):
+        data = image.read()
+    elif isinstance(image, str | os.PathLike):
+        data = Path(image).read_bytes()
+    else:
+        data = bytes(image)
+    return data if in_reduced_size else decode_undamaged(data)
+
+
+def _of_pillow(image: PIL.Image.Image) -> np.ndarray:
+    try:
+        return as_rgb(image.copy())  # it loads the pixels, and the user's image stays as it is
+    except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
+        raise ValueError(str(error) or type(error).__name__) from None
