@@ -18,7 +18,7 @@ def images(textures: Path) -> list[Path]:
 
 
 def test_a_table_shows_the_likeliest_classes_of_every_image(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    code, output, errors = answer("predict", *images, "--run", run_folder, "--top", 3)
+    code, output, errors = answer("predict", run_folder, *images, "--top", 3)
     lines = output.splitlines()
     assert (code, errors) == (0, "")
     assert [lines[0], lines[4]] == [str(image) for image in images]
@@ -28,7 +28,7 @@ def test_a_table_shows_the_likeliest_classes_of_every_image(answer: Run, run_fol
 
 
 def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    code, output, errors = answer("predict", *images, "--run", run_folder, "--json", "--checkpoint", "best")
+    code, output, errors = answer("predict", run_folder, *images, "--json", "--checkpoint", "best")
     assert (code, errors) == (0, "")
     for row, found in zip(json.loads(output), lockstep.predict(run_folder, images), strict=True):
         assert row["path"] == str(found.path)
@@ -37,7 +37,7 @@ def test_json_holds_the_same(answer: Run, run_folder: Path, images: list[Path]) 
 
 
 def test_five_classes_are_shown_if_no_number_is_asked_for(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    assert answer("predict", images[0], "--run", run_folder)[1].count("%") == 5
+    assert answer("predict", run_folder, images[0])[1].count("%") == 5
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_names_of_imagenet_are_shown_with_a_note_if_1000_outputs_have_none(
     answer: Run, of_imagenet: Callable[..., Path], images: list[Path]
 ) -> None:
     source = of_imagenet([], logits=1000)
-    code, output, errors = answer("predict", images[0], "--run", source, "--top", 1)
+    code, output, errors = answer("predict", source, images[0], "--top", 1)
     assert (code, output.splitlines()[1].split()) == (0, ["100.00", "%", "tabby"])
     assert errors == (
         "note: the weights name no classes and have 1000 outputs; shows ImageNet's names. If these are other classes: "
@@ -71,22 +71,22 @@ def test_a_synset_id_is_shown_with_its_word_and_stays_as_it_is_in_json(
     answer: Run, of_imagenet: Callable[..., Path], images: list[Path]
 ) -> None:
     source = of_imagenet(["goldfish", "n02123045", "n99999999"], logits=3, seed=0)
-    _, output, errors = answer("predict", images[0], "--run", source, "--top", 3)
+    _, output, errors = answer("predict", source, images[0], "--top", 3)
     assert {line.partition("%  ")[2] for line in output.splitlines()[1:]} == {
         "goldfish",
         "tabby (n02123045)",
         "n99999999",
     }
     assert errors == ""
-    [row] = json.loads(answer("predict", images[0], "--run", source, "--top", 3, "--json")[1])
+    [row] = json.loads(answer("predict", source, images[0], "--top", 3, "--json")[1])
     assert set(row["classes"]) == {"goldfish", "n02123045", "n99999999"}
 
 
 def test_names_come_from_a_file(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("".join(f"class {i}\n" for i in range(10)))
-    [row] = json.loads(answer("predict", images[0], "--run", run_folder, "--classes", names, "--top", 10, "--json")[1])
-    [own] = json.loads(answer("predict", images[0], "--run", run_folder, "--top", 10, "--json")[1])
+    [row] = json.loads(answer("predict", run_folder, images[0], "--classes", names, "--top", 10, "--json")[1])
+    [own] = json.loads(answer("predict", run_folder, images[0], "--top", 10, "--json")[1])
     places = sorted(own["classes"])
     assert row["classes"] == [f"class {places.index(name)}" for name in own["classes"]]
 
@@ -96,19 +96,13 @@ def test_a_file_with_too_few_names_is_refused_with_both_numbers(
 ) -> None:
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n")
-    code, output, errors = answer("predict", images[0], "--run", run_folder, "--classes", names)
+    code, output, errors = answer("predict", run_folder, images[0], "--classes", names)
     assert (code, output) == (2, "")
     assert errors == (f"lockstep: {names} has 2 names, but the weights have 10 outputs; expected 10 names, class 0 first\n")
 
 
-def test_an_image_that_is_missing_is_named(answer: Run, run_folder: Path, images: list[Path], tmp_path: Path) -> None:
-    code, output, errors = answer("predict", images[0], tmp_path / "no.jpg", "--run", run_folder)
-    assert (code, output) == (2, "")
-    assert errors == f"lockstep: {tmp_path / 'no.jpg'}: No such file or directory\n"
-
-
 def test_a_moving_average_that_is_missing_is_told(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    code, _, errors = answer("predict", images[0], "--run", run_folder, "--ema")
+    code, _, errors = answer("predict", run_folder, images[0], "--ema")
     assert code == 2
     assert "has no moving average; the recipe's ema_decay is 0" in errors
 
@@ -117,8 +111,8 @@ def test_a_moving_average_that_is_missing_is_told(answer: Run, run_folder: Path,
 def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted(
     answer: Run, run_folder: Path, run_in_bf16: Path, images: list[Path]
 ) -> None:
-    in_fp32 = answer("predict", *images, "--run", run_folder, "--json")[1]
-    code, output, errors = answer("predict", *images, "--run", run_in_bf16, "--json")
+    in_fp32 = answer("predict", run_folder, *images, "--json")[1]
+    code, output, errors = answer("predict", run_in_bf16, *images, "--json")
     assert (code, output) == (0, in_fp32)
     assert errors == (
         "note: computes in fp32; bf16 is emulated on this processor, 7 to 16 times slower than fp32. "
@@ -128,14 +122,14 @@ def test_weights_of_bf16_are_used_in_fp32_where_it_is_emulated_and_this_is_noted
 
 @pytest.mark.usefixtures("without_bf16")
 def test_who_asks_for_an_emulated_precision_gets_it_with_a_note(answer: Run, run_folder: Path, images: list[Path]) -> None:
-    code, output, errors = answer("predict", *images, "--run", run_folder, "--json", "--set", "precision=bf16")
+    code, output, errors = answer("predict", run_folder, *images, "--json", "--set", "precision=bf16")
     assert code == 0
     assert errors == (
         "note: bf16 is emulated on this processor, 7 to 16 times slower than fp32: --set precision=fp32 gives the same "
         "results within rounding\n"
     )
-    assert json.loads(output) != json.loads(answer("predict", *images, "--run", run_folder, "--json")[1])
+    assert json.loads(output) != json.loads(answer("predict", run_folder, *images, "--json")[1])
 
 
 def test_nothing_is_noted_where_the_processor_multiplies_bf16(answer: Run, run_in_bf16: Path, images: list[Path]) -> None:
-    assert answer("predict", *images, "--run", run_in_bf16)[2] == ""
+    assert answer("predict", run_in_bf16, *images)[2] == ""

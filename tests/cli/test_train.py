@@ -177,7 +177,7 @@ def test_a_run_can_be_evaluated_and_asked_for_predictions(finished: Path, textur
     assert evaluated["per_class"] == report["per_class"]["trained"]
     assert evaluated["loss"] == pytest.approx(report["final"]["trained"]["loss"], rel=1e-6)
     images = sorted((textures / "val").rglob("*.jpg"))[:3]
-    code, output, errors = call("predict", *images, "--run", run, "--json", "--top", 2, *DEFAULT)
+    code, output, errors = call("predict", run, *images, "--json", "--top", 2, *DEFAULT)
     assert (code, errors) == (0, "")
     found = json.loads(output)
     assert [row["path"] for row in found] == [str(image) for image in images]

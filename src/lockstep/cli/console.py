@@ -1,6 +1,7 @@
 """Show events to a person: a progress bar and lines on a terminal, plain lines elsewhere."""
 
 import shlex
+import sys
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -70,10 +71,13 @@ def _accuracy(report: Report) -> list[tuple[str, str]]:
 
 
 class Reporter:
-    """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager."""
+    """A listener for `lockstep.train` and `lockstep.evaluate`; a context manager.
 
-    def __init__(self) -> None:
-        self.console = console(soft_wrap=True)
+    With `to_stderr`, standard output is left to results; if these go to the terminal, there is no bar between them.
+    """
+
+    def __init__(self, *, to_stderr: bool = False) -> None:
+        self.console = console(soft_wrap=True, stderr=to_stderr)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),  # leaves room for epoch, steps, time left and loss in 80 columns
@@ -82,7 +86,8 @@ class Reporter:
             TextColumn("{task.fields[note]}"),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal or not is_leading(),
+            redirect_stdout=not to_stderr,
+            disable=not self.console.is_terminal or not is_leading() or (to_stderr and sys.stdout.isatty()),
         )
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}

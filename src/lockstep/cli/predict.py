@@ -1,45 +1,123 @@
 """`lockstep predict`."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
-from lockstep.cli.terminal import in_line, print, print_json
+from lockstep.cli.terminal import in_line, print
 from lockstep.system.defaults import DEFAULT_BACKEND
+
+if TYPE_CHECKING:
+    from lockstep.cli.predict_forms import Form
+    from lockstep.inference.named_images import NamedImages
+    from lockstep.inference.prediction import Predictor
+
+_IMAGES = (
+    "Image files, folders, quoted patterns ('*.jpg'), lists of paths (@names.txt), files of packed images, or - for "
+    "standard input: an image, or paths."
+)
 
 
 def command(
-    images: Annotated[list[Path], typer.Argument(help="Image files.")],
-    source: Annotated[
-        Path,
-        typer.Option("--run", help=options.WEIGHTS),
-    ],
+    run: Annotated[str, typer.Argument(metavar="RUN", help=options.WEIGHTS, show_default=False)],
+    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES...", help=_IMAGES)] = None,
+    source: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object for each image.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="table, csv, jsonl or json; by default that of --output's ending, or a table."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one list of all images.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write to this file, completely or not at all.")] = None,
+    batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
-    """Show the likely classes of images and their probabilities."""
-    from lockstep import predict
-    from lockstep.weights.class_names import described
+    """Show the likely classes of images and their probabilities.
+
+    Exit code 1 if an image could not be read.
+    """
+    from lockstep import Predictor
+    from lockstep.cli.predict_forms import chosen
+    from lockstep.system.errors import LockstepError
 
     how = options.for_inference(assignments, backend)
-    how |= {"model": model, "classes": classes, "listener": options.show_note}
-    found = predict(source, images, top=top, which=which, ema=ema, **how)
-    if as_json:
-        rows = [
-            {"path": str(p.path), "classes": p.classes, "probabilities": [round(x, 6) for x in p.probabilities]}
-            for p in found
-        ]
-        print_json(rows)
+    given = list(images or [])
+    if source is not None:
+        print("note: --run is not needed: lockstep predict RUN IMAGES...", file=sys.stderr)
+        run, given = source, [run, *given]
+    shown = chosen("json" if as_json and form is None else form, output)
+    named = _named(given)
+    how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
+    with ExitStack() as open_files:
+        predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
+        write = open_files.enter_context(_destination(output))
+        failed = _predicted(predictor, named, top, shown, write)
+    if output is not None:
+        print(f"wrote {output}: {len(named) - failed} images")
+    if failed:
+        raise LockstepError(f"{failed} of {len(named)} images could not be read")
+
+
+def _named(arguments: list[str]) -> "NamedImages":
+    """Return the images that arguments name. A note lists how many files of folders are left out."""
+    from lockstep.inference.named_images import NamedImages
+    from lockstep.system.errors import DataError
+
+    named = NamedImages()
+    for argument in arguments:
+        named.add(argument, sys.stdin.buffer)
+    if named.left_out:
+        example = in_line(named.left_out[0])
+        print(f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}", file=sys.stderr)
+    if not len(named):
+        raise DataError("no images are named; expected lockstep predict RUN IMAGES: files, folders, 'patterns', @list or -")
+    return named
+
+
+def _predicted(predictor: "Predictor", named: "NamedImages", top: int, form: "Form", write: Any) -> int:
+    """Write the predictions of all images, and return how many images could not be read."""
+    from lockstep.cli.console import Reporter
+
+    failed = 0
+    with Reporter(to_stderr=True) as reporter:
+        progress = reporter.progress("predicting")
+
+        def on_error(name: str, reason: str) -> None:
+            nonlocal failed
+            failed += 1
+            print(f"lockstep: {in_line(name)}: {in_line(reason)}", file=sys.stderr)
+
+        write(form.begin())
+        with closing(predictor.predict(named, top, on_error=on_error)) as predictions:
+            for done, prediction in enumerate(predictions, start=1):
+                write(form.row(prediction))
+                progress(done + failed, len(named))
+        write(form.end())
+    return failed
+
+
+@contextmanager
+def _destination(output: Path | None) -> Iterator[Any]:
+    """Yield a function that writes text to a file, or to standard output so that a reader has it at once."""
+    from lockstep.system.files import written_text
+
+    if output is None:
+
+        def write(text: str) -> None:
+            print(text, end="")
+            sys.stdout.flush()
+
+        yield write
         return
-    for prediction in found:
-        print(in_line(str(prediction.path)))
-        for name, probability in zip(prediction.classes, prediction.probabilities, strict=True):
-            print(f"  {100 * probability:6.2f} %  {in_line(described(name))}")
+    with written_text(output) as file:
+        yield file.write

@@ -44,12 +44,16 @@ def print(*values: object, end: str = "\n", file: TextIO | None = None) -> None:
     builtins.print(shown(" ".join(map(str, values))), end=end, file=file or sys.stdout)
 
 
-def print_json(value: Any) -> None:
-    """Print a value as indented JSON. What a terminal obeys becomes a JSON escape, so that it can be read back."""
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON. What a terminal obeys becomes a JSON escape, so that it can be read back."""
     from lockstep.system.strict_json import to_json
 
-    text = to_json(value, indent=1)
-    builtins.print(_OBEYED.sub(lambda found: json.dumps(found[0], allow_nan=False)[1:-1], text))  # noqa: T201
+    return _OBEYED.sub(lambda found: json.dumps(found[0], allow_nan=False)[1:-1], to_json(value, indent=indent))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    builtins.print(as_json(value, indent=1))  # noqa: T201
 
 
 def console(**options: Any) -> "Console":

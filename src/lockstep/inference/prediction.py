@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -100,7 +100,7 @@ class Predictor:
 
     def predict(
         self, images: Image | Iterable[Image], top: int = 5, *, on_error: OnError | None = None
-    ) -> Iterator[Prediction]:
+    ) -> Generator[Prediction, None, None]:
         """Yield the `top` likeliest classes of every image, in order.
 
         `on_error` is called with the name and the reason for every image that cannot be read; the other images are
@@ -118,7 +118,9 @@ class Predictor:
                 best = np.argsort(-powers, kind="stable")[:top]
                 yield Prediction(path, tuple(names.get(i, str(i)) for i in best.tolist()), tuple(powers[best].tolist()))
 
-    def logits(self, images: Image | Iterable[Image], *, on_error: OnError | None = None) -> Iterator[np.ndarray]:
+    def logits(
+        self, images: Image | Iterable[Image], *, on_error: OnError | None = None
+    ) -> Generator[np.ndarray, None, None]:
         """Yield the logits of every image, float32 [logits], in order. `on_error` is that of `predict`."""
         for batch in self._batches(images, on_error):
             yield from self._engine.predict(batch.pixels)

@@ -180,7 +180,7 @@ def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> 
     [
         (
             "python classify.py --arch resnet50 --pretrained-from-file W --precision AMP --image photo.jpg",
-            "predict --run W photo.jpg --set precision=fp16",
+            "predict W photo.jpg --set precision=fp16",
         ),
         ("python main.py --evaluate -b 64 --amp --resume C D", "evaluate C --data D --batch 64 --set precision=fp16"),
         (

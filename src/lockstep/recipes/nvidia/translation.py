@@ -328,7 +328,7 @@ class _Command:
 
     def _predict(self) -> tuple[list[str], list[Remark]]:
         image = self.wanted.slots.get("image", "IMAGE")
-        words = ["predict", "--run", self._source(), image, *self._backend()]
+        words = ["predict", self._source(), image, *self._backend()]
         return [*words, "--set", f"precision={self.wanted.recipe.precision}", *self._how()], []
 
     def _convert(self) -> tuple[list[str], list[Remark]]:

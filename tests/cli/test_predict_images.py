@@ -1,0 +1,161 @@
+"""Which images `lockstep predict` takes, and how it writes results."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lockstep
+from lockstep.data.pack import Packing, pack
+from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.weights import checkpoint
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def images(textures: Path) -> list[Path]:
+    return sorted((textures / "val").rglob("*.jpg"))[:2]
+
+
+def test_images_that_cannot_be_read_are_named_and_counted_and_the_others_predicted(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    missing, cut = tmp_path / "no.jpg", tmp_path / "cut.jpg"
+    cut.write_bytes(images[0].read_bytes()[:2000])
+    code, output, errors = answer("predict", run_folder, missing, images[0], cut, images[1], "--format", "jsonl")
+    assert code == 1
+    assert [json.loads(line)["path"] for line in output.splitlines()] == [str(image) for image in images]
+    first, second, last = errors.splitlines()
+    assert first == f"lockstep: {missing}: No such file or directory"
+    assert second.startswith(f"lockstep: {cut}: not an image that can be read: Premature end of JPEG file")
+    assert last == "lockstep: 2 of 4 images could not be read"
+
+
+def test_the_old_form_works_with_a_note_of_the_new_one(answer: Run, run_folder: Path, images: list[Path]) -> None:
+    new = answer("predict", run_folder, *images)
+    code, output, errors = answer("predict", *images, "--run", run_folder)
+    assert (code, output) == (0, new[1])
+    assert errors == "note: --run is not needed: lockstep predict RUN IMAGES...\n"
+
+
+def paths_of(answered: tuple[int, str, str]) -> list[str]:
+    """Return the paths in JSON lines."""
+    assert answered[0] == 0
+    return [json.loads(line)["path"] for line in answered[1].splitlines()]
+
+
+def test_folders_and_patterns_are_searched_in_order(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "photos"
+    for name in ("b/2.jpg", "a/1.JPEG", "c.png", "a/.hidden.jpg", "a/notes.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(images[0], root / name)
+    (root / "b" / "up").symlink_to(root)
+    photos = [str(root / name) for name in ("a/1.JPEG", "b/2.jpg", "c.png")]
+    of_folder = answer("predict", run_folder, root, "--format", "jsonl")
+    assert paths_of(of_folder) == photos
+    assert of_folder[2] == f"note: files of other kinds are left out: 1, such as {root / 'a' / 'notes.txt'}\n"
+    assert paths_of(answer("predict", run_folder, f"{root}/[ab]/*.[jJ]*", "--format", "jsonl")) == photos[:2]
+    code, _, errors = answer("predict", run_folder, f"{root}/*.gif")
+    assert (code, errors.splitlines()[0]) == (1, f"lockstep: {root}/*.gif: no file matches")
+
+
+def test_a_list_and_standard_input_name_images(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "names.txt").write_text("".join(f"{image}\r\n\n" for image in images))
+    assert paths_of(answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl")) == list(map(str, images))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, images)).encode())))
+    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == list(map(str, images))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
+def test_an_image_of_any_format_comes_through_standard_input(
+    kind: str, answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.open(images[0]).save(tmp_path / "image", kind)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "image").read_bytes())))
+    through_stdin, from_file = json.loads(answer("predict", run_folder, "-", tmp_path / "image", "--json")[1])
+    assert through_stdin == from_file | {"path": "-"}
+
+
+@pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
+def test_images_in_files_of_any_storage_format_are_predicted(
+    format: str, answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
+    pack(textures / "val", tmp_path / "packed", Packing(format))
+    [file] = [path for path in (tmp_path / "packed").glob("[!.]*") if path.suffix in ("", ".rec", ".tar") and path.is_file()]
+    answers = [answer("predict", run_folder, given, "--format", "csv", "--top", 1) for given in (file, textures / "val")]
+    packed, loose = (list(csv.DictReader(io.StringIO(output))) for _, output, _ in answers)
+    assert [(code, errors) for code, _, errors in answers] == [(0, "")] * 2
+    assert len(packed) == len({row["path"] for row in packed}) == 20
+    assert [(row["class"], row["probability"]) for row in packed] == [(row["class"], row["probability"]) for row in loose]
+    assert all(row["path"].startswith(str(file)) for row in packed)
+
+
+@pytest.fixture
+def odd_names(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    """Weights of three classes whose names are hard to quote."""
+    recipe, path = tiny_recipe.replace(logits=3), tmp_path / "weights.safetensors"
+    about = {"recipe": recipe.fields(), "classes": ["a, b", 'the "c"', "d"]}
+    checkpoint.write_weights(path, initial_tensors(recipe), about)
+    return path
+
+
+def test_csv_has_a_line_for_each_class_of_each_image(
+    answer: Run, odd_names: Path, images: list[Path], tmp_path: Path
+) -> None:
+    odd = tmp_path / "x,y.jpg"
+    shutil.copy(images[0], odd)
+    rows = list(csv.DictReader(io.StringIO(answer("predict", odd_names, odd, "--format", "csv", "--top", 2)[1])))
+    [found] = lockstep.predict(odd_names, odd, top=2)
+    assert [(row["path"], row["rank"], row["class"]) for row in rows] == [
+        (str(odd), str(rank), name) for rank, name in enumerate(found.classes, start=1)
+    ]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(found.probabilities, abs=1e-6)
+
+
+def test_an_output_file_has_the_form_of_its_ending_and_what_would_be_printed(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    for ending, form in (("csv", "csv"), ("jsonl", "jsonl"), ("json", "json"), ("txt", "table")):
+        path = tmp_path / f"out.{ending}"
+        assert answer("predict", run_folder, *images, "--output", path) == (0, f"wrote {path}: 2 images\n", "")
+        assert path.read_text() == answer("predict", run_folder, *images, "--format", form)[1]
+
+
+def test_an_output_file_stays_as_it_was_if_the_command_fails(
+    answer: Run, odd_names: Path, images: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.csv"
+    tensors, about = checkpoint.read_weights(odd_names)
+    tensors["fc.bias"][0] = np.nan
+    odd_names.unlink()
+    checkpoint.write_weights(odd_names, tensors, about)
+    out.write_text("before")
+    code, _, errors = answer("predict", odd_names, *images, "--output", out)
+    assert (code, out.read_text()) == (3, "before")
+    assert "are not finite numbers" in errors
+    assert {path.name for path in tmp_path.iterdir()} == {odd_names.name, out.name}
+
+
+def test_a_closed_pipe_ends_the_command_without_a_complaint(run_folder: Path, textures: Path) -> None:
+    command = [sys.executable, "-m", "lockstep", "predict", run_folder, textures, "--backend", "reference", "--batch", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
