@@ -159,3 +159,17 @@ def test_a_closed_pipe_ends_the_command_without_a_complaint(run_folder: Path, te
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+def test_embeddings_are_written_next_to_the_predictions(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "features.npz"
+    given = [images[0], tmp_path / "missing.jpg", images[1]]
+    code, output, errors = answer("predict", run_folder, *given, "--embeddings", path, "--json")
+    assert code == 1
+    assert [row["path"] for row in json.loads(output)] == list(map(str, images))
+    assert f"wrote {path}: 2 images\n" in errors
+    with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as found:
+        assert found["paths"].tolist() == list(map(str, images))
+        np.testing.assert_array_equal(found["features"], [each.features for each in predictor.predict(images)])

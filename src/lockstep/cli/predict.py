@@ -1,7 +1,7 @@
 """`lockstep predict`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,9 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 if TYPE_CHECKING:
     from lockstep.cli.predict_forms import Form
     from lockstep.inference.named_images import NamedImages
-    from lockstep.inference.prediction import Predictor
+    from lockstep.inference.prediction import Prediction, Predictor
+
+    Keep = Callable[[Prediction], None]
 
 _IMAGES = (
     "Image files, folders, quoted patterns ('*.jpg'), lists of paths (@names.txt), files of packed images, or - for "
@@ -38,6 +40,10 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one list of all images.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write to this file, completely or not at all.")] = None,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Write the features before the classifier, and the paths, to this file."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
@@ -58,12 +64,15 @@ def command(
     shown = chosen("json" if as_json and form is None else form, output)
     named = _named(given)
     how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
+    how |= {"features": embeddings is not None}
     with ExitStack() as open_files:
         predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
         write = open_files.enter_context(_destination(output))
-        failed = _predicted(predictor, named, top, shown, write)
-    if output is not None:
-        print(f"wrote {output}: {len(named) - failed} images")
+        keep = [open_files.enter_context(_embeddings(embeddings, predictor.features))] if embeddings is not None else []
+        failed = _predicted(predictor, named, top, shown, write, keep)
+    for path in (output, embeddings):
+        if path is not None:
+            print(f"wrote {path}: {len(named) - failed} images", file=sys.stdout if output is not None else sys.stderr)
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
 
@@ -84,8 +93,10 @@ def _named(arguments: list[str]) -> "NamedImages":
     return named
 
 
-def _predicted(predictor: "Predictor", named: "NamedImages", top: int, form: "Form", write: Any) -> int:
-    """Write the predictions of all images, and return how many images could not be read."""
+def _predicted(
+    predictor: "Predictor", named: "NamedImages", top: int, form: "Form", write: Any, keep: "Sequence[Keep]"
+) -> int:
+    """Write the predictions of all images, give them to each of `keep`, and return how many could not be read."""
     from lockstep.cli.console import Reporter
 
     failed = 0
@@ -101,9 +112,20 @@ def _predicted(predictor: "Predictor", named: "NamedImages", top: int, form: "Fo
         with closing(predictor.predict(named, top, on_error=on_error)) as predictions:
             for done, prediction in enumerate(predictions, start=1):
                 write(form.row(prediction))
+                for each in keep:
+                    each(prediction)
                 progress(done + failed, len(named))
         write(form.end())
     return failed
+
+
+@contextmanager
+def _embeddings(path: Path, features: int) -> "Iterator[Keep]":
+    """Yield a function that adds a prediction to the file of embeddings."""
+    from lockstep.inference.embeddings import embeddings_file
+
+    with embeddings_file(path, features) as file:
+        yield lambda prediction: file.add(str(prediction.path), prediction.features)  # type: ignore[arg-type]
 
 
 @contextmanager

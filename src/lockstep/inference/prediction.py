@@ -14,6 +14,7 @@ import numpy as np
 
 from lockstep import backends
 from lockstep.backends import Engine, World
+from lockstep.inference.embeddings import width, with_features
 from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution
@@ -41,6 +42,8 @@ class Prediction:
     classes: tuple[str, ...]
     """Class names, or numbers as text where the names are unknown. Names of a run are those of its folders of images."""
     probabilities: tuple[float, ...]
+    features: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """The features before the classifier, float32 [features], of a `Predictor` with `features`."""
 
 
 class Predictor:
@@ -68,10 +71,14 @@ class Predictor:
         classes: Classes | None = None,
         precision: str | None = None,
         batch_images: int = BATCH,
+        features: bool = False,
         execution: Execution | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Open weights as `lockstep.predict` does, with the same arguments and errors."""
+        """Open weights as `lockstep.predict` does, with the same arguments and errors.
+
+        With `features`, every prediction has the features of its image.
+        """
         weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
         execution = execution or Execution()
         with ExitStack() as opened:
@@ -82,7 +89,10 @@ class Predictor:
                 recorder.note(remark)
             weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
             self._weights, self._batch_images = weights, batch_images
-            self._engine = opened.enter_context(_opened_engine(weights, world, execution))
+            self.features = width(weights) if features else 0
+            """The number of features of an image; 0 if predictions have none."""
+            computed = with_features(weights) if features else weights
+            self._engine = opened.enter_context(_opened_engine(computed, world, execution))
             self._threads = execution.loader_threads or share_of_cores()
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
             opened.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -109,21 +119,19 @@ class Predictor:
         """
         names = dict(enumerate(self._weights.classes))
         for batch in self._batches(images, on_error):
-            logits = self._engine.predict(batch.pixels).astype(np.float64)
-            for label, path, row in zip(batch.labels, batch.paths, logits, strict=True):
-                if not np.isfinite(row).all():
+            for label, path, outputs in zip(batch.labels, batch.paths, self._engine.predict(batch.pixels), strict=True):
+                if not np.isfinite(outputs).all():
                     raise DivergedError(f"{label}: the logits of {self._weights.source} are not finite numbers. {ADVICE}")
-                powers = np.exp(row - row.max())
-                powers /= powers.sum()
-                best = np.argsort(-powers, kind="stable")[:top]
-                yield Prediction(path, tuple(names.get(i, str(i)) for i in best.tolist()), tuple(powers[best].tolist()))
+                best, likelihoods = _likeliest(outputs[self.features :], top)
+                features = outputs[: self.features].copy() if self.features else None  # a part would hold the whole
+                yield Prediction(path, tuple(names.get(i, str(i)) for i in best), likelihoods, features)
 
     def logits(
         self, images: Image | Iterable[Image], *, on_error: OnError | None = None
     ) -> Generator[np.ndarray, None, None]:
         """Yield the logits of every image, float32 [logits], in order. `on_error` is that of `predict`."""
         for batch in self._batches(images, on_error):
-            yield from self._engine.predict(batch.pixels)
+            yield from self._engine.predict(batch.pixels)[:, self.features :]
 
     def _batches(self, images: Image | Iterable[Image], on_error: OnError | None) -> Iterator["_Batch"]:
         """Yield batches of images that could be read, decoded ahead."""
@@ -239,6 +247,14 @@ def predict(
 def _opened_engine(weights: Opened, world: World, execution: Execution) -> Engine:
     """Return the engine that predicts."""
     return engine_with(weights, world, execution)
+
+
+def _likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
+    """Return the numbers of the likeliest classes, and their probabilities."""
+    powers = np.exp(logits.astype(np.float64) - logits.max())
+    powers /= powers.sum()
+    best = np.argsort(-powers, kind="stable")[:top]
+    return best.tolist(), tuple(powers[best].tolist())
 
 
 def _with_names(weights: Opened, recorder: Recorder) -> Opened:

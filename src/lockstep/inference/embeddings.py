@@ -1,0 +1,99 @@
+"""Features before the classifier: weights whose logits include them, and the file that `lockstep predict` writes."""
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from lockstep.models.architectures import features, model_spec
+from lockstep.models.state import State
+from lockstep.system.files import replacing
+from lockstep.weights.opening import Opened
+
+_AT_ONCE = 2**22
+"""Bytes that are copied at once."""
+_NAMES_AT_ONCE = 2**12
+
+
+def width(weights: Opened) -> int:
+    """Return the number of features of an image."""
+    return features(model_spec(weights.recipe.model))
+
+
+def with_features(weights: Opened) -> Opened:
+    """Return weights with more logits: first the features before the classifier, then the logits of the given weights.
+
+    The classifier gets an identity matrix above its own rows. So every engine returns the features as its classifier
+    receives them, rounded as the precision or quantisation has it, in the same computation as the logits.
+    """
+    count, tensors = width(weights), dict(weights.tensors)
+    tensors["fc.weight"] = np.concatenate([np.eye(count, dtype=np.float32), tensors["fc.weight"]])
+    tensors["fc.bias"] = np.concatenate([np.zeros(count, np.float32), tensors["fc.bias"]])
+    recipe = weights.recipe.replace(logits=count + weights.recipe.logits)
+    return replace(weights, recipe=recipe, state=State(weights.state.step, tensors, {}), classes=())
+
+
+class Embeddings:
+    """Features and paths of images, kept on disk until `write`, so that they may be more than fit in memory."""
+
+    def __init__(self, features: int, rows: IO[bytes], names: IO[bytes]) -> None:
+        self._features, self._rows, self._names = features, rows, names
+        self._images = self._longest = 0
+
+    def add(self, path: str, row: np.ndarray) -> None:
+        """Add the features of an image, float32 [features]."""
+        self._rows.write(np.ascontiguousarray(row, "<f4").data)
+        self._names.write(os.fsencode(path) + b"\0")
+        self._images += 1
+        self._longest = max(self._longest, len(path))
+
+    def write(self, path: Path) -> None:
+        """Write a file of `numpy.load`: `features`, float32 [images, features], and `paths`, text [images]."""
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            with archive.open("features.npy", "w", force_zip64=True) as member:
+                _write_header(member, "<f4", (self._images, self._features))
+                self._rows.seek(0)
+                while piece := self._rows.read(_AT_ONCE):
+                    member.write(piece)
+            about = zipfile.ZipInfo("paths.npy")
+            about.compress_type = zipfile.ZIP_DEFLATED  # NumPy makes all texts as long as the longest one
+            with archive.open(about, "w", force_zip64=True) as member:
+                text = f"<U{max(self._longest, 1)}"
+                _write_header(member, text, (self._images,))
+                for names in self._named():
+                    member.write(np.array(names, text).tobytes())
+
+    def _named(self) -> Iterator[list[str]]:
+        """Yield the paths, some at a time."""
+        self._names.seek(0)
+        rest = b""
+        while piece := self._names.read(_AT_ONCE):
+            *names, rest = (rest + piece).split(b"\0")
+            for first in range(0, len(names), _NAMES_AT_ONCE):
+                yield [os.fsdecode(name) for name in names[first : first + _NAMES_AT_ONCE]]
+
+
+def _write_header(file: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+
+
+@contextmanager
+def embeddings_file(path: Path, features: int) -> Iterator[Embeddings]:
+    """Yield what collects features. When the block ends, the file `path` appears complete; after an error it does not.
+
+    Until then, hidden files in the same folder hold them. They take as much room as the file. Raises `OSError`.
+    """
+    with (
+        replacing(path) as partial,
+        tempfile.TemporaryFile(dir=path.parent) as rows,
+        tempfile.TemporaryFile(dir=path.parent) as names,
+    ):
+        found = Embeddings(features, rows, names)
+        yield found
+        found.write(partial)

@@ -1,0 +1,82 @@
+"""Features before the classifier, compared with those of the PyTorch module without its classifier."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lockstep
+from lockstep.inference.embeddings import embeddings_file
+from lockstep.models.architectures import model_spec
+from lockstep.models.quantisation import layers
+from lockstep.recipes import Execution, Recipe
+from tests.inference.cases import image_file, prepared, saved
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    return [image_file(tmp_path, 40, 36 + i) for i in range(3)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_every_engine_gives_the_features_that_its_classifier_receives(
+    backend: str, tiny_recipe: Recipe, images: list[Path], tmp_path: Path
+) -> None:
+    source, how = saved(tiny_recipe, tmp_path), Execution(backend=backend)
+    with lockstep.Predictor(source, features=True, execution=how) as predictor:
+        found = list(predictor.predict(images, top=3))
+        logits = list(predictor.logits(images))
+    module = lockstep.load(source)
+    module.fc = torch.nn.Identity()
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(np.concatenate([prepared(path, tiny_recipe) for path in images]))).numpy()
+    for prediction, row in zip(found, expected, strict=True):
+        assert prediction.features is not None
+        assert prediction.features.dtype == np.float32
+        np.testing.assert_allclose(prediction.features, row, rtol=1e-4, atol=1e-5)
+    plain = lockstep.predict(source, images, top=3, execution=how)
+    assert [each.classes for each in found] == [each.classes for each in plain]
+    with lockstep.Predictor(source, execution=how) as predictor:
+        np.testing.assert_allclose(logits, list(predictor.logits(images)), rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_quantised_weights_are_multiples_of_the_classifiers_scale(
+    tiny_recipe: Recipe, images: list[Path], tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8")
+    source = saved(recipe, tmp_path, dict.fromkeys(layers(model_spec(recipe.model)), 0.05))
+    with lockstep.Predictor(source, features=True) as predictor:
+        for found in predictor.predict(images):
+            assert found.features is not None
+            steps = found.features / 0.05
+            assert np.abs(steps - np.rint(steps)).max() < 1e-4
+            assert np.abs(steps).max() > 1
+
+
+def test_a_file_of_embeddings_is_read_by_numpy(tmp_path: Path) -> None:
+    path, rows = tmp_path / "out.npz", np.random.default_rng(1).standard_normal((5000, 7), np.float32)
+    names = [f"images/{'ü' * (i % 90)}{i}.jpg" for i in range(len(rows))]
+    with embeddings_file(path, 7) as file:
+        for name, row in zip(names, rows, strict=True):
+            file.add(name, row)
+        assert not path.exists()
+    with np.load(path) as found:
+        assert sorted(found.files) == ["features", "paths"]
+        np.testing.assert_array_equal(found["features"], rows)
+        assert found["features"].dtype == np.float32
+        assert found["paths"].tolist() == names
+    assert [each.name for each in tmp_path.iterdir()] == ["out.npz"]
+
+
+def test_a_file_of_no_embeddings_has_no_rows(tmp_path: Path) -> None:
+    with embeddings_file(tmp_path / "out.npz", 7):
+        pass
+    with np.load(tmp_path / "out.npz") as found:
+        assert (found["features"].shape, found["paths"].shape) == ((0, 7), (0,))
+
+
+def test_after_an_error_there_is_no_file_of_embeddings(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), embeddings_file(tmp_path / "out.npz", 1):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
