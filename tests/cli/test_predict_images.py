@@ -173,3 +173,20 @@ def test_embeddings_are_written_next_to_the_predictions(
     with lockstep.Predictor(run_folder, features=True) as predictor, np.load(path) as found:
         assert found["paths"].tolist() == list(map(str, images))
         np.testing.assert_array_equal(found["features"], [each.features for each in predictor.predict(images)])
+
+
+def test_an_explanation_is_a_picture_for_one_image_and_a_folder_for_several(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    picture, folder = tmp_path / "why.png", tmp_path / "why"
+    assert answer("predict", run_folder, images[0], "--explain", picture)[0] == 0
+    assert answer("predict", run_folder, *images, "--explain", folder)[0] == 0
+    names = [f"{number:06d}-{image.stem}.png" for number, image in enumerate(images)]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    with lockstep.Predictor(run_folder, explain=True) as predictor:
+        first, _ = (found.explanation for found in predictor.predict(images))
+    np.testing.assert_array_equal(np.asarray(Image.open(picture)), first)
+    np.testing.assert_allclose(np.asarray(Image.open(folder / names[0])).astype(int), first, atol=2)
+    code, output, errors = answer("predict", run_folder, *images, "--explain", picture)
+    assert (code, output) == (2, "")
+    assert errors == f"lockstep: --explain {picture} is one picture, but there are 2 images; name a new folder\n"

@@ -31,6 +31,8 @@ class Framework:
     """Origins of the weights files that are the framework's own; see `lockstep.weights.opening.Opened.origin`."""
     quantises: bool = False
     """Whether its engine is a `QuantisingEngine`."""
+    explains: bool = False
+    """Whether its module `explaining` has an `Explainer`, for `lockstep predict --explain`."""
     nvidia_example: str = "PyTorch"
     """Which of NVIDIA's examples names the keys of `lockstep benchmark convert --form dlll`."""
 
@@ -98,6 +100,7 @@ FRAMEWORKS: dict[str, Framework] = {
         slower_with_avx_512={"bf16": "5 times"},
         origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
         quantises=True,
+        explains=True,
     ),
 }
 """The frameworks by name. `lockstep doctor` imports them in this order: Paddle cannot be imported after TensorFlow.

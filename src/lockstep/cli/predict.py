@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,13 @@ def command(
         Path | None,
         typer.Option(metavar="FILE.npz", help="Write the features before the classifier, and the paths, to this file."),
     ] = None,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PNG|FOLDER",
+            help="Draw what speaks for the likeliest class (Grad-CAM): a .png of one image, or a new folder.",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
@@ -64,14 +72,17 @@ def command(
     shown = chosen("json" if as_json and form is None else form, output)
     named = _named(given)
     how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
-    how |= {"features": embeddings is not None}
+    _check_files(output, embeddings, explain, len(named))
+    how |= {"features": embeddings is not None, "explain": explain is not None}
     with ExitStack() as open_files:
         predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
         write = open_files.enter_context(_destination(output))
         keep = [open_files.enter_context(_embeddings(embeddings, predictor.features))] if embeddings is not None else []
+        if explain is not None:
+            keep.append(open_files.enter_context(_explanations(explain)))
         failed = _predicted(predictor, named, top, shown, write, keep)
-    for path in (output, embeddings):
-        if path is not None:
+    for path in (output, embeddings, explain):
+        if path is not None and path.exists():
             print(f"wrote {path}: {len(named) - failed} images", file=sys.stdout if output is not None else sys.stderr)
     if failed:
         raise LockstepError(f"{failed} of {len(named)} images could not be read")
@@ -126,6 +137,52 @@ def _embeddings(path: Path, features: int) -> "Iterator[Keep]":
 
     with embeddings_file(path, features) as file:
         yield lambda prediction: file.add(str(prediction.path), prediction.features)  # type: ignore[arg-type]
+
+
+def _check_files(output: Path | None, embeddings: Path | None, explain: Path | None, images: int) -> None:
+    """Raise `UserError` if a file cannot be written under its name, before anything is computed."""
+    from lockstep.system.errors import UserError
+
+    for path in (output, embeddings):
+        if path is not None and path.is_dir():
+            raise UserError(f"{path} is a folder; name a file to write")
+    if explain is None:
+        return
+    if explain.suffix.lower() != ".png" and explain.exists():
+        raise UserError(f"--explain {explain} already exists; name a new folder, or a .png for one image")
+    if explain.suffix.lower() == ".png" and images > 1:
+        raise UserError(f"--explain {explain} is one picture, but there are {images} images; name a new folder")
+
+
+@contextmanager
+def _explanations(path: Path) -> "Iterator[Keep]":
+    """Yield a function that draws the explanation of a prediction: to the file `path` if it is a .png, or into a folder."""
+    from lockstep.system.files import appearing_folder, replacing
+
+    if path.suffix.lower() == ".png":
+
+        def draw(prediction: "Prediction") -> None:
+            with replacing(path) as partial:
+                _save(prediction, partial)
+
+        yield draw
+        return
+    with appearing_folder(path) as folder:
+        folder.mkdir()
+        numbers = count()
+
+        def draw_next(prediction: "Prediction") -> None:
+            stem = prediction.path.stem[:50] if prediction.path is not None else ""
+            _save(prediction, folder / f"{next(numbers):06d}-{stem}.png")
+
+        yield draw_next
+
+
+def _save(prediction: "Prediction", path: Path) -> None:
+    from PIL import Image
+
+    assert prediction.explanation is not None
+    Image.fromarray(prediction.explanation).save(path, "PNG")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.inference.embeddings import width, with_features
+from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
 from lockstep.recipes import Execution
@@ -44,6 +45,9 @@ class Prediction:
     probabilities: tuple[float, ...]
     features: np.ndarray | None = field(default=None, compare=False, repr=False)
     """The features before the classifier, float32 [features], of a `Predictor` with `features`."""
+    explanation: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """The image as the model sees it, with Grad-CAM of the likeliest class over it, of a `Predictor` with `explain`: uint8
+    RGB [size, size, 3]."""
 
 
 class Predictor:
@@ -72,12 +76,14 @@ class Predictor:
         precision: str | None = None,
         batch_images: int = BATCH,
         features: bool = False,
+        explain: bool = False,
         execution: Execution | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Open weights as `lockstep.predict` does, with the same arguments and errors.
 
-        With `features`, every prediction has the features of its image.
+        With `features`, every prediction has the features of its image. With `explain`, it has a picture of what speaks for
+        the likeliest class. Raises `BackendError` if the backend cannot explain.
         """
         weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
         execution = execution or Execution()
@@ -93,6 +99,7 @@ class Predictor:
             """The number of features of an image; 0 if predictions have none."""
             computed = with_features(weights) if features else weights
             self._engine = opened.enter_context(_opened_engine(computed, world, execution))
+            self._explainer = explainer_of(weights, execution.backend, world) if explain else None
             self._threads = execution.loader_threads or share_of_cores()
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
             opened.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -119,12 +126,22 @@ class Predictor:
         """
         names = dict(enumerate(self._weights.classes))
         for batch in self._batches(images, on_error):
-            for label, path, outputs in zip(batch.labels, batch.paths, self._engine.predict(batch.pixels), strict=True):
-                if not np.isfinite(outputs).all():
+            outputs = self._engine.predict(batch.pixels)
+            for label, row in zip(batch.labels, outputs, strict=True):
+                if not np.isfinite(row).all():
                     raise DivergedError(f"{label}: the logits of {self._weights.source} are not finite numbers. {ADVICE}")
-                best, likelihoods = _likeliest(outputs[self.features :], top)
-                features = outputs[: self.features].copy() if self.features else None  # a part would hold the whole
-                yield Prediction(path, tuple(names.get(i, str(i)) for i in best), likelihoods, features)
+            features, logits = np.split(outputs, [self.features], axis=1)
+            pictures = self._explained(batch.pixels, logits)
+            for i, path in enumerate(batch.paths):
+                best, likelihoods = _likeliest(logits[i], top)
+                found = tuple(names.get(number, str(number)) for number in best)
+                own = features[i].copy() if self.features else None  # a part of the array would keep all of it
+                yield Prediction(path, found, likelihoods, own, None if pictures is None else pictures[i])
+
+    def _explained(self, pixels: np.ndarray, logits: np.ndarray) -> np.ndarray | None:
+        if self._explainer is None:
+            return None
+        return overlaid(pixels, self._explainer.heat(pixels, logits.argmax(axis=1)))
 
     def logits(
         self, images: Image | Iterable[Image], *, on_error: OnError | None = None

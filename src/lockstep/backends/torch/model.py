@@ -38,6 +38,10 @@ class Model(nn.Module):
             x = self.get_submodule(name)(x)
         return self.fc(x.mean(dim=(2, 3)))
 
+    def last_stage(self) -> nn.Module:
+        """Return the stage whose output is averaged and classified."""
+        return self.get_submodule(self._stages[-1])
+
 
 class _Residual(nn.Module):
     def __init__(self, block: Block, recipe: Recipe, quantised: bool) -> None:

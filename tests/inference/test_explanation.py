@@ -1,0 +1,64 @@
+"""Grad-CAM, compared with its closed form, and the pictures of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lockstep
+from lockstep import backends
+from lockstep.inference.explanation import explainer_of, overlaid
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from lockstep.weights.opening import open_weights
+from tests.inference.cases import MEAN, STD, image_file, pictures, saved
+
+
+@pytest.mark.parametrize("padding", ["symmetric", "same"])
+def test_grad_cam_of_an_average_and_a_linear_layer_is_the_class_activation_map(
+    padding: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    weights = open_weights(saved(tiny_recipe.replace(mean=MEAN, std=STD, padding=padding), tmp_path))
+    images, classes = pictures(64, 96), np.array([3, 0, 9])
+    world = backends.load("torch").world(Execution())
+    found = explainer_of(weights, "torch", world).heat(images, classes)
+
+    kept: list[torch.Tensor] = []
+    module = lockstep.load(weights.source)
+    module.layer4.register_forward_hook(lambda _, inputs, output: kept.append(output))
+    with torch.inference_mode():
+        module(torch.from_numpy(((images - MEAN) / STD).astype(np.float32).transpose(0, 3, 1, 2)))
+    activations = kept[0].double().numpy()
+    of_class = weights.tensors["fc.weight"].astype(np.float64)[classes]
+    expected = np.einsum("nc,nchw->nhw", of_class, activations) / (activations.shape[2] * activations.shape[3])
+    assert expected.shape == (3, 2, 3)
+    assert (expected > 0).any()
+    assert (expected < 0).any()
+    np.testing.assert_allclose(found, np.maximum(expected, 0), rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+
+
+def test_heat_colours_the_pixels_below_it_and_no_others() -> None:
+    images = np.full((2, 64, 64, 3), 100, np.uint8)
+    heat = np.zeros((2, 2, 2), np.float32)
+    heat[1, 0, 1] = 7
+    cold, warm = overlaid(images, heat)
+    np.testing.assert_array_equal(cold, images[0])
+    np.testing.assert_array_equal(warm[50:, :10], images[1, 50:, :10])
+    assert (warm[5, 60] != 100).all()
+
+
+def test_an_engine_without_gradients_says_which_has_them(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="the reference engine computes no Grad-CAM; use --backend torch"):
+        lockstep.Predictor(saved(tiny_recipe, tmp_path), explain=True, execution=Execution(backend="reference"))
+
+
+def test_a_prediction_with_an_explanation_is_otherwise_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    source, path = saved(tiny_recipe, tmp_path), image_file(tmp_path, 50, 50)
+    with lockstep.Predictor(source, explain=True, features=True) as predictor:
+        [found] = predictor.predict(path)
+    [plain] = lockstep.predict(source, path)
+    assert found.classes == plain.classes
+    assert found.probabilities == pytest.approx(plain.probabilities, rel=1e-5)
+    assert found.explanation is not None
+    assert (found.explanation.dtype, found.explanation.shape) == (np.uint8, (32, 32, 3))
