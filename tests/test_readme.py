@@ -15,7 +15,7 @@ from lockstep.weights.conversion import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README, COMMANDS, WEIGHTS = ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "docs" / "weights.md"
-ORIGINALS = ROOT / "docs" / "originals.md"
+ORIGINALS, PREDICT = ROOT / "docs" / "originals.md", ROOT / "docs" / "predict.md"
 ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
 
 
@@ -65,6 +65,14 @@ def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
     shown = set(re.findall(r"(?:`|\$ )lockstep ([a-z-]+)", page.read_text(encoding="utf-8")))
     assert len(shown) >= 4
     assert shown <= known
+
+
+def test_the_page_of_predict_shows_options_that_exist() -> None:
+    page = PREDICT.read_text(encoding="utf-8")
+    lines = re.findall(r"^\$ (?:.* \| )?lockstep (.*)$", page, flags=re.MULTILINE)
+    assert len(lines) > 5
+    assert {line: found for line in lines if (found := unknown_options(shlex.split(line, comments=True)) - {"-"})} == {}
+    assert unknown_options(["predict", *re.findall(r"`(--[a-z-]+)", page)]) == set()
 
 
 def unknown_options(words: list[str]) -> set[str]:

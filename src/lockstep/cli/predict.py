@@ -28,7 +28,7 @@ _IMAGES = (
 
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help=options.WEIGHTS, show_default=False)],
-    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES...", help=_IMAGES)] = None,
+    images: Annotated[list[str] | None, typer.Argument(metavar="IMAGES", help=_IMAGES)] = None,
     source: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     top: Annotated[int, typer.Option(help="Classes to show for each image.", min=1)] = 5,
     which: options.Which = "newest",
