@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -150,15 +151,32 @@ def test_an_output_file_stays_as_it_was_if_the_command_fails(
     assert {path.name for path in tmp_path.iterdir()} == {odd_names.name, out.name}
 
 
+def one_by_one(run: Path, images: Path, *more: str) -> "subprocess.Popen[str]":
+    """Start a process that predicts one image at a time."""
+    command = [sys.executable, "-m", "lockstep", "predict", run, images, "--backend", "reference", "--batch", "1", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def test_a_closed_pipe_ends_the_command_without_a_complaint(run_folder: Path, textures: Path) -> None:
-    command = [sys.executable, "-m", "lockstep", "predict", run_folder, textures, "--backend", "reference", "--batch", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with one_by_one(run_folder, textures) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+def test_ctrl_c_ends_the_command_and_leaves_no_file(run_folder: Path, textures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "written"
+    folder.mkdir()
+    with one_by_one(run_folder, textures, "--embeddings", str(folder / "out.npz")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == ""
+    assert process.returncode == 130
+    assert list(folder.iterdir()) == []
 
 
 def test_embeddings_are_written_next_to_the_predictions(

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from lockstep.data.listing import Listing, list_images, printable
 from lockstep.data.sources import IS_OF, Source, is_folder
@@ -47,10 +46,10 @@ class NamedImages:
             else:
                 yield from part
 
-    def add(self, argument: str, stdin: BinaryIO) -> None:
+    def add(self, argument: str, read_stdin: Callable[[], bytes]) -> None:
         """Add what an argument of the command line names. Raises `DataError` if it is a list that cannot be read."""
         if argument == STDIN:
-            self._add_stdin(stdin)
+            self._add_stdin(read_stdin())
         elif argument.startswith(LIST):
             path = Path(argument[len(LIST) :])
             try:
@@ -63,8 +62,7 @@ class NamedImages:
         else:
             self._add_path(argument)
 
-    def _add_stdin(self, stdin: BinaryIO) -> None:
-        content = stdin.read()
+    def _add_stdin(self, content: bytes) -> None:
         if _BEGINS_AS_IMAGE.match(content):
             self._append(Encoded(Path(STDIN), lambda: content))
         else:
