@@ -105,6 +105,21 @@ def test_images_in_files_of_any_storage_format_are_predicted(
     assert all(row["path"].startswith(str(file)) for row in packed)
 
 
+def test_the_damage_of_a_file_of_images_is_named_after_its_images(
+    answer: Run, run_folder: Path, textures: Path, tmp_path: Path
+) -> None:
+    pack(textures / "val", tmp_path / "packed", Packing("webdataset"))
+    [file] = (tmp_path / "packed").glob("*.tar")
+    file.write_bytes(file.read_bytes()[:30_000])
+    code, output, errors = answer("predict", run_folder, tmp_path / "packed", "--format", "jsonl")
+    whole = len(output.splitlines())
+    assert code == 1
+    assert 0 < whole < 20
+    assert f"lockstep: {file}@" in errors
+    assert "the file ends at byte 30000 within" in errors
+    assert errors.endswith(f"lockstep: 1 of {whole + 1} images could not be read\n")
+
+
 @pytest.fixture
 def odd_names(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     """Weights of three classes whose names are hard to quote."""

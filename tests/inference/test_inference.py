@@ -15,7 +15,7 @@ import lockstep
 from lockstep.inference.images import each_image
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
-from lockstep.system.errors import DataError
+from lockstep.system.errors import DataError, UserError
 from lockstep.weights import checkpoint
 from tests.inference.cases import CLASSES, image_file, prepared, random_tensors
 
@@ -284,6 +284,17 @@ def test_images_that_cannot_be_read_are_told_and_the_others_predicted(save_weigh
         ("images[1]", "not an image that can be read: not an image in a known format"),
         (str(tmp_path / "missing.jpg"), "No such file or directory"),
     ]
+
+
+def test_a_strip_that_would_become_a_huge_image_is_refused(save_weights: SaveWeights) -> None:
+    strip = np.zeros((1, 200_000, 3), np.uint8)
+    with pytest.raises(DataError, match=r"200000 x 1 pixels are too narrow: resized for the model, 7200000 x 36"):
+        lockstep.predict(save_weights(), strip)
+
+
+def test_a_batch_has_at_least_one_image(save_weights: SaveWeights, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="batch_images is 0; expected at least 1"):
+        lockstep.predict(save_weights(), image_file(tmp_path, 40, 40), batch_images=0)
 
 
 def test_a_folder_in_place_of_an_image_is_named(save_weights: SaveWeights, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Images to predict, of any kind: paths, encoded bytes, arrays and images of Pillow. Each becomes what a model sees."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import PIL.Image
 
 from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
+from lockstep.data.decoding.size_limits import MOST_PIXELS
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
@@ -70,6 +72,8 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     size = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
+    if math.prod(resized) > MOST_PIXELS:  # a narrow strip of few pixels can become any number of them
+        raise ValueError(f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}")
     decode_into(data, size, window, resized, offset, flip=False, **resampling(recipe, evaluation=True), out=out)
 
 

@@ -21,7 +21,7 @@ from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_prec
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import DataError, DivergedError
+from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.weights.class_names import Classes, assumed_classes
 from lockstep.weights.opening import Opened, open_weights
@@ -85,6 +85,8 @@ class Predictor:
         With `features`, every prediction has the features of its image. With `explain`, it has a picture of what speaks for
         the likeliest class. Raises `BackendError` if the backend cannot explain.
         """
+        if batch_images < 1:
+            raise UserError(f"batch_images is {batch_images}; expected at least 1")
         weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
         execution = execution or Execution()
         with ExitStack() as opened:
