@@ -12,6 +12,7 @@ from PIL import Image
 
 import lockstep
 from lockstep import backends
+from lockstep.inference.images import read_square
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import zero_momentum
@@ -146,7 +147,6 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     import tensorflow as tf
 
     from lockstep.backends.tensorflow.export import _Serving
-    from lockstep.inference.prediction import _prepared
 
     published = RECIPES["resnet50-tensorflow-90ep"]()
     recipe = published.replace(model=tiny_recipe.model, logits=10, precision="fp32")
@@ -154,7 +154,9 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     Image.fromarray(pixels).save(tmp_path / "image.png", compress_level=1)
     expected = of_tensorflow_1(pixels, 256, 224).astype(int)
     opened = open_weights(saved(recipe, tmp_path))
-    assert np.abs(_prepared(opened, tmp_path / "image.png") - expected).max() <= 1
+    square = np.empty((224, 224, 3), np.uint8)
+    read_square(tmp_path / "image.png", recipe, square)
+    assert np.abs(square - expected).max() <= 1
     served = _Serving(recipe, opened.tensors)._centre(tf.constant(pixels[None]), tf.constant(shape))
     assert np.abs(served.numpy()[0] - expected).max() <= 1
 
