@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.data.loading import dali
+from lockstep.inference.engines import ENGINES
 from lockstep.runs.loggers import LOGGERS
 from lockstep.weights.formats import keras_variables
 
@@ -23,6 +24,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 MESSAGES = {
     **{name: FRAMEWORKS[name].install for name in ("paddle", "tensorflow", "torch")},
     **{name: LOGGERS[name].install for name in ("mlflow", "wandb")},
+    **{row.extra: row.install for row in ENGINES.values()},
     "dali": dali.INSTALL,
     "keras": keras_variables.INSTALL,
 }

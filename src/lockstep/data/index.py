@@ -34,7 +34,7 @@ from lockstep.data.listing import (
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.system.errors import DataError
-from lockstep.system.files import replacing, write_text
+from lockstep.system.files import replacing, user_cache, write_text
 from lockstep.system.machine import cores
 
 VERSION = 3
@@ -195,9 +195,8 @@ def _contents(path: Path) -> str:
 
 def _cache_folders(source: Source) -> tuple[Path, Path]:
     """Return the folders where an index may be: next to the images, and in the user's cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(source.root.resolve()).encode()).hexdigest()[:16]
-    return source.root / CACHE / source.split, home / "lockstep" / name / source.split
+    return source.root / CACHE / source.split, user_cache() / name / source.split
 
 
 def _writable_folder(source: Source) -> Path:

@@ -56,6 +56,19 @@ def export(
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
 
+def logits_model(recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None) -> bytes:
+    """Return a model from `images`, uint8 RGB [N, S, S, 3], to `logits`, float32 [N, logits]; S is the `eval_crop`.
+
+    It is the model of `export` without softmax and metadata. In fp16, convolutions, batch norms and the classifier compute
+    in float16, unless they are quantised; other precisions are for the program that runs the model to choose. Raises
+    `CheckpointError` if the tensors do not fit, `BackendError` if the package onnx is missing.
+    """
+    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
+    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=recipe.precision == "fp16" and not scales)
+    found: bytes = graph.logits_model().SerializeToString()
+    return found
+
+
 def _onnx() -> Any:
     try:
         import onnx
@@ -67,13 +80,34 @@ def _onnx() -> Any:
 class _Graph:
     """Nodes in the order of computation. Values are named after the canonical tensors and convolutions they come from."""
 
-    def __init__(self, onnx: Any, recipe: Recipe, tensors: dict[str, np.ndarray], scales: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        onnx: Any,
+        recipe: Recipe,
+        tensors: Mapping[str, np.ndarray],
+        scales: Mapping[str, float],
+        *,
+        in_half: bool = False,
+    ) -> None:
         self._onnx, self._recipe, self._spec, self._scales = onnx, recipe, model_spec(recipe.model), scales
+        self._in_half = in_half
         self._nodes: list[onnx.NodeProto] = []
         self._values = {
             "mean": np.array(recipe.mean, np.float32),
             "std": np.array(recipe.std, np.float32),
-        } | {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
+        } | {name: np.ascontiguousarray(value, np.float16 if in_half else np.float32) for name, value in tensors.items()}
+
+    def logits_model(self) -> "onnx.ModelProto":
+        """Return the model whose only output is `logits`, for images of the evaluation's size."""
+        floats, side = self._onnx.TensorProto.FLOAT, self._recipe.eval_crop
+        x = self._normalised("images")
+        if self._in_half:
+            x = self._add("Cast", [x], "NCHW in half", to=self._onnx.TensorProto.FLOAT16)
+            self._add("Cast", [self._logits(x, "logits in half")], "logits", to=floats)
+        else:
+            self._logits(x)
+        described = self._onnx.helper.make_tensor_value_info
+        return self._made(["N", side, side, 3], [described("logits", floats, ["N", self._recipe.logits])])
 
     def model(self, classes: tuple[str, ...]) -> "onnx.ModelProto":
         """Return the model."""
@@ -81,18 +115,12 @@ class _Graph:
         logits = self._logits(self._normalised("images"))
         self._add("Softmax", [logits], "probabilities", axis=1)
         self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
-        graph = helper.make_graph(
-            self._nodes,
-            self._recipe.model if isinstance(self._recipe.model, str) else "model",
-            [helper.make_tensor_value_info("images", kinds.UINT8, ["N", "H", "W", 3])],
+        model = self._made(
+            ["N", "H", "W", 3],
             [
                 helper.make_tensor_value_info("classes", kinds.INT64, ["N"]),
                 helper.make_tensor_value_info("probabilities", kinds.FLOAT, ["N", self._recipe.logits]),
             ],
-            [self._onnx.numpy_helper.from_array(value, name) for name, value in self._values.items()],
-        )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
         )
         helper.set_model_props(
             model,
@@ -103,6 +131,20 @@ class _Graph:
         )
         return model
 
+    def _made(self, images: list[int | str], outputs: list[Any]) -> "onnx.ModelProto":
+        """Return a model of the nodes, with an input of this shape and these outputs."""
+        helper = self._onnx.helper
+        graph = helper.make_graph(
+            self._nodes,
+            self._recipe.model if isinstance(self._recipe.model, str) else "model",
+            [helper.make_tensor_value_info("images", self._onnx.TensorProto.UINT8, images)],
+            outputs,
+            [self._onnx.numpy_helper.from_array(value, name) for name, value in self._values.items()],
+        )
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="lockstep"
+        )
+
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self._nodes.append(self._onnx.helper.make_node(operator, inputs, [output], output, **attributes))
         return output
@@ -112,13 +154,13 @@ class _Graph:
         x = self._add("Div", [self._add("Sub", [x, "mean"], "centred"), "std"], "normalised")
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
 
-    def _logits(self, x: str) -> str:
+    def _logits(self, x: str, output: str = "logits") -> str:
         x = self._convolution(x, stem(self._spec), relu=True)
         x = self._add("MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2], **self._padding(3, 2))
         for block in blocks(self._spec):
             x = self._block(x, block)
         x = self._add("Flatten", [self._add("GlobalAveragePool", [x], "average")], "features")
-        return self._add("Gemm", [*self._factors(x, "fc"), "fc.bias"], "logits", transB=1)
+        return self._add("Gemm", [*self._factors(x, "fc"), "fc.bias"], output, transB=1)
 
     def _block(self, x: str, block: Block) -> str:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut, relu=False)

@@ -1,6 +1,7 @@
 """Sums and counts. A mean is computed only where it is printed, so that any number of ranks and batches can be added up."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self, TypedDict
 
@@ -133,6 +134,25 @@ class Scores:
             "top1": np.bincount(self.labels[self.ranks < 1], minlength=classes).tolist(),
             "top5": np.bincount(self.labels[self.ranks < 5], minlength=classes).tolist(),
         }
+
+
+PERCENTILES = (50, 90, 95, 99, 100)
+"""The percentiles of `latency_ms`."""
+
+
+def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
+    """Return mean and percentiles in milliseconds, by "mean", "p50", "p90", "p95", "p99" and "p100" (the longest).
+
+    A percentile is the smallest time that at least that percentage of the times do not exceed (nearest rank). It is a
+    measured time, never a value between two.
+
+    >>> latency_ms([0.001, 0.002, 0.003, 0.006])["p50"], latency_ms([0.001, 0.002, 0.003, 0.006])["mean"]
+    (2.0, 3.0)
+    """
+    ordered = sorted(map(float, times_sec))
+    ranks = {f"p{percent}": math.ceil(percent * len(ordered) / 100) for percent in PERCENTILES}
+    mean = math.fsum(ordered) / len(ordered)
+    return {"mean": 1000 * mean} | {name: 1000 * ordered[rank - 1] for name, rank in ranks.items()}
 
 
 WARMUP_STEPS = 10

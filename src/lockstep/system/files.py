@@ -182,6 +182,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value, indent=1) + "\n")
 
 
+def user_cache() -> Path:
+    """Return the folder of the user's cache that Lockstep writes to. It may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+
+
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Add the name of a file to the system's errors; errors of open files do not have it."""

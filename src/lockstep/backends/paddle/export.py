@@ -17,13 +17,15 @@ from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 
 
-def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+def export(
+    recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path, *, logits: bool = False
+) -> None:
     """Write `model.json`, the program, and `model.pdiparams`, its weights.
 
     The program takes `images`: uint8 RGB [N, S, S, 3], where S is the recipe's `eval_crop`. It returns classes, int64 [N],
     and probabilities, float32 [N, logits], in this order. Batch norm is not folded in the program; Paddle Inference folds
-    it. The names of the classes are in `classes.txt`, one on each line. Raises `CheckpointError` if the recipe computes in
-    another precision than fp32, or if the tensors do not fit.
+    it. With `logits` it returns only the logits, float32 [N, logits]. The names of the classes are in `classes.txt`, one on
+    each line. Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the tensors do not fit.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
@@ -35,7 +37,7 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     folder.mkdir()
     scope, cpu = static.Scope(), paddle.CPUPlace()
     with static_mode(), static.scope_guard(scope):
-        program, images, outputs = _program(recipe, table)
+        program, images, outputs = _program(recipe, table, returns_logits=logits)
         for name, value in tensors.items():
             scope.var(name).get_tensor().set(np.ascontiguousarray(value, np.float32), cpu)
         static.save_inference_model(str(folder / "model"), [images], outputs, static.Executor(cpu), program=program)
@@ -43,7 +45,9 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
 
-def _program(recipe: Recipe, table: dict[str, tuple[int, ...]]) -> tuple[static.Program, Tensor, list[Tensor]]:
+def _program(
+    recipe: Recipe, table: dict[str, tuple[int, ...]], *, returns_logits: bool
+) -> tuple[static.Program, Tensor, list[Tensor]]:
     """Return a program, its input, and its outputs; weights are parameters of these names and shapes."""
     program = static.Program()
     with static.program_guard(program, static.Program()):  # the second would initialise the parameters; it is not run
@@ -53,4 +57,4 @@ def _program(recipe: Recipe, table: dict[str, tuple[int, ...]]) -> tuple[static.
         # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
         x = (images.transpose([0, 3, 1, 2]).cast("float32") - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)
-        return program, images, [logits.argmax(axis=1), F.softmax(logits, axis=1)]
+        return program, images, [logits] if returns_logits else [logits.argmax(axis=1), F.softmax(logits, axis=1)]

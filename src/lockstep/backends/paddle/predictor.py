@@ -86,14 +86,18 @@ class Predictor:
         S is the recipe's `eval_crop`. N is 1 or more and may differ from call to call. Raises `ValueError` for other shapes
         or types.
         """
+        classes, probabilities = self.outputs(images)
+        return classes, probabilities
+
+    def outputs(self, images: np.ndarray) -> list[np.ndarray]:
+        """Return all outputs of the program, for images as `predict` takes them."""
         images = np.ascontiguousarray(images)
         expected = (self._side, self._side, 3)
         if images.dtype != np.uint8 or images.shape[1:] != expected or len(images) == 0:
             raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {self._side}, {self._side}, 3)")
         self._images.copy_from_cpu(images)
         self._predictor.run()
-        classes, probabilities = (output.copy_to_cpu() for output in self._outputs)
-        return classes, probabilities
+        return [output.copy_to_cpu() for output in self._outputs]
 
 
 def _check(options: Options) -> None:

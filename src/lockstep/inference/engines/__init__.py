@@ -1,0 +1,270 @@
+"""Engines of inference: what computes logits of images from trained weights. One protocol, one file for each engine.
+
+"native" is the engine of a framework (`lockstep.backends`). The others run one graph on one machine: an ONNX model, or a
+program of Paddle. They need no training framework, but packages of their own.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from lockstep.backends import FRAMEWORKS, Framework, check_installed
+from lockstep.inference import onnx_model
+from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError, nearest
+from lockstep.system.machine import arithmetic, first_number, share_of_cores
+from lockstep.weights.opening import Opened
+
+NATIVE, AUTO = "native", "auto"
+
+
+class InferenceEngine(Protocol):
+    """Computes logits; a context manager. Only one thread at a time may use it."""
+
+    name: str
+    precision: str
+    """The precision that it computes in, such as "fp32"."""
+    device: str
+    """Name of the device that it computes on, for people."""
+    on_gpu: bool
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]; size is the recipe's `eval_crop`."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an engine is opened for."""
+
+    weights: Opened
+    """The precision of their recipe is the one to compute in."""
+    execution: Execution
+    most_images: int
+    """The largest batch to prepare for. Only TensorRT refuses a larger one."""
+    exported: Callable[[], bytes] | None = None
+    """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights."""
+
+    def model(self) -> bytes:
+        """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32 [N, logits]."""
+        if self.exported is not None:
+            return self.exported()
+        weights = self.weights
+        return onnx_model.logits_model(weights.recipe, weights.tensors, weights.scales)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine, as far as it can be described without its package."""
+
+    module: str
+    """The module of this package. `device(execution)` of it returns "cpu" or "cuda", `opened(order)` an engine."""
+    distributions: tuple[str, ...]
+    """Distributions of which one must be installed; empty for the native engine, which needs the framework."""
+    install: str
+    """What to type to install it."""
+    precisions: Mapping[str, tuple[str, ...]]
+    """The precisions that it computes in, by device. The native engine's are not listed."""
+    extra: str = ""
+    """The extra of Lockstep's package that installs it."""
+    framework: str = ""
+    """The backend whose framework it loads; "" for none."""
+    runs_onnx: bool = True
+    """Whether it runs ONNX models, and so also those that `lockstep export --to onnx` wrote."""
+    quantises: bool = True
+    """Whether it computes weights that were trained with quantisation in int8."""
+
+    def version(self) -> str | None:
+        """Return the version of its package, without importing it; None if it is missing."""
+        return Framework(self.distributions, self.install).version()
+
+    def missing(self) -> bool:
+        """Return whether its package, or the package onnx that it needs, is not installed."""
+        return self.version() is None or (self.runs_onnx and Framework(("onnx",), "").version() is None)
+
+    def function(self, name: str) -> Callable[..., object]:
+        """Return a function of its module. Raises `BackendError` if the package is missing."""
+        if self.missing():
+            raise BackendError(f"the engine {self.name} needs {' or '.join(self.distributions)}: {self.install}")
+        found: Callable[..., object] = getattr(importlib.import_module(f"{__name__}.{self.module}"), name)
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name of the engine."""
+        return self.module.replace("_", "-")
+
+
+def _rows() -> list[Row]:
+    """Return the engines that are not native."""
+    programs = "paddle-inference"
+    owner = next(name for name, framework in FRAMEWORKS.items() if programs in framework.exports)
+    return [
+        Row(
+            "onnxruntime",
+            ("onnxruntime", "onnxruntime-gpu"),
+            "pip install onnxruntime==1.31.1 onnx==1.23.2",
+            {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "fp16")},
+            extra="onnxruntime",
+        ),
+        Row(
+            "openvino",
+            ("openvino",),
+            "pip install openvino==2026.4.1 onnx==1.23.2",
+            {"cpu": ("fp32", "bf16")},
+            extra="openvino",
+        ),
+        Row(
+            programs.replace("-", "_"),
+            FRAMEWORKS[owner].distributions,
+            FRAMEWORKS[owner].install,
+            {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16")},
+            extra=owner,
+            framework=owner,
+            runs_onnx=False,
+            quantises=False,
+        ),
+        Row(
+            "tensorrt",
+            ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+            "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0 onnx==1.23.2",
+            {"cuda": ("fp32", "tf32", "fp16")},
+            extra="tensorrt",
+        ),
+    ]
+
+
+ENGINES: dict[str, Row] = {row.name: row for row in _rows()}
+"""The engines besides the native one, by name. The versions are those that are tested together (`constraints.txt`)."""
+
+
+def row_of(name: str) -> Row:
+    """Return the row of an engine that is not native. Raises `BackendError` if there is none of that name."""
+    if name not in ENGINES:
+        raise BackendError(f"there is no engine {name!r}. {nearest(name, [NATIVE, AUTO, *ENGINES])}")
+    return ENGINES[name]
+
+
+def available(backend: str) -> list[str]:
+    """Return the names of the engines that are installed, the native one first, if the framework of `backend` is."""
+    native = [NATIVE] if backend in FRAMEWORKS and FRAMEWORKS[backend].version() is not None else []
+    return native + [name for name, row in ENGINES.items() if not row.missing()]
+
+
+def check_engine(name: str, backend: str) -> None:
+    """Raise `BackendError` if there is no such engine or what it needs is missing. Nothing is imported."""
+    if name == NATIVE:
+        check_installed(backend)
+    elif name != AUTO:
+        row_of(name).function("device")
+
+
+def device_of(name: str, execution: Execution) -> str:
+    """Return the device that an engine besides the native one computes on: "cpu" or "cuda".
+
+    Raises `BackendError` if its package is missing, or the execution asks for a device that it does not have.
+    """
+    return str(row_of(name).function("device")(execution))
+
+
+def open_engine(
+    name: str,
+    weights: Opened,
+    execution: Execution | None = None,
+    *,
+    most_images: int = 32,
+    exported: Callable[[], bytes] | None = None,
+) -> InferenceEngine:
+    """Return an engine that holds the weights, and computes in the precision of their recipe.
+
+    `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run instead of the weights.
+
+    Raises `BackendError` if a package is missing, or if the engine does not have the device, the precision or the
+    quantisation.
+
+    >>> from lockstep.weights.opening import open_weights
+    >>> with open_engine("onnxruntime", open_weights("run")) as engine:
+    ...     engine.predict(np.zeros((2, 32, 32, 3), np.uint8)).shape
+    (2, 10)
+    """
+    execution = execution or Execution()
+    order = Order(weights, execution, most_images, exported)
+    if name == NATIVE:
+        native = importlib.import_module(f"{__name__}.native")
+        engine: InferenceEngine = native.opened(order)
+        return engine
+    row, device = row_of(name), device_of(name, execution)
+    if why := refusal(name, weights.recipe.precision, device):
+        raise BackendError(why)
+    if weights.scales and not row.quantises:
+        raise BackendError(
+            f"the engine {name} computes in float, and the weights were trained for {weights.recipe.quantisation}; use "
+            f"--engine {NATIVE} or {' or '.join(each for each, other in ENGINES.items() if other.quantises)}"
+        )
+    opened: InferenceEngine = row.function("opened")(order)  # type: ignore[assignment]
+    return opened
+
+
+def refusal(name: str, precision: str, device: str) -> str:
+    """Return why an engine besides the native one cannot compute in a precision on a device; "" if it can."""
+    where, known = {"cpu": "a CPU", "cuda": "a GPU"}[device], row_of(name).precisions.get(device, ())
+    if precision not in known:
+        return f"the engine {name} does not compute in {precision} on {where}; use --set precision={' or '.join(known)}"
+    if device == "cpu" and precision not in arithmetic().precisions:
+        return (
+            f"{name} computes in {precision} only on processors that multiply it, not on this one; use --set precision=fp32"
+        )
+    return ""
+
+
+def package(name: str, of: str) -> Any:
+    """Import a package of the engine `of`. Raises `BackendError` if it does not load."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:  # installed, but not for this machine
+        raise BackendError(f"{of} does not load: {error}; install it again, or use --engine {NATIVE}") from error
+
+
+def threads() -> int:
+    """Return the number of threads to compute with on a CPU: that of OMP_NUM_THREADS, else this process's share of cores."""
+    return first_number(os.environ.get("OMP_NUM_THREADS", "")) or share_of_cores()
+
+
+def checked(images: np.ndarray, side: int) -> np.ndarray:
+    """Return images in one piece of memory. Raises `ValueError` unless they are uint8 [1 or more, side, side, 3]."""
+    images = np.ascontiguousarray(images)
+    if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3) or len(images) == 0:
+        raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {side}, {side}, 3)")
+    return images
+
+
+def cpu_name() -> str:
+    """Return the name of the device of an engine on a CPU, for people."""
+    return f"CPU, {threads()} threads"
+
+
+__all__ = [
+    "AUTO",
+    "ENGINES",
+    "NATIVE",
+    "InferenceEngine",
+    "Order",
+    "Row",
+    "available",
+    "check_engine",
+    "checked",
+    "cpu_name",
+    "device_of",
+    "open_engine",
+    "package",
+    "refusal",
+    "row_of",
+    "threads",
+]

@@ -1,0 +1,160 @@
+"""The fastest engine that keeps the bound: measured once for a machine and weights, and remembered in the user's cache."""
+
+import hashlib
+import statistics
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends import FRAMEWORKS
+from lockstep.inference.engines import ENGINES, NATIVE, available, device_of, open_engine, refusal
+from lockstep.recipes import Execution
+from lockstep.runs.recorder import Recorder
+from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.files import user_cache, write_json
+from lockstep.system.machine import cores, processor
+from lockstep.system.strict_json import is_rate, is_text, parsed, to_json
+from lockstep.system.version import version
+from lockstep.weights import certificate
+from lockstep.weights.opening import Opened
+
+BOUNDS = {"fp32": certificate.BOUND, "bf16": 0.1, "fp16": 1.2e-2}
+"""Logits may differ from the native engine's by this share of the largest: twice what `lockstep verify` allows to each."""
+QUANTISED_BOUND = 1e-2
+"""The same for weights in int8, where rounding decides which integer a value becomes."""
+WARMUP, TIMED = 1, 4
+"""Batches of an engine that are not timed, and that are."""
+_KIND = "lockstep-engines"
+_MOST = 200
+"""The newest choices that are kept."""
+
+
+def fastest(weights: Opened, execution: Execution, recorder: Recorder) -> str:
+    """Return the name of the fastest installed engine whose logits keep the bound. The native engine always keeps it.
+
+    An engine that loads another framework than the execution's is not considered, since two of them cannot share a process.
+    """
+    names = _candidates(weights, execution)
+    if len(names) == 1:
+        return names[0]
+    key, file = _key(weights, execution, names), user_cache() / "engines.json"
+    known = _read(file)
+    if key in known and known[key]["engine"] in names:
+        return str(known[key]["engine"])
+    recorder.note(f"measures the engines {', '.join(names)} once for this machine and these weights; this takes seconds")
+    rates, left_out = _measured(names, weights, execution)
+    for name, why in left_out.items():
+        recorder.note(f"the engine {name} is not used: {why}")
+    chosen = max(rates, key=lambda name: rates[name])
+    shown = ", ".join(f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda each: -each[1]))
+    recorder.note(f"uses the engine {chosen} (images/s: {shown}); remembered in {file}")
+    known.pop(key, None)
+    kept = [*list(known.items())[1 - _MOST :], (key, {"engine": chosen, "images_per_sec": rates})]
+    with suppress(OSError):  # measured again the next time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"kind": _KIND, "choices": dict(kept)})
+    return chosen
+
+
+def _candidates(weights: Opened, execution: Execution) -> list[str]:
+    found = available(execution.backend)
+    if NATIVE not in found:
+        raise BackendError(
+            f"{NATIVE} is missing, and the other engines are compared with it: "
+            f"{FRAMEWORKS[execution.backend].install}; or name an engine: {', '.join(found) or ', '.join(ENGINES)}"
+        )
+    return [NATIVE] + [name for name in found if name != NATIVE and _can(name, weights, execution)]
+
+
+def _can(name: str, weights: Opened, execution: Execution) -> bool:
+    row, precision = ENGINES[name], weights.recipe.precision
+    if row.framework not in ("", execution.backend) or (weights.scales and not row.quantises) or precision not in BOUNDS:
+        return False
+    try:
+        return not refusal(name, precision, device_of(name, execution))
+    except LockstepError:  # it does not have the device
+        return False
+
+
+def _key(weights: Opened, execution: Execution, names: list[str]) -> str:
+    """Return a digest of what the choice depends on: machine, versions, model, weights and settings."""
+    digest = hashlib.blake2b(digest_size=16)
+    versions = {name: ENGINES[name].version() for name in names if name != NATIVE}
+    recipe = weights.recipe.fields()
+    facts = {
+        "lockstep": version(),
+        "processor": processor(),
+        "cores": cores(),
+        "native": FRAMEWORKS[execution.backend].version(),
+        "versions": versions,
+        "recipe": {name: recipe[name] for name in ("model", "precision", "eval_crop", "quantisation")},
+        "execution": {name: execution.fields()[name] for name in ("backend", "device", "compile", "layout")},
+    }
+    digest.update(to_json(facts).encode())
+    for name, value in weights.tensors.items():
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
+
+
+def _measured(names: list[str], weights: Opened, execution: Execution) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the images per second of the engines that keep the bound, and why the others are left out."""
+    images = certificate.images(weights.recipe.eval_crop)
+    bound = QUANTISED_BOUND if weights.scales else BOUNDS[weights.recipe.precision]
+    rates: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    expected = np.zeros(0)
+    for name in names:
+        try:
+            logits, rate = _tried(name, weights, execution, images)
+        except Exception as error:  # such as of a library that does not load
+            if name == NATIVE:
+                raise
+            left_out[name] = f"{type(error).__name__}: {error}"
+            continue
+        if name == NATIVE:
+            expected, rates[name] = logits, rate
+            continue
+        difference = float(np.abs(logits - expected).max() / (np.abs(expected).max() or 1.0))
+        if difference <= bound:  # false for NaN
+            rates[name] = rate
+        else:
+            left_out[name] = f"its logits differ by {difference:.1e} of the largest, more than the bound of {bound:.0e}"
+    return rates, left_out
+
+
+def _tried(name: str, weights: Opened, execution: Execution, images: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return an engine's logits of some images in float64, and its images per second."""
+    with open_engine(name, weights, execution, most_images=len(images)) as engine:
+        for _ in range(WARMUP):
+            logits = engine.predict(images)
+        times = []
+        for _ in range(TIMED):
+            began = time.perf_counter()
+            engine.predict(images)
+            times.append(time.perf_counter() - began)
+    return logits.astype(np.float64), len(images) / statistics.median(times)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the choices in a file; none if it is missing or damaged."""
+    try:
+        found = parsed(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    choices = found.get("choices") if isinstance(found, dict) and found.get("kind") == _KIND else None
+    if not isinstance(choices, dict):
+        return {}
+    return {key: choice for key, choice in choices.items() if _is_choice(choice)}
+
+
+def _is_choice(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and is_text(value.get("engine"))
+        and isinstance(value.get("images_per_sec"), dict)
+        and all(map(is_rate, value["images_per_sec"].values()))
+    )

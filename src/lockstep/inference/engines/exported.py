@@ -1,0 +1,91 @@
+"""ONNX models of `lockstep export`, as they are deployed: the file itself is run, not the weights in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.models.state import State
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.strict_json import parsed
+from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
+from lockstep.weights.opening import LOCKSTEP, Opened
+
+_PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
+"""Nodes that may follow softmax."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model. An engine runs it if it is given `model`."""
+
+    about: Opened
+    """Preprocessing and classes, without weights. The recipe's precision is fp32, its model any."""
+    logits: str
+    """The value in the graph that softmax gets."""
+
+    def model(self) -> bytes:
+        """Return the model with the logits as its only output."""
+        import onnx
+
+        model = onnx.load_model_from_string(self.about.source.read_bytes())
+        del model.graph.output[:]
+        model.graph.output.append(onnx.ValueInfoProto(name=self.logits))
+        found: bytes = model.SerializeToString()
+        return found
+
+
+def exported_file(path: Path) -> Path | None:
+    """Return the ONNX file of `lockstep export` that a path names: the file or its folder; None if it names none.
+
+    The package onnx is needed only for ONNX files.
+    """
+    file = onnx_weights.find(path)
+    return file if file is not None and onnx_metadata.KEY in onnx_graph.opened(file).metadata else None
+
+
+def open_exported(file: Path) -> Exported:
+    """Return an exported model. Raises `CheckpointError` if it lacks the preprocessing, the images or softmax."""
+    graph = onnx_graph.opened(file)
+    try:
+        logits = _before_softmax(graph)
+        recipe = _recipe(graph.metadata[onnx_metadata.KEY], _outputs(graph, logits))
+    except (ValueError, LookupError, TypeError, RecipeError) as error:
+        raise CheckpointError(f"{file} cannot be evaluated as an export: {error}; export it again") from None
+    if graph.inputs != ("images",):
+        raise CheckpointError(
+            f"{file} takes {', '.join(graph.inputs)}; expected `images`, as an export with preprocessing takes them: export "
+            "it without --bare"
+        )
+    classes = graph.classes if len(graph.classes) <= recipe.logits else ()
+    return Exported(Opened(recipe, State(0, {}, {}), classes, file, LOCKSTEP), logits)
+
+
+def _recipe(text: str, logits: int) -> Recipe:
+    values: Any = parsed(text)
+    colours = {name: values[name] for name in ("mean", "std")}
+    return onnx_metadata.with_preprocessing(Recipe.of({"precision": "fp32", "logits": logits} | colours), text)
+
+
+def _before_softmax(graph: onnx_graph.Graph) -> str:
+    """Return the name of the value from which `probabilities` are computed."""
+    node = graph.makers["probabilities"]
+    while node.op_type in _PASSED:
+        node = graph.makers[node.input[0]]
+    if node.op_type != "Softmax":
+        raise ValueError(f"its probabilities come from {node.op_type}, expected Softmax")
+    return str(node.input[0])
+
+
+def _outputs(graph: onnx_graph.Graph, name: str) -> int:
+    """Return the number of logits: the length of the classifier's bias."""
+    node = graph.makers[name]
+    while node.op_type in _PASSED:
+        node = graph.makers[node.input[0]]
+    bias = graph.place(node.input[-1])[0]
+    maker = graph.makers.get(node.input[-1])
+    if bias is None and maker is not None and maker.op_type == "DequantizeLinear":
+        bias = maker.input[0]
+    if bias is None:
+        raise ValueError("its classifier has no bias")
+    return int(graph.stored[bias].dims[-1])

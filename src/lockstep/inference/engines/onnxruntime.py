@@ -1,0 +1,82 @@
+"""ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU's part has not been run."""
+
+from typing import Any, Self
+
+import numpy as np
+
+from lockstep.inference.engines import Order, checked, cpu_name, package, threads
+from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+
+_CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
+_ERRORS = 3
+"""The severity from which ONNX Runtime prints messages."""
+
+
+class OnnxRuntime:
+    """A session of ONNX Runtime."""
+
+    name = "onnxruntime"
+
+    def __init__(self, order: Order) -> None:
+        library, recipe = _package(), order.weights.recipe
+        self.precision, self._side = recipe.precision, recipe.eval_crop
+        self.on_gpu = device(order.execution) == "cuda"
+        options = library.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
+        options.log_severity_level = _ERRORS
+        chosen = providers(self.precision, library.get_available_providers(), quantised=bool(order.weights.scales))
+        try:
+            self._session = library.InferenceSession(order.model(), options, providers=chosen if self.on_gpu else [_CPU])
+        except Exception as error:  # its exceptions have no common base
+            raise BackendError(f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]:.300}") from error
+        used = self._session.get_providers()[0]
+        if self.on_gpu and used == _CPU:
+            raise BackendError("ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set device=cpu")
+        self.device = f"GPU, {used.removesuffix('ExecutionProvider')}" if self.on_gpu else cpu_name()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session = None
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        [logits] = self._session.run(None, {"images": checked(images, self._side)})
+        return np.asarray(logits, np.float32)
+
+
+def opened(order: Order) -> OnnxRuntime:
+    """Return a session that holds the weights."""
+    return OnnxRuntime(order)
+
+
+def device(execution: Execution) -> str:
+    """Return "cuda" if the package has CUDA and the execution allows it, else "cpu"."""
+    if execution.device == "cpu":
+        return "cpu"
+    has_cuda = _CUDA in _package().get_available_providers()
+    if execution.device == "cuda" and not has_cuda:
+        raise BackendError(
+            "device is cuda, but this onnxruntime has no CUDA; install onnxruntime-gpu in its place, or use --set device=cpu"
+        )
+    return "cuda" if has_cuda else "cpu"
+
+
+def providers(precision: str, there: list[str], *, quantised: bool) -> list[tuple[str, dict[str, str]]]:
+    """Return the providers to use on a GPU, the preferred one first, with their options.
+
+    TensorRT fuses more than CUDA, and has int8. It takes minutes to prepare, so fp32 and tf32 are left to CUDA.
+
+    >>> [name for name, _ in providers("fp16", ["TensorrtExecutionProvider", "CUDAExecutionProvider"], quantised=False)]
+    ['TensorrtExecutionProvider', 'CUDAExecutionProvider']
+    """
+    found = [(_CUDA, {"use_tf32": str(int(precision == "tf32"))})]
+    if _TENSORRT in there and (precision == "fp16" or quantised):
+        found.insert(0, (_TENSORRT, {"trt_timing_cache_enable": "True"}))
+    return found
+
+
+def _package() -> Any:
+    return package("onnxruntime", "ONNX Runtime")

@@ -1,0 +1,65 @@
+"""OpenVINO on CPUs."""
+
+import io
+from typing import Any, Self
+
+import numpy as np
+
+from lockstep.inference.engines import Order, checked, cpu_name, package, threads
+from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
+"""OpenVINO's names of precisions. Without a hint it computes in bf16 where the processor can."""
+
+
+class OpenVino:
+    """A compiled model of OpenVINO."""
+
+    name = "openvino"
+    on_gpu = False
+
+    def __init__(self, order: Order) -> None:
+        recipe = order.weights.recipe
+        self.precision, self._side, self.device = recipe.precision, recipe.eval_crop, cpu_name()
+        core = _package().Core()
+        options = {
+            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": threads(),
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+        }
+        try:
+            model = core.read_model(io.BytesIO(order.model()))
+            model.reshape([-1, self._side, self._side, 3])
+            compiled = core.compile_model(model, "CPU", options)
+        except RuntimeError as error:
+            raise BackendError(f"OpenVINO cannot run this model: {str(error).strip().splitlines()[-1]:.300}") from error
+        self._request = compiled.create_infer_request()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._request = None
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+        found = self._request.infer([checked(images, self._side)], share_inputs=True)
+        return np.array(found[0], np.float32)
+
+
+def opened(order: Order) -> OpenVino:
+    """Return a compiled model that holds the weights."""
+    return OpenVino(order)
+
+
+def device(execution: Execution) -> str:
+    """Return "cpu". Raises `BackendError` if the execution asks for a GPU."""
+    if execution.device == "cuda":
+        raise BackendError("device is cuda, but OpenVINO computes on CPUs here; use --engine onnxruntime or tensorrt")
+    return "cpu"
+
+
+def _package() -> Any:
+    return package("openvino", "OpenVINO")

@@ -1,0 +1,121 @@
+"""`engine="auto"`: which engine is chosen, and when it is measured again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.inference.engines import ENGINES, NATIVE, choosing
+from lockstep.inference.engines.choosing import fastest
+from lockstep.models.state import State
+from lockstep.recipes import Execution, Recipe
+from lockstep.runs.recorder import Recorder
+from lockstep.weights.opening import Opened
+from tests.inference.cases import random_tensors
+
+EXECUTION = Execution(backend="reference", device="cpu")
+LOGITS = np.array([[1.0, -2.0], [0.5, 1.5]])
+Choose = Callable[..., tuple[str, list[str]]]
+
+
+@pytest.fixture
+def weights(tiny_recipe: Recipe) -> Opened:
+    return Opened(tiny_recipe, State(0, random_tensors(tiny_recipe, 1), {}), (), Path("weights"), "Lockstep")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lockstep" / "engines.json"
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
+    """The differences of engines from the native one, as shares of the largest logit, and their images per second."""
+    found: dict[str, tuple[Any, float]] = {NATIVE: (0.0, 10.0), "onnxruntime": (9e-5, 20.0), "openvino": (1.1e-4, 30.0)}
+
+    def tried(name: str, *others: Any) -> tuple[np.ndarray, float]:
+        difference, rate = found[name]
+        if isinstance(difference, Exception):
+            raise difference
+        return LOGITS + difference * 2.0, rate
+
+    monkeypatch.setattr(choosing, "_tried", tried)
+    return found
+
+
+@pytest.fixture
+def choose(weights: Opened, file: Path, rates: dict[str, Any]) -> Choose:
+    """Return a function that returns the choice and the notes."""
+
+    def run(given: Opened = weights) -> tuple[str, list[str]]:
+        notes: list[str] = []
+        chosen = fastest(given, EXECUTION, Recorder(lambda event: notes.append(event["message"])))  # type: ignore[typeddict-item]
+        return chosen, notes
+
+    return run
+
+
+def test_the_fastest_engine_within_the_bound_is_chosen_and_said(choose: Choose, file: Path) -> None:
+    chosen, notes = choose()
+    assert chosen == "onnxruntime"
+    assert notes == [
+        "measures the engines native, onnxruntime, openvino once for this machine and these weights; this takes seconds",
+        "the engine openvino is not used: its logits differ by 1.1e-04 of the largest, more than the bound of 1e-04",
+        f"uses the engine onnxruntime (images/s: onnxruntime 20, native 10); remembered in {file}",
+    ]
+
+
+def test_an_engine_of_another_framework_is_not_considered(weights: Opened) -> None:
+    assert ENGINES["paddle-inference"].framework not in ("", EXECUTION.backend)
+    assert choosing._candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
+    own = Execution(backend=ENGINES["paddle-inference"].framework, device="cpu")
+    assert "paddle-inference" in choosing._candidates(weights, own)
+
+
+@pytest.mark.parametrize("difference", [float("nan"), RuntimeError("no such instruction")])
+def test_an_engine_that_fails_or_answers_nonsense_is_left_out(
+    choose: Choose, rates: dict[str, Any], difference: Any
+) -> None:
+    rates["onnxruntime"] = (difference, 90.0)
+    chosen, notes = choose()
+    assert chosen == NATIVE
+    assert len([note for note in notes if note.startswith("the engine onnxruntime is not used: ")]) == 1
+
+
+def test_a_choice_is_remembered_for_the_same_weights(choose: Choose, rates: dict[str, Any], weights: Opened) -> None:
+    choose()
+    rates["openvino"] = (0.0, 30.0)
+    assert choose() == ("onnxruntime", [])
+    changed = {name: value + 1 if name == "fc.bias" else value for name, value in weights.tensors.items()}
+    others = replace(weights, state=State(0, changed, {}))
+    assert choose(others)[0] == "openvino"
+    assert choose(others) == ("openvino", [])
+    assert choose() == ("onnxruntime", [])
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"kind": "lockstep-engines", "choices": {"KEY": {"engine": 3}}}'])
+def test_a_damaged_file_is_measured_again(choose: Choose, file: Path, rates: dict[str, Any], damage: str) -> None:
+    choose()
+    [key] = json.loads(file.read_text())["choices"]
+    file.write_text(damage.replace("KEY", key))
+    rates["openvino"] = (0.0, 30.0)
+    assert choose()[0] == "openvino"
+    assert json.loads(file.read_text())["choices"][key]["engine"] == "openvino"
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(choose: Choose, file: Path) -> None:
+    file.parent.parent.joinpath("lockstep").write_text("a file where the folder should be")
+    assert choose()[0] == "onnxruntime"
+
+
+def test_engines_are_measured_for_real(weights: Opened, file: Path) -> None:
+    notes: list[Any] = []
+    chosen = fastest(weights, EXECUTION, Recorder(notes.append))
+    assert chosen != NATIVE, "the reference in NumPy is slower than any engine"
+    [choice] = json.loads(file.read_text())["choices"].values()
+    assert choice["images_per_sec"].keys() == {NATIVE, "onnxruntime", "openvino"}

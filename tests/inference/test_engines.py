@@ -1,0 +1,181 @@
+"""Engines of inference, compared with the reference in float64."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from lockstep.inference import engines, onnx_model
+from lockstep.inference.engines import ENGINES, NATIVE, available, open_engine, tensorrt
+from lockstep.inference.engines.onnxruntime import providers
+from lockstep.inference.engines.scoring import Pace, scores
+from lockstep.models.architectures import model_spec
+from lockstep.models.metrics import Scores
+from lockstep.models.quantisation import layers
+from lockstep.models.state import State
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial_weights import zero_momentum
+from lockstep.system import machine
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import arithmetic_of
+from lockstep.weights.opening import Opened
+from tests.backends import oracle
+from tests.backends.cases import NARROWED, random_batch, random_images
+from tests.inference.cases import MEAN, STD, random_tensors
+
+CPU = Execution(device="cpu")
+HERE = [name for name in available("torch") if "cpu" in (ENGINES[name].precisions if name != NATIVE else {"cpu"})]
+QUANTISING = [name for name in HERE if name != NATIVE and ENGINES[name].quantises]
+
+
+def opened(recipe: Recipe, **others: Any) -> Opened:
+    return Opened(recipe, State(0, random_tensors(recipe, 1), {}), (), Path("weights"), "Lockstep", **others)
+
+
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+def test_all_engines_for_processors_are_tested() -> None:
+    assert HERE == [NATIVE, "onnxruntime", "openvino", "paddle-inference"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [(name, changes) for changes in NARROWED.values() for name in HERE][: 2 * len(HERE) - 1],  # Paddle is slow to open
+)
+def test_logits_are_those_of_float64_for_batches_of_any_size(
+    tiny_recipe: Recipe, name: str, changes: dict[str, Any]
+) -> None:
+    recipe = tiny_recipe.replace(mean=MEAN, std=STD, **changes)
+    weights = opened(recipe)
+    with open_engine(name, weights, CPU, most_images=5) as engine:
+        assert (engine.name, engine.precision, engine.on_gpu) == (name, "fp32", False)
+        for count in (1, 5):
+            images = random_images(count, recipe.eval_crop)
+            logits = engine.predict(images)
+            assert logits.dtype == np.float32
+            # Twice the bound of `lockstep verify` for models with as many layers.
+            assert distance(logits, oracle.logits(recipe, weights.tensors, images)) < 1e-4
+
+
+@pytest.mark.parametrize("name", QUANTISING)
+def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name: str) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
+    scales = dict.fromkeys(layers(model_spec(recipe.model)), 0.0155)
+    weights, images = opened(recipe, scales=scales), random_images(4, recipe.eval_crop)
+    reference: Any = oracle.engine_of(recipe, [0.0])
+    reference.write(State(0, weights.tensors, zero_momentum(recipe)))
+    in_float = reference.predict(images)
+    reference.quantise(scales)
+    wanted = reference.predict(images)
+    with open_engine(name, weights, CPU) as engine:
+        found = engine.predict(images)
+    assert distance(found, wanted) < distance(found, in_float) / 3
+
+
+def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
+    weights, images = opened(tiny_recipe), random_images(3, tiny_recipe.eval_crop)
+    model = onnx_model.logits_model(tiny_recipe.replace(precision="fp16"), weights.tensors)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    [logits] = session.run(None, {"images": images})
+    assert 1e-6 < distance(logits, oracle.logits(tiny_recipe, weights.tensors, images)) < 6e-3
+
+
+@pytest.mark.parametrize("name", QUANTISING)
+@pytest.mark.parametrize("images", [np.zeros((1, 31, 32, 3), np.uint8), np.zeros((1, 32, 32, 3), np.float32)])
+def test_images_of_another_size_or_type_are_refused(tiny_recipe: Recipe, name: str, images: np.ndarray) -> None:
+    with (
+        open_engine(name, opened(tiny_recipe), CPU) as engine,
+        pytest.raises(ValueError, match=r"expected uint8 \(N, 32, 32, 3\)"),
+    ):
+        engine.predict(images)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "device", "message"),
+    [
+        ("onnx-runtime", {}, "cpu", r"there is no engine 'onnx-runtime'\. Did you mean onnxruntime"),
+        ("onnxruntime", {"precision": "bf16"}, "cpu", "does not compute in bf16 on a CPU; use --set precision=fp32$"),
+        ("onnxruntime", {}, "cuda", "this onnxruntime has no CUDA; install onnxruntime-gpu"),
+        ("openvino", {}, "cuda", "OpenVINO computes on CPUs"),
+        ("paddle-inference", {"quantisation": "int8"}, "cpu", "computes in float, and the weights were trained for int8"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_said(
+    tiny_recipe: Recipe, name: str, changes: dict[str, Any], device: str, message: str
+) -> None:
+    weights = opened(tiny_recipe.replace(**changes), scales={"conv1": 1.0} if "quantisation" in changes else {})
+    with pytest.raises(BackendError, match=message):
+        open_engine(name, weights, Execution.of({"device": device}))
+
+
+def test_bf16_is_refused_on_processors_without_it(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "arithmetic", lambda: arithmetic_of("flags: fma avx2", {}))
+    with pytest.raises(BackendError, match="openvino computes in bf16 only on processors that multiply it"):
+        open_engine("openvino", opened(tiny_recipe.replace(precision="bf16")), CPU)
+
+
+def test_a_missing_package_is_named_with_how_to_install_it(tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",)))
+    assert "openvino" not in available("torch")
+    with pytest.raises(BackendError, match="openvino needs no-such-distribution: pip install openvino=="):
+        open_engine("openvino", opened(tiny_recipe), CPU)
+
+
+def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = opened(tiny_recipe)
+    with pytest.raises(BackendError, match=r"tensorrt needs tensorrt or .*: pip install tensorrt=="):
+        open_engine("tensorrt", weights)
+    # With another package in its place, all of it runs up to the import.
+    monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], distributions=("numpy",)))
+    with pytest.raises(BackendError, match="TensorRT finds no GPU here"):
+        open_engine("tensorrt", weights)
+    monkeypatch.setattr(tensorrt, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
+    with pytest.raises(BackendError, match="device is cpu"):
+        open_engine("tensorrt", weights, CPU)
+    with pytest.raises(BackendError, match="TensorRT does not load: No module named 'tensorrt'"):
+        open_engine("tensorrt", weights)
+
+
+def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
+    there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert providers("fp32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "0"})]
+    assert providers("tf32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "1"})]
+    assert [name for name, _ in providers("fp16", there, quantised=False)] == there[:2]
+    assert [name for name, _ in providers("fp32", there, quantised=True)] == there[:2]
+    assert [name for name, _ in providers("fp16", there[1:], quantised=False)] == there[1:2]
+
+
+def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:
+    weights, batch = opened(tiny_recipe), random_batch(tiny_recipe)
+    batch = replace(batch, labels=np.where(np.arange(len(batch.labels)) < 6, batch.labels, -1))  # two are padding
+    reference: Any = oracle.engine_of(tiny_recipe, [0.0])
+    reference.write(State(0, weights.tensors, zero_momentum(tiny_recipe)))
+    wanted: Scores = reference.evaluate([batch])
+    with open_engine("onnxruntime", weights, CPU) as engine:
+        found = scores(engine, [batch])
+    assert (found.labels.tolist(), found.ranks.tolist()) == (wanted.labels.tolist(), wanted.ranks.tolist())
+    assert found.predictions.tolist() == wanted.predictions.tolist()
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-4)
+    assert found.confidences == pytest.approx(wanted.confidences, rel=1e-4)
+
+
+def test_the_first_batch_of_an_evaluation_is_not_part_of_its_speed(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, pace = random_batch(tiny_recipe), Pace()
+    # Given at 0, 20 and 24 s; done at 10, 22 and 30 s: 2 and 6 s of computing, 20 s from the end of the first batch.
+    clock = iter([0.0, 10.0, 20.0, 22.0, 24.0, 30.0])
+    monkeypatch.setattr("lockstep.inference.engines.scoring.time.perf_counter", lambda: next(clock))
+    assert len(list(pace.watched([batch] * 3))) == 3
+    found = pace.speed(batch_images=8, on_gpu=False)
+    assert found["images_per_sec"] == 2 * len(batch.labels) / 20
+    assert found["latency_ms"] is not None
+    assert (found["latency_ms"]["mean"], found["latency_ms"]["p50"], found["latency_ms"]["p99"]) == (4000, 2000, 6000)
+    assert pace.speed(batch_images=8, on_gpu=True)["latency_ms"] is None
