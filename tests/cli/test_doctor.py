@@ -8,8 +8,9 @@ import pytest
 from lockstep import backends
 from lockstep.backends import Framework
 from lockstep.cli import doctor
-from lockstep.cli.doctor import multiplies
+from lockstep.cli.doctor import described, multiplies
 from lockstep.data.decoding import jpeg
+from lockstep.inference.engines import ENGINES
 from lockstep.system import machine
 from lockstep.system.machine import arithmetic_of, arithmetic_of_gpu
 
@@ -33,6 +34,13 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
         assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
+    assert [line.split()[0] for line in lines[3 + len(found) : -2]] == list(ENGINES)
+
+
+def test_engines_of_inference_are_described_with_what_they_need() -> None:
+    version = importlib.metadata.version("onnxruntime")
+    assert described(ENGINES["onnxruntime"]) == f"{version}, inference (cpu: fp32; cuda: fp32, tf32, fp16)"
+    assert described(ENGINES["tensorrt"]).startswith("missing; pip install tensorrt==")
 
 
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:

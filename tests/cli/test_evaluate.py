@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,11 @@ def test_accuracy_and_loss_are_shown_with_the_number_of_images(answer: Run, run_
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--batch", 7)
     expected = lockstep.evaluate(run_folder, textures)
     assert (code, errors) == (0, "")
-    assert output.splitlines() == [
+    *lines, speed = output.splitlines()
+    assert re.fullmatch(
+        r"  speed   \d+\.\d images/s with decoding; native, batch 7: mean .*, p99 .*, p100 \d+\.\d ms", speed
+    )
+    assert lines == [
         f"{run_folder / 'checkpoints' / 'step-00000007'} on {textures / 'val'}",
         f"  top-1   {expected['top1_percent']:.2f} % of 20 images",
         f"  top-5   {expected['top5_percent']:.2f} %",
@@ -34,7 +39,10 @@ def test_json_is_the_whole_result(answer: Run, run_folder: Path, textures: Path)
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--json", "--set", "loader_threads=1")
     assert (code, errors) == (0, "")
     expected = lockstep.evaluate(run_folder, textures)
-    assert json.loads(output) == json.loads(json.dumps(expected)) | {"loss": pytest.approx(expected["loss"], rel=1e-6)}
+    found, wanted = json.loads(output), json.loads(json.dumps(expected))
+    assert found["speed"].keys() == wanted["speed"].keys()
+    wanted |= {"loss": pytest.approx(expected["loss"], rel=1e-6), "speed": found["speed"]}
+    assert found == wanted
 
 
 def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
@@ -42,7 +50,7 @@ def test_a_run_of_a_published_recipe_on_other_images_is_not_compared(
 ) -> None:
     (run_folder / "recipe.yaml").write_text("based_on: resnet50-paddle-90ep\n" + tiny_recipe.to_yaml())
     output = answer("evaluate", run_folder, "--data", textures)[1]
-    assert output.splitlines()[4:] == [
+    assert output.splitlines()[5:] == [
         "  published not compared: published accuracies are of ImageNet's 1,000 classes and 50,000 validation images; "
         "these are 10 and 20"
     ]
@@ -62,6 +70,37 @@ def test_a_checkpoint_that_is_missing_is_told_with_those_that_are_there(
     code, output, errors = answer("evaluate", run_folder, "--data", textures, "--checkpoint", which)
     assert (code, output) == (2, "")
     assert errors == f"lockstep: {run_folder} has no checkpoint '{which}'; it has newest, best and steps [7]\n"
+
+
+def test_another_engine_computes_the_same(answer: Run, run_folder: Path, textures: Path) -> None:
+    code, output, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "onnxruntime", "--json")
+    found, expected = json.loads(output), lockstep.evaluate(run_folder, textures)
+    assert (code, errors) == (0, "")
+    assert (found["engine"], found["precision"], found["per_class"]) == ("onnxruntime", "fp32", expected["per_class"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_an_engine_that_is_unknown_or_missing_is_an_error(answer: Run, run_folder: Path, textures: Path) -> None:
+    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "openvno")
+    assert (code, errors) == (2, "lockstep: there is no engine 'openvno'. Did you mean openvino?\n")
+    code, _, errors = answer("evaluate", run_folder, "--data", textures, "--engine", "tensorrt")
+    assert code == 2
+    assert errors.startswith("lockstep: the engine tensorrt needs tensorrt")
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_an_engine_without_the_recipes_precision_computes_in_fp32(answer: Run, run_in_bf16: Path, textures: Path) -> None:
+    engine = ("--engine", "onnxruntime")
+    code, output, errors = answer("evaluate", run_in_bf16, "--data", textures, "--json", *engine)
+    assert (code, json.loads(output)["precision"]) == (0, "fp32")
+    assert errors == (
+        "note: computes in fp32, not in the recipe's bf16: the engine onnxruntime does not compute in bf16 on a CPU\n"
+    )
+    code, _, errors = answer("evaluate", run_in_bf16, "--data", textures, *engine, "--set", "precision=bf16")
+    assert (code, errors) == (
+        2,
+        "lockstep: the engine onnxruntime does not compute in bf16 on a CPU; use --set precision=fp32\n",
+    )
 
 
 @pytest.mark.usefixtures("without_bf16")

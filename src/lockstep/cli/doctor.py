@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lockstep.inference.engines import Row
     from lockstep.system.machine import Arithmetic
 
 from lockstep.cli.terminal import print
@@ -16,6 +17,7 @@ def command() -> None:
     from lockstep import backends
     from lockstep.data.decoding import jpeg
     from lockstep.data.loading.dali import DISTRIBUTIONS, INSTALL
+    from lockstep.inference.engines import ENGINES
     from lockstep.runs.environment import environment
     from lockstep.system.errors import BackendError
     from lockstep.system.machine import arithmetic, gpu
@@ -36,9 +38,17 @@ def command() -> None:
             print(f"{name:<10} {found_here(name)}")
         else:
             print(f"{name:<10} {_found_by(python, name) if python else f'missing; {framework.install}'}")
+    for name, row in ENGINES.items():
+        print(f"{name:<10} {described(row)}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
     print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
+
+
+def described(row: "Row") -> str:
+    """Return the version of an engine of inference and what it computes, or how to install it."""
+    able = "; ".join(f"{device}: {', '.join(precisions)}" for device, precisions in row.precisions.items())
+    return f"missing; {row.install}" if row.missing() else f"{row.version()}, inference ({able})"
 
 
 def multiplies(found: "Arithmetic") -> str:

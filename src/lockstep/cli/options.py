@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from lockstep.runs.events import Event
 
 Backend = Annotated[str, typer.Option(help="Framework: see `lockstep doctor`.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="What infers: native (the framework; the default), auto (the fastest installed), or see `lockstep doctor`.",
+    ),
+]
 Loader = Annotated[str | None, typer.Option(help="Loader of the images: host, dali, dali-gpu or synthetic.")]
 Distributed = Annotated[str | None, typer.Option(help="Library that adds up over ranks: native or horovod.")]
 Set = Annotated[

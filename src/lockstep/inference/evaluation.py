@@ -4,18 +4,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lockstep import backends
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divided, whole_source
-from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
+from lockstep.inference.computing import computing, engines_of_exports
+from lockstep.inference.engines import AUTO, NATIVE
+from lockstep.inference.engines.exported import Exported, exported_file, open_exported
+from lockstep.inference.engines.scoring import Pace
+from lockstep.inference.loaded_engine import ADVICE
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
@@ -33,6 +37,7 @@ def evaluate(
     precision: str | None = None,
     split: float | None = None,
     batch_images: int = 32,
+    engine: str | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
@@ -44,6 +49,12 @@ def evaluate(
     Every image counts once. `classes` replaces the names of the weights' classes: names, class 0 first, or a file that lists
     them. If the images have names of classes too, an image's label is the output with that name.
 
+    `engine` is "native" (the execution's backend; the default), another engine of inference such as "onnxruntime", or
+    "auto": the fastest installed one that keeps the bound (docs/deploy.md). An ONNX model that `export` wrote is run as it
+    is, by default with the first of ONNX Runtime and OpenVINO that is installed. "native", or an execution with another
+    backend than the default, reads the weights in it instead.
+
+    `speed` of the result is how fast images were evaluated (`lockstep.inference.engines.scoring.Speed`).
     `published` of the result is its top-1 next to those published for the weights' recipe
     (`lockstep.recipes.published_accuracies.Comparison`), or None if nobody published one.
 
@@ -58,39 +69,47 @@ def evaluate(
     >>> result["images"], 0 <= result["top1_percent"] <= result["top5_percent"] <= 100
     (20, True)
     """
-    weights = opened = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
     execution = execution or Execution()
+    runs_files = which == "newest" and not ema and model is None
+    exported = _exported(Path(source), engine, execution) if runs_files else None
+    name = engine or (NATIVE if exported is None else AUTO)
+    opened = open_weights(source, which=which, ema=ema, model=model) if exported is None else exported.about
+    opened = opened.with_classes(classes)
     data = Path(data)
-    images, share = _evaluated(data, weights.recipe, split)
-    world = backends.load(execution.backend).world(execution)
-    recorder = Recorder(listener if world.rank == 0 else None)
-    try:
-        weights = in_usable_precision(weights, precision, world, execution, recorder)
-        recipe = weights.recipe
+    images, share = _evaluated(data, opened.recipe, split)
+    pace = Pace()
+    with computing(name, opened, precision, execution, listener, most_images=batch_images, exported=exported) as found:
+        weights, recorder, recipe = found.weights, found.recorder, found.weights.recipe
         index, remarks = _indexed(images, share, weights, recorder)
-        total = math.ceil(len(index) / (batch_images * world.ranks))
-        plans = evaluation_plans(recipe, index.sizes, batch_images, rank=world.rank, ranks=world.ranks)
-        with (
-            engine_with(weights, world, execution) as engine,
-            loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader,
-        ):
-            scores = engine.evaluate(recorder.watched("evaluating", loader.batches(plans), total))
-    finally:
-        world.close()
-    if found := not_finite(scores):
-        raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {found}. {ADVICE}")
+        total = math.ceil(len(index) / (batch_images * found.ranks))
+        plans = evaluation_plans(recipe, index.sizes, batch_images, rank=found.rank, ranks=found.ranks)
+        with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+            batches = recorder.watched("evaluating", loader.batches(plans), total)
+            scores = found.evaluate(pace.watched(batches))
+    if infinite := not_finite(scores):
+        raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}")
     summary = scores.counts().summary()
     return {
         "source": str(weights.source),
         "remarks": remarks,
         "data": images.named,
+        "engine": found.engine,
         "precision": recipe.precision,
         **summary,
         "published": _published(opened, summary, len(index.classes)),
         "quarantined": index.listed_quarantine(),
         "classes": index.classes,
         "per_class": scores.per_class(len(index.classes)),
+        "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
     }
+
+
+def _exported(source: Path, engine: str | None, execution: Execution) -> Exported | None:
+    """Return the exported model to run; None if the source is none, or the backend's engine computes."""
+    if engine == NATIVE or (engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())):
+        return None
+    file = exported_file(source)
+    return None if file is None else open_exported(file)
 
 
 def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | None:

@@ -1,0 +1,123 @@
+"""What an evaluation computes with: an engine that holds the weights, in a precision that the machine can use."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lockstep import backends
+from lockstep.backends.emulation import emulation
+from lockstep.data import Batch
+from lockstep.inference.engines import AUTO, ENGINES, NATIVE, check_engine, device_of, open_engine, refusal
+from lockstep.inference.engines.choosing import fastest
+from lockstep.inference.engines.exported import Exported
+from lockstep.inference.engines.scoring import scores
+from lockstep.inference.loaded_engine import engine_with, in_usable_precision
+from lockstep.models.metrics import Scores
+from lockstep.recipes import Execution
+from lockstep.runs.events import Listener
+from lockstep.runs.recorder import Recorder
+from lockstep.system.errors import BackendError
+from lockstep.system.machine import gpu
+from lockstep.system.ranks import is_leading
+from lockstep.weights.opening import Opened
+
+
+@dataclass(frozen=True)
+class Computing:
+    """An open engine, and what it computes with."""
+
+    engine: str
+    """Its name."""
+    weights: Opened
+    """In the precision that it computes in."""
+    recorder: Recorder
+    evaluate: Callable[[Iterable[Batch]], Scores]
+    """Returns the scores of every image that is not padding, of all ranks."""
+    rank: int = 0
+    ranks: int = 1
+    on_gpu: bool = False
+
+
+@contextmanager
+def computing(
+    engine: str,
+    weights: Opened,
+    precision: str | None,
+    execution: Execution,
+    listener: Listener | None,
+    *,
+    most_images: int,
+    exported: Exported | None = None,
+) -> Iterator[Computing]:
+    """Yield an engine that holds the weights, or runs an exported model. `engine` is a name, or "auto".
+
+    `precision` is the one that was asked for; None: the recipe's, or fp32 if that is not in hardware, with a note.
+    `most_images` is the largest batch.
+    """
+    recorder = Recorder(listener if is_leading() else None)
+    if exported is not None and engine == AUTO:
+        engine = next(iter(engines_of_exports()), "onnxruntime")
+    elif engine == AUTO:
+        weights = in_fast_precision(weights, precision, execution, recorder)
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        engine = fastest(weights, execution, recorder) if alone else NATIVE
+    check_engine(engine, execution.backend)
+    if engine == NATIVE:
+        with _native(weights, precision, execution, listener) as found:
+            yield found
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BackendError(
+            f"the engine {engine} computes in one process; start it without a launcher, or use --engine {NATIVE}"
+        )
+    weights = in_precision_of(engine, weights, precision, execution, recorder)
+    model = None if exported is None else exported.model
+    with open_engine(engine, weights, execution, most_images=most_images, exported=model) as opened:
+        yield Computing(engine, weights, recorder, lambda batches: scores(opened, batches), on_gpu=opened.on_gpu)
+
+
+@contextmanager
+def _native(weights: Opened, precision: str | None, execution: Execution, listener: Listener | None) -> Iterator[Computing]:
+    """Yield the backend's engine. All ranks of its world take part."""
+    world = backends.load(execution.backend).world(execution)
+    try:
+        recorder = Recorder(listener if world.rank == 0 else None)
+        weights = in_usable_precision(weights, precision, world, execution, recorder)
+        with engine_with(weights, world, execution) as engine:
+            yield Computing(NATIVE, weights, recorder, engine.evaluate, world.rank, world.ranks, world.on_gpu)
+    finally:
+        world.close()
+
+
+def engines_of_exports() -> list[str]:
+    """Return the installed engines that run ONNX models on a CPU."""
+    return [name for name, row in ENGINES.items() if row.runs_onnx and "cpu" in row.precisions and not row.missing()]
+
+
+def in_fast_precision(weights: Opened, asked: str | None, execution: Execution, recorder: Recorder) -> Opened:
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if that would be emulated.
+
+    No framework is loaded for it.
+    """
+    precision = asked or weights.recipe.precision
+    on_gpu = execution.device != "cpu" and gpu() is not None
+    emulated = emulation(precision, on_gpu=on_gpu, backend=execution.backend)
+    if emulated is None or asked is not None:
+        return weights.in_precision(asked)
+    recorder.note(f"computes in fp32; {emulated}. To keep the recipe's precision: --set precision={precision}")
+    return weights.in_precision("fp32")
+
+
+def in_precision_of(engine: str, weights: Opened, asked: str | None, execution: Execution, recorder: Recorder) -> Opened:
+    """Return the weights in the requested precision; without one in the recipe's, or in fp32 if the engine lacks that.
+
+    Raises `BackendError` if the engine lacks the requested one.
+    """
+    device = device_of(engine, execution)
+    why = refusal(engine, asked or weights.recipe.precision, device)
+    if why and asked is not None:
+        raise BackendError(why)
+    if why:
+        recorder.note(f"computes in fp32, not in the recipe's {weights.recipe.precision}: {why.partition(';')[0]}")
+    return weights.in_precision("fp32" if why else asked)

@@ -1,0 +1,135 @@
+"""Exported ONNX models are evaluated as they are: the file itself is run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+import lockstep
+from lockstep.inference.engines import ENGINES
+from lockstep.models.state import State
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from lockstep.weights.opening import open_weights
+from tests.backends.cases import random_images
+from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
+
+ENGINES_OF_EXPORTS = [name for name, row in ENGINES.items() if row.runs_onnx and "cpu" in row.precisions]
+
+REFERENCE = Execution(backend="reference", reference_dtype="float32")
+
+
+@pytest.fixture
+def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True)
+    about = {"recipe": recipe.fields(), "classes": CLASSES}
+    return checkpoint.save(tmp_path / "checkpoints", State(3, random_tensors(recipe, 1), {}), data_digest="", about=about)
+
+
+@pytest.fixture
+def exported(weights: Path, tmp_path: Path) -> Path:
+    lockstep.export(weights, tmp_path / "model", to="onnx")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def changed(exported: Path) -> Callable[[Callable[[Any], None]], Path]:
+    """Return a function that changes the exported model."""
+
+    def change(by: Callable[[Any], None]) -> Path:
+        model = onnx.load(str(exported / "model.onnx"))
+        by(model)
+        onnx.save(model, str(exported / "model.onnx"))
+        return exported
+
+    return change
+
+
+@pytest.mark.parametrize("name", ENGINES_OF_EXPORTS)
+def test_an_export_has_the_accuracy_of_its_weights(name: str, weights: Path, exported: Path, textures: Path) -> None:
+    expected = lockstep.evaluate(weights, textures, execution=REFERENCE)
+    for source in (exported, exported / "model.onnx"):
+        found = lockstep.evaluate(source, textures, engine=name)
+        assert (found["engine"], found["source"]) == (name, str(exported / "model.onnx"))
+        assert found["per_class"] == expected["per_class"]
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_the_file_itself_is_run_unless_a_backend_is_named(
+    changed: Callable[[Callable[[Any], None]], Path], weights: Path, textures: Path
+) -> None:
+    def favour_the_last(model: Any) -> None:
+        """Add a node between classifier and softmax, which a reader of weights does not know."""
+        for node in model.graph.node:
+            if node.op_type == "Softmax":
+                node.input[0] = "favoured"
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0] * 9 + [1e4]), "favour"))
+        model.graph.node.insert(len(model.graph.node) - 2, onnx.helper.make_node("Add", ["logits", "favour"], ["favoured"]))
+
+    of_weights, exported = lockstep.evaluate(weights, textures, execution=REFERENCE), changed(favour_the_last)
+    found = lockstep.evaluate(exported, textures)
+    assert found["engine"] == "onnxruntime"
+    assert found["top1_percent"] == 10.0, "the two of 20 images that are of the last class"
+    assert found["loss"] > 1000
+    for by in ({"engine": "native"}, {}):
+        assert lockstep.evaluate(exported, textures, execution=REFERENCE, **by)["loss"] == pytest.approx(
+            of_weights["loss"], rel=1e-5
+        )
+
+
+class Calibration(CalibrationDataReader):  # type: ignore[misc]
+    """Sixteen images."""
+
+    def __init__(self, side: int) -> None:
+        self._left = [{"images": random_images(16, side)}]
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return self._left.pop() if self._left else None
+
+
+@pytest.mark.parametrize("name", ENGINES_OF_EXPORTS)
+def test_a_model_that_another_program_quantised_is_evaluated(
+    name: str, weights: Path, exported: Path, textures: Path
+) -> None:
+    side = open_weights(weights).recipe.eval_crop
+    file = exported / "model.onnx"
+    quantize_static(file, file, Calibration(side), quant_format=QuantFormat.QDQ)
+    found, expected = (lockstep.evaluate(source, textures, engine=name) for source in (exported, weights))
+    assert found["loss"] != expected["loss"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.1)
+
+
+def without_preprocessing(model: Any) -> None:
+    model.graph.input[0].name = "pixels"
+    model.graph.node[0].input[0] = "pixels"
+
+
+def without_softmax(model: Any) -> None:
+    for node in model.graph.node:
+        node.op_type = "Sigmoid" if node.op_type == "Softmax" else node.op_type
+
+
+def with_other_metadata(model: Any) -> None:
+    for each in model.metadata_props:
+        if each.key == "lockstep_preprocessing":
+            each.value = '{"mean": [1, 2]}'
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        (without_preprocessing, "takes pixels; expected `images`"),
+        (without_softmax, "its probabilities come from Sigmoid, expected Softmax"),
+        (with_other_metadata, "model.onnx cannot be evaluated as an export"),
+    ],
+)
+def test_an_export_that_is_none_is_refused(
+    changed: Callable[[Callable[[Any], None]], Path], textures: Path, by: Callable[[Any], None], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        lockstep.evaluate(changed(by), textures)
