@@ -17,7 +17,19 @@ def timeline(*ends: float, began: float = 0.0, waited: float = 0.0) -> dict[str,
 def rank(counted: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Return what a rank measured."""
     found = {"device": "CPU", "on_gpu": False, "warmup": timeline(), "counted": counted, "compute_only": None}
-    return found | {"loader_only": None, "gemm_gflops": 100.0, "copy_gb_per_sec": 10.0, "remarks": []} | PROCESSORS | changes
+    return (
+        found
+        | {
+            "loader_only": None,
+            "gemm_gflops": 100.0,
+            "copy_gb_per_sec": 10.0,
+            "remarks": [],
+            "started": -2.0,
+            "peak_memory_bytes": None,
+        }
+        | PROCESSORS
+        | changes
+    )
 
 
 def entry(rate: float = 10.0, interval: tuple[float, float] | None = None, **changes: Any) -> dict[str, Any]:

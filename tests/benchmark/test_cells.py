@@ -21,6 +21,18 @@ def test_the_grid_holds_every_combination_once_the_batch_changing_fastest() -> N
     ]
 
 
+def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backends() -> None:
+    axes = {"engines": ("torch", "mxnet"), "compiles": ("off", "on"), "ranks": (1, 2), "batches": (1, 4)}
+    cells = grid(("train", "inference"), inference_engines=("native", "openvino"), **axes)
+    native = [cell for cell in cells if cell.engine == "native"]
+    assert native == grid(("train", "inference"), **axes)
+    assert [(cell.what, cell.computes, cell.compile, cell.ranks, cell.batch) for cell in cells if cell not in native] == [
+        ("inference", "openvino", "auto", 1, 1),
+        ("inference", "openvino", "auto", 1, 4),
+    ]
+    assert {cell.computes for cell in native} == {"torch", "mxnet"}
+
+
 def test_the_seeds_batches_are_the_default() -> None:
     assert [cell.batch for cell in grid(("train",))] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
@@ -50,6 +62,8 @@ def test_a_model_that_is_none_is_refused(name: str) -> None:
         ({"engines": ["tortch"]}, BackendError, "Did you mean torch"),
         ({"batches": [0]}, UserError, "at least 1"),
         ({"ranks": [0]}, UserError, "at least 1"),
+        ({"inference_engines": ["openvno"]}, BackendError, "Did you mean openvino"),
+        ({"inference_engines": ["openvino"]}, UserError, "no cell is left: engines besides native only infer"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(axes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -34,6 +34,14 @@ def test_a_cell_without_figures_lacks_exactly_these() -> None:
     assert set(found(rank(timeline(1.0, 2.0)))) == set(NOTHING)
 
 
+def test_the_first_answer_ends_the_first_batch_of_a_process_whether_it_is_warm_up_or_not() -> None:
+    slow, fast = rank(timeline(9.0, 10.0), started=1.0), rank(timeline(9.0, 9.5), warmup=timeline(4.0, 5.0), started=1.0)
+    assert found(slow, what="inference")["first_answer_sec"] == 8.0
+    assert found(fast, what="inference")["first_answer_sec"] == 3.0
+    assert found(slow, slow | {"started": 0.5}, what="inference")["first_answer_sec"] == 8.5
+    assert found(slow)["first_answer_sec"] is None, "a training step answers nothing"
+
+
 def test_synthetic_data_are_bound_by_computing() -> None:
     result = found(rank(timeline(1.0, 2.0)))
     assert (result["bound_by"], result["loader_only_images_per_sec"]) == ("computing", None)

@@ -1,5 +1,6 @@
 """Measure with real engines, each cell in a separate process: what a report holds, and what an interrupted one keeps."""
 
+import importlib.metadata
 import json
 import math
 import resource
@@ -16,6 +17,7 @@ from lockstep.benchmark import grid as grids
 from lockstep.benchmark.cells import Cell, Plan, grid
 from lockstep.benchmark.grid import benchmark
 from lockstep.benchmark.report_file import environment_of, read_benchmark
+from lockstep.inference.engines import ENGINES, threads
 from lockstep.system.errors import DataError, Interrupted, UserError
 from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
@@ -67,6 +69,27 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
     assert report["environment"][engine][engine] == backends.FRAMEWORKS[engine].version()
     assert (report["kind"], report["version"], report["command"]) == ("lockstep-benchmark", 1, "a command")
     assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+@pytest.mark.slow
+def test_another_engine_is_measured_without_a_limit_of_its_own() -> None:
+    report = benchmark(cells("inference", inference_engines=["onnxruntime"]), PLAN)
+    entry = one(report)
+    assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(4 * len(entry["times_sec"]))
+    assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
+    assert entry["roofline"]["share_of_limit"] is None
+    assert report["environment"].keys() == {"onnxruntime"}
+    assert report["environment"]["onnxruntime"]["onnxruntime"] == importlib.metadata.version("onnxruntime")
+    first = max(entry["times_sec"])
+    assert first < entry["first_answer_sec"] < 60
+    assert 50e6 < entry["peak_memory_bytes"] < 4e9
+
+
+def test_an_engine_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "openvino", replace(ENGINES["openvino"], distributions=("no-such-distribution",)))
+    [entry] = benchmark(cells("inference", inference_engines=["openvino"]), PLAN)["cells"]
+    assert entry["status"] == "missing"
+    assert entry["reason"].startswith("pip install openvino==")
 
 
 @pytest.mark.slow

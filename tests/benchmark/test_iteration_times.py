@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.benchmark import iteration_times
+from lockstep.models.metrics import latency_ms
 
 TIMES = st.lists(st.floats(1e-5, 100), min_size=1, max_size=200)
 
@@ -19,16 +20,14 @@ def test_throughput_is_images_over_wall_time() -> None:
 
 def test_percentiles_are_times_that_were_measured() -> None:
     times = [0.001 * (i + 1) for i in range(100)]
-    found = iteration_times.latency_ms(list(reversed(times)))
+    found = latency_ms(list(reversed(times)))
     assert found == pytest.approx({"mean": 50.5, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p100": 100})
-    assert iteration_times.latency_ms([0.002]) == pytest.approx(
-        dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p100"), 2)
-    )
+    assert latency_ms([0.002]) == pytest.approx(dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p100"), 2))
 
 
 @given(TIMES)
 def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> None:
-    found = iteration_times.latency_ms(times)
+    found = latency_ms(times)
     for percent in (50, 90, 95, 99, 100):
         expected = 1000 * np.percentile(times, percent, method="inverted_cdf")
         assert found[f"p{percent}"] == pytest.approx(expected, rel=1e-12)
@@ -36,7 +35,7 @@ def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> No
 
 @given(TIMES, st.integers(1, 4096))
 def test_what_must_hold_holds_for_all_times(times: list[float], images: int) -> None:
-    rate, latency = iteration_times.images_per_sec(times, images), iteration_times.latency_ms(times)
+    rate, latency = iteration_times.images_per_sec(times, images), latency_ms(times)
     iteration_times.check(times, images, rate, latency)
 
 
@@ -51,7 +50,7 @@ def test_what_must_hold_holds_for_all_times(times: list[float], images: int) -> 
 )
 def test_impossible_figures_are_caught(changes: dict[str, float], message: str) -> None:
     times = [1.0, 1.0]
-    latency = iteration_times.latency_ms(times) | {name: value for name, value in changes.items() if name != "rate"}
+    latency = latency_ms(times) | {name: value for name, value in changes.items() if name != "rate"}
     with pytest.raises(AssertionError, match=message):
         iteration_times.check(times, 8, changes.get("rate", 8.0), latency)
 

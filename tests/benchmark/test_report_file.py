@@ -15,6 +15,13 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     assert read_benchmark(tmp_path / "report.json") == report({})
 
 
+def test_cells_of_an_older_report_are_of_the_native_engine(tmp_path: Path) -> None:
+    old = report({})
+    del old["cells"][0]["engine"]
+    (tmp_path / "report.json").write_text(json.dumps(old))
+    assert read_benchmark(tmp_path / "report.json") == report({})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

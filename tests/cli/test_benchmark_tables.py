@@ -17,6 +17,14 @@ def test_a_row_has_rate_interval_times_and_what_bounds_it(capsys: pytest.Capture
     assert f"torch resnet50-v1.5 fp32 1 4 10.00 9.900 to 10.10 {times} 25.7% computing 50%" in output
 
 
+def test_another_engine_stands_for_the_backend_with_its_first_answer_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = entry(what="inference", engine="openvino", first_answer_sec=1.234, peak_memory_bytes=250_400_000)
+    output = shown(capsys, cell, entry(5.0, what="inference"))
+    [row] = [line for line in output.splitlines() if line.startswith("openvino resnet50-v1.5 fp32 1 4 10.00 ")]
+    assert row.endswith(" 1.23 250")
+    assert "inference resnet50-v1.5 fp32 n 1 batch 4: openvino native 10.00 5.000 2.000 apart" in output
+
+
 def test_both_ceilings_stand_behind_what_bounds_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     cell = entry(10.0, bound_by="data", compute_only_images_per_sec=30.0, loader_only_images_per_sec=12.5)
     assert "data (30.00 | 12.50)" in shown(capsys, cell)

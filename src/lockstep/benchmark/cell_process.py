@@ -5,6 +5,7 @@ The folder holds `cell.json`. Every rank writes `rank-<r>.json` or `failure-<r>.
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from lockstep.system.workers import end_with_parent, tell
 
 
 def save_task(folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution) -> None:
-    """Write the task of a worker: what it must measure."""
+    """Write the task of a worker, which is started right after this: what it must measure, and the present time."""
     task = {"cell": cell.fields(), "plan": plan.fields(), "recipe": recipe.fields(), "execution": execution.fields()}
-    write_json(folder / "cell.json", task)
+    write_json(folder / "cell.json", task | {"started": time.perf_counter()})
 
 
 def work(folder: Path) -> int:
@@ -46,7 +47,7 @@ def work(folder: Path) -> int:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
         write_json(folder / f"failure-{rank}.json", {"status": status, "reason": _reason(error)})
         return 1
-    result: dict[str, Any] = found.fields() | {"environment": fingerprint(cell.backend)}
+    result: dict[str, Any] = found.fields() | {"environment": fingerprint(cell.computes), "started": task["started"]}
     write_json(folder / f"rank-{rank}.json", result)
     return 0
 

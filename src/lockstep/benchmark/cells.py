@@ -3,12 +3,13 @@
 A cell is one model on one engine at one precision and batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
 from lockstep.backends import FRAMEWORKS
+from lockstep.inference.engines import NATIVE, row_of
 from lockstep.models.architectures import MODELS, model_spec
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
@@ -48,6 +49,13 @@ class Cell:
     """The execution's `layout`."""
     data: str = SYNTHETIC
     """A folder, or `SYNTHETIC`."""
+    engine: str = NATIVE
+    """What infers: the backend's engine, or another one of `lockstep.inference.engines`, which does not use the backend."""
+
+    @property
+    def computes(self) -> str:
+        """The name of what computes: the backend, or the engine that is not native."""
+        return computes(self.fields())
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -99,6 +107,11 @@ class Plan:
         )
 
 
+def computes(entry: Mapping[str, Any]) -> str:
+    """Return the name of what computes a report's cell: its backend, or its engine if that is not native."""
+    return str(entry["backend"] if entry["engine"] == NATIVE else entry["engine"])
+
+
 def full_name(model: str) -> str:
     """Return a model's name as in reports: with its version if two versions have the same layers.
 
@@ -131,18 +144,36 @@ def grid(
     compiles: Sequence[str] = ("auto",),
     layouts: Sequence[str] = ("auto",),
     data: str = SYNTHETIC,
+    inference_engines: Sequence[str] = (NATIVE,),
 ) -> list[Cell]:
     """Return a cell for every combination of values. The batch changes fastest.
 
-    Raises `UserError` for an unknown engine or model, or a number below 1.
+    `engines` are backends. Of `inference_engines`, those that are not native have only cells of inference on one rank, once
+    for all backends, compilers and layouts.
+
+    Raises `UserError` for an unknown engine or model, a number below 1, or if no cell is left.
     """
     for name in engines:
         if name not in FRAMEWORKS:
             raise BackendError(f"there is no backend {name!r}. {nearest(name, FRAMEWORKS)}")
     if min(*ranks, *batches) < 1:
         raise UserError("ranks (-n) and batches (-b) must be at least 1")
-    axes = (whats, engines, map(full_name, models), compiles, layouts, ranks, dtypes, batches)
-    return [
+    for name in inference_engines:
+        if name != NATIVE:
+            row_of(name)
+    names = list(map(full_name, models))
+    axes = (whats, engines, names, compiles, layouts, ranks, dtypes, batches)
+    native = [
         Cell(what, engine, model, dtype, batch, count, compiler, layout, data)
         for what, engine, model, compiler, layout, count, dtype, batch in product(*axes)
     ]
+    others = product([name for name in inference_engines if name != NATIVE], names, dtypes, batches)
+    cells = native if NATIVE in inference_engines else []
+    if INFERENCE in whats and 1 in ranks:
+        cells = cells + [
+            Cell(INFERENCE, engines[0], model, dtype, batch, 1, "auto", data=data, engine=name)
+            for name, model, dtype, batch in others
+        ]
+    if not cells:
+        raise UserError(f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1)")
+    return cells

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.benchmark.cells import computes
 from lockstep.benchmark.report_file import BenchmarkReport, environment_of
 from lockstep.recipes import load_recipe
 from lockstep.recipes.published_speeds import Measured, Row
@@ -67,7 +68,7 @@ def _measured(report: BenchmarkReport, cell: dict[str, Any]) -> Measured:
     return Measured(
         model=cell["model"],
         kind=cell["what"],
-        hardware=hardware_of(environment_of(report, cell["backend"]), cell),
+        hardware=hardware_of(environment_of(report, computes(cell)), cell),
         accelerators=cell["ranks"],
         precision=cell["dtype"],
         batch_images=cell["batch"],

@@ -16,7 +16,7 @@ def of_benchmark(report: BenchmarkReport) -> str:
     for cell in measured:
         keys = KEYS[FRAMEWORKS[cell["backend"]].nvidia_example]
         chosen = keys.trained if cell["what"] == "train" else keys.inferred
-        parameters = {name: cell[name] for name in ("what", "backend", "model", "dtype", "batch", "ranks", "data")}
+        parameters = {name: cell[name] for name in ("what", "backend", "engine", "model", "dtype", "batch", "ranks", "data")}
         header = [*metadata(chosen), logged("PARAMETER", parameters)]
         lines += [text_of(content, began, elapsed) for content in header]
         elapsed += sum(cell["times_sec"])

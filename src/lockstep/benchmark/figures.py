@@ -8,6 +8,7 @@ from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime, share_of_others
 from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.architectures import model_spec
+from lockstep.models.metrics import latency_ms
 from lockstep.models.operations import Work, work
 from lockstep.recipes import Recipe
 
@@ -27,6 +28,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(
         "roofline",
         "other_definitions",
         "other_programs_share",
+        "first_answer_sec",
+        "peak_memory_bytes",
         "device",
     )
 )
@@ -47,7 +50,7 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
     """Return a cell's figures from the `lockstep.benchmark.measuring.Measured` of its ranks, as plain values."""
     counted = [rank["counted"] for rank in ranks]
     times, images = times_of_all(counted), cell.batch * cell.ranks
-    rate, latency = iteration_times.images_per_sec(times, images), iteration_times.latency_ms(times)
+    rate, latency = iteration_times.images_per_sec(times, images), latency_ms(times)
     iteration_times.check(times, images, rate, latency)
     steadiness = iteration_times.steadiness(times)
     waited = math.fsum(math.fsum(timeline["waited_sec"]) for timeline in counted) / len(counted)
@@ -71,8 +74,16 @@ def figures(cell: Cell, plan: Plan, recipe: Recipe, ranks: list[dict[str, Any]])
         "other_programs_share": share_of_others(
             [ProcessorTime(**rank["processors"]) for rank in ranks], ranks[0]["machine_cores"]
         ),
+        "first_answer_sec": None if cell.what == TRAIN else max(map(_first_answer, ranks)),
+        "peak_memory_bytes": _added([rank["peak_memory_bytes"] for rank in ranks]),
         "device": ranks[0]["device"],
     }
+
+
+def _first_answer(rank: dict[str, Any]) -> float:
+    """Return the seconds from the start of a rank's process to the end of its first batch."""
+    ends: list[float] = rank["warmup"]["ends"] + rank["counted"]["ends"]
+    return ends[0] - float(rank["started"])
 
 
 def _rate_of(timelines: list[dict[str, Any] | None], images: int) -> float | None:

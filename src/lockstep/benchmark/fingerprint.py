@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import backends
+from lockstep.inference.engines import ENGINES
+from lockstep.inference.engines import threads as threads_of_engines
 from lockstep.runs.environment import environment
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -20,15 +22,19 @@ _OF_GPU = {
 }
 
 
-def fingerprint(backend: str) -> dict[str, Any]:
+def fingerprint(name: str) -> dict[str, Any]:
     """Return versions, machine, threads and clocks as plain values; None for what neither system nor framework reports.
 
-    The framework must be installed. It is loaded.
+    `name` is a backend, or an engine of inference that is not native. It must be installed. A framework is loaded.
     """
-    libraries = backends.load(backend).libraries()
+    if name in ENGINES:
+        libraries: dict[str, Any] = {"threads": threads_of_engines()}
+        about = environment(None) | {name: ENGINES[name].version()}
+    else:
+        libraries, about = backends.load(name).libraries(), environment(name)
     threads = {"used": libraries.pop("threads")}
     return (
-        environment(backend)
+        about
         | dict.fromkeys(("cuda", "cudnn", "onednn"))
         | libraries
         | {"threads": threads | {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}}

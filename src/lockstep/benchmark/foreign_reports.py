@@ -36,7 +36,7 @@ def nvidia_benchmark(report: BenchmarkReport) -> str:
     The format has one engine, model, precision, layout and kind of data. A report with several is refused. A cell that
     failed has no value.
     """
-    for name in ("backend", "model", "dtype", "data", "compile", "layout"):
+    for name in ("backend", "engine", "model", "dtype", "data", "compile", "layout"):
         found = sorted({str(cell[name]) for cell in report["cells"] if name in cell})
         if len(found) > 1:
             raise DataError(

@@ -1,6 +1,7 @@
 """Measure a grid of cells, each in new processes, and keep a report of the results so far."""
 
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
+from lockstep.inference.engines import NATIVE, row_of
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import check_batch_norm
 from lockstep.runs.events import Listener
@@ -136,10 +138,11 @@ def _enter(report: BenchmarkReport, at: int | None, found: dict[str, Any], cell:
     """Put a cell into the report, and update the machine's rates: the fastest that any cell measured."""
     environment = found.pop("environment", None)
     if environment is not None:
-        kept = report["environment"].setdefault(cell.backend, environment)
-        now, before = environment.get(cell.backend), kept.get(cell.backend)
+        name = cell.computes
+        kept = report["environment"].setdefault(name, environment)
+        now, before = environment.get(name), kept.get(name)
         if now != before:
-            found["remarks"].append(f"measured with {cell.backend} {now}, earlier cells with {before}")
+            found["remarks"].append(f"measured with {name} {now}, earlier cells with {before}")
     roofline, machine = found["roofline"], report["machine"]
     if roofline is not None:
         machine["copy_gb_per_sec"] = _faster(machine["copy_gb_per_sec"], roofline["copy_gb_per_sec"])
@@ -159,9 +162,13 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
     """Measure a cell and return its entry. An entry with figures also has the `environment` of the measurement."""
     lengths = {name: getattr(plan, name) for name in ("iterations", "epochs", "warmup_epochs")}
     entry = cell.fields() | {"status": OK, "reason": None, "remarks": []} | lengths | NOTHING
-    python = backends.interpreter(cell.backend)
+    if cell.engine == NATIVE:
+        python, install = backends.interpreter(cell.backend), backends.FRAMEWORKS[cell.backend].install
+    else:
+        row = row_of(cell.engine)
+        python, install = None if row.missing() else Path(sys.executable), row.install
     if python is None:
-        return entry | {"status": MISSING, "reason": backends.FRAMEWORKS[cell.backend].install}
+        return entry | {"status": MISSING, "reason": install}
     with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         save_task(folder, cell, plan, recipe, plan.execution_of(cell))

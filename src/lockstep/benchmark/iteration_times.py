@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PERCENTILES = (50, 90, 95, 99, 100)
+from lockstep.models.metrics import PERCENTILES
+
 RESAMPLES = 2000
 """Number of samples that the bootstrap draws."""
 SEED = 0
@@ -27,21 +28,6 @@ def images_per_sec(times_sec: Sequence[float], images: int) -> float:
     4.0
     """
     return images * len(times_sec) / math.fsum(times_sec)
-
-
-def latency_ms(times_sec: Sequence[float]) -> dict[str, float]:
-    """Return mean and percentiles in milliseconds, by "mean", "p50", "p90", "p95", "p99" and "p100" (the longest).
-
-    A percentile is the smallest time that at least that percentage of the times do not exceed (nearest rank). It is a
-    measured time, never a value between two.
-
-    >>> latency_ms([0.001, 0.002, 0.003, 0.006])["p50"], latency_ms([0.001, 0.002, 0.003, 0.006])["mean"]
-    (2.0, 3.0)
-    """
-    ordered = sorted(map(float, times_sec))
-    ranks = {f"p{percent}": math.ceil(percent * len(ordered) / 100) for percent in PERCENTILES}
-    mean = math.fsum(ordered) / len(ordered)
-    return {"mean": 1000 * mean} | {name: 1000 * ordered[rank - 1] for name, rank in ranks.items()}
 
 
 def interval(times_sec: Sequence[float], images: int) -> tuple[float, float]:

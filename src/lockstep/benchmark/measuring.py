@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lockstep import backends
-from lockstep.backends import Engine, Handle, World
+from lockstep.backends import Engine, Handle, HostQuestions, World
 from lockstep.benchmark import ceilings
 from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.contention import ProcessorTime
@@ -24,11 +24,14 @@ from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import find_source, find_split, holds_split
+from lockstep.inference.engines import NATIVE, cpu_name, device_of, open_engine
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.limits import MOST_EPOCHS
 from lockstep.recipes.order import BatchPlan, centre_plan, training_plans
 from lockstep.system.errors import DataError
+from lockstep.system.machine import peak_memory_bytes
+from lockstep.weights.opening import LOCKSTEP, Opened
 
 LEARNING_RATE = 0.001
 """Learning rate of every step. It is small, so that no weight becomes infinite."""
@@ -69,6 +72,8 @@ class Measured:
     """Processor time that passed during the measured iterations."""
     machine_cores: int
     remarks: list[str]
+    peak_memory_bytes: int | None
+    """The most main memory that the process had used when the measured iterations ended; None if it is not known."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -81,8 +86,7 @@ Tell = Callable[[int, int], None]
 
 def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell) -> Measured:
     """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations done, and the total."""
-    backend = backends.load(cell.backend)
-    world = backend.world(execution)
+    world: World = backends.load(cell.backend).world(execution) if cell.engine == NATIVE else Alone(cell.engine, execution)
     counted, warmup = plan.iterations * plan.epochs, plan.iterations * plan.warmup_epochs
     ceiling = 0 if cell.data == SYNTHETIC else min(counted, CEILING_ITERATIONS) + CEILING_WARMUP
     total = warmup + counted + 2 * ceiling
@@ -90,16 +94,14 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
     progress = _Progress(tell, total)
     try:
         source = _Source(cell, plan, recipe, execution, world)
-        # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
-        epoch = recipe.replace(epochs=1, warmup_epochs=0)
-        with backend.engine(epoch, np.full(total, LEARNING_RATE), world, execution) as engine:
-            engine.write(initial_state(recipe))
+        with _opened(cell, recipe, execution, world, total) as engine:
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
                 world.wait()  # all ranks start together
                 start = ProcessorTime.now()
                 during = _run(engine, step, batches, warmup, counted, progress)
                 passed = ProcessorTime.now().since(start)
+            memory = peak_memory_bytes()
             computing = loading = None
             if ceiling:
                 held, first = repeat(source.held()), warmup + counted
@@ -111,13 +113,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
                 _drained(batches, CEILING_WARMUP, progress)
                 world.wait()
                 loading = _drained(batches, ceiling - CEILING_WARMUP, progress)
-        world.wait()
-        gemm, no_product = _rate(
-            lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks)
-        )
-        world.wait()  # ranks share the memory, so all of them copy at the same time
-        copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
-        what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
+        gemm, copy, remarks = _ceilings(cell, world)
         return Measured(
             device=world.device,
             on_gpu=world.on_gpu,
@@ -129,12 +125,59 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
             copy_gb_per_sec=copy,
             processors=passed,
             machine_cores=os.cpu_count() or 1,
-            remarks=[
-                f"{cell.backend} has no {name} here, so no limit is known: {said}" for name, said in what.items() if said
-            ],
+            remarks=remarks,
+            peak_memory_bytes=memory,
         )
     finally:
         world.close()
+
+
+class Alone(HostQuestions):
+    """The world of an engine that is not native: this process."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self, engine: str, execution: Execution) -> None:
+        self.on_gpu = device_of(engine, execution) == "cuda"
+        self.device = "GPU" if self.on_gpu else cpu_name()
+
+    def _largest(self, values: list[int]) -> list[int]:
+        return values
+
+    def close(self) -> None:
+        """Do nothing: there is no process group."""
+
+
+@contextmanager
+def _opened(cell: Cell, recipe: Recipe, execution: Execution, world: World, steps: int) -> Iterator[Any]:
+    """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for this many steps."""
+    state = initial_state(recipe)
+    if cell.engine != NATIVE:
+        weights = Opened(recipe, state, (), Path("initial weights"), LOCKSTEP)
+        with open_engine(cell.engine, weights, execution, most_images=cell.batch) as other:
+            yield other
+        return
+    # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
+    epoch = recipe.replace(epochs=1, warmup_epochs=0)
+    with backends.load(cell.backend).engine(epoch, np.full(steps, LEARNING_RATE), world, execution) as engine:
+        engine.write(state)
+        yield engine
+
+
+def _ceilings(cell: Cell, world: World) -> tuple[float | None, float | None, list[str]]:
+    """Return the rates of matrix products and copies, and remarks on those that are not known.
+
+    An engine that is not native has no products of its own, and so no limit.
+    """
+    world.wait()
+    if cell.engine != NATIVE:
+        return None, None, []
+    gemm, no_product = _rate(lambda: ceilings.gemm_gflops(cell.backend, cell.dtype, on_gpu=world.on_gpu, ranks=world.ranks))
+    world.wait()  # ranks share the memory, so all of them copy at the same time
+    copy, no_copy = _rate(lambda: ceilings.copy_gb_per_sec(cell.backend, on_gpu=world.on_gpu, ranks=world.ranks))
+    what = {f"matrix product in {cell.dtype}": no_product, "copy": no_copy}
+    remarks = [f"{cell.backend} has no {name} here, so no limit is known: {said}" for name, said in what.items() if said]
+    return gemm, copy, remarks
 
 
 class _Progress:

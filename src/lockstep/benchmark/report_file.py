@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
+from lockstep.inference.engines import NATIVE
 from lockstep.system.errors import DataError
 
 KIND, VERSION = "lockstep-benchmark", 1
@@ -53,4 +54,7 @@ def read_benchmark(path: Path) -> BenchmarkReport:
             f"{path} is a report of `lockstep benchmark` of version {report.get('version')}, expected {VERSION}; "
             "measure again into another file"
         )
+    for cell in report["cells"] if isinstance(report.get("cells"), list) else ():
+        if isinstance(cell, dict):
+            cell.setdefault("engine", NATIVE)  # reports from before there were others
     return cast(BenchmarkReport, report)

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lockstep.benchmark.cells import Cell
+from lockstep.benchmark.cells import Cell, computes
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.grid import key
 from lockstep.benchmark.iteration_times import overlap, quotient
 from lockstep.benchmark.report_file import BenchmarkReport, environment_of
+from lockstep.inference.engines import NATIVE
 
 Entry = dict[str, Any]
 """A cell of a report."""
@@ -45,11 +46,12 @@ class Pair:
 def claims(cells: list[Entry]) -> list[Pair]:
     """Return the pairs of cells for the claims of NVIDIA's documents, if these cells show them. All other fields are equal.
 
-    The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with NCHW, and several ranks with
-    one.
+    The claims compare mixed precision with fp32, v1.5 with v1, a compiler with none, NHWC with NCHW, several ranks with one,
+    and another engine of inference with the native one.
     """
     measured = [entry for entry in cells if entry["status"] == OK]
-    return [pair for axis in ("dtype", "model", "compile", "layout", "ranks") for pair in _differing(measured, axis)]
+    axes = ("dtype", "model", "compile", "layout", "ranks", "engine")
+    return [pair for axis in axes for pair in _differing(measured, axis)]
 
 
 def _differing(entries: list[Entry], axis: str) -> Iterator[Pair]:
@@ -68,7 +70,7 @@ def _base(entry: Entry, axis: str) -> Any:
         return value.removesuffix(".5") if value.endswith("-v1.5") else None
     if axis in _SWITCHES:
         return _SWITCHES[axis].get(value)
-    base = {"dtype": "fp32", "ranks": 1}[axis]
+    base = {"dtype": "fp32", "ranks": 1, "engine": NATIVE}[axis]
     return None if value == base else base
 
 
@@ -95,7 +97,7 @@ _PASSING = ("processor_mhz", "gpus")
 def differences(report: BenchmarkReport, other: BenchmarkReport) -> list[Difference]:
     """Return the differences of settings, and of environments of backends in both reports. None is a missing value."""
     found = _differences(report.get("settings", {}), other.get("settings", {}), "")
-    for backend in dict.fromkeys(cell["backend"] for cell in report["cells"]):
+    for backend in dict.fromkeys(map(computes, report["cells"])):
         ours, theirs = environment_of(report, backend), environment_of(other, backend)
         if ours and theirs:
             of_backend = _differences(ours, theirs, f"{backend}: ")

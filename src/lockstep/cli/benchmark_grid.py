@@ -30,6 +30,10 @@ Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Numbers of ranks:
 Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")]
 Dtypes = Annotated[str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16.")]
 Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
+Inferring = Annotated[
+    str,
+    typer.Option("--engine", metavar="A,B", help="What infers: native (the frameworks) and others; see `lockstep doctor`."),
+]
 Models = Annotated[str, typer.Option("--model", metavar="A,B", help="Models, such as resnet50-v1.5,resnet50-v1.")]
 Compilers = Annotated[
     str, typer.Option("--compile", metavar="off,on", help="Compiler, XLA or torch.compile: auto, on, off.")
@@ -61,6 +65,7 @@ def measure(
     batches: Batches = "1,2,4,8,16,32,64,128,256",
     dtypes: Dtypes = "fp32",
     engines: Engines = DEFAULT_BACKEND,
+    inferring: Inferring = "native",
     models: Models = "resnet50-v1.5",
     compilers: Compilers = "auto",
     layouts: Layouts = "auto",
@@ -96,6 +101,7 @@ def measure(
         batches=_numbers(batches, "-b"),
         dtypes=_words(dtypes),
         engines=_words(engines),
+        inference_engines=_words(inferring),
         models=_words(models),
         compiles=_words(compilers),
         layouts=_words(layouts),
@@ -145,7 +151,7 @@ def _emulated(cells: "Sequence[Cell]", execution: dict[str, Any]) -> list[str]:
     from lockstep.system.machine import gpu
 
     on_gpu = execution.get("device") != "cpu" and gpu() is not None
-    asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells)
+    asked = dict.fromkeys((cell.backend, cell.dtype) for cell in cells if cell.computes == cell.backend)
     found = [(backend, emulation(dtype, on_gpu=on_gpu, backend=backend)) for backend, dtype in asked]
     return [f"{backend}: {each}; use --dtype {each.instead}, which is not emulated" for backend, each in found if each]
 

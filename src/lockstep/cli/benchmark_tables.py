@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.benchmark.cells import computes
 from lockstep.benchmark.failures import OK
 from lockstep.benchmark.iteration_times import printed
 from lockstep.benchmark.report_file import BenchmarkReport
@@ -46,7 +47,7 @@ def show(report: BenchmarkReport, other: BenchmarkReport | None) -> None:
 
 
 def _rates(entries: list[Entry]) -> Table:
-    table = _table("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit")
+    table = _table("", "n", "batch", "images/s", "95 %", *_PERCENTILES, "waits", "bound by", "of limit", "first, s", "MB")
     for entry in entries:
         share = entry["roofline"]["share_of_limit"]
         table.add_row(
@@ -59,8 +60,14 @@ def _rates(entries: list[Entry]) -> Table:
             f"{entry['data_wait_share']:.1%}",
             _bound(entry),
             "-" if share is None else f"{share:.0%}",
+            _number(entry.get("first_answer_sec"), "{:.2f}"),
+            _number(entry.get("peak_memory_bytes"), "{:.0f}", 1e-6),
         )
     return table
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "-" if value is None else form.format(factor * value)
 
 
 def _table(*columns: str) -> Table:
@@ -94,7 +101,7 @@ def _quotients(pairs: list[Pair]) -> Table:
 
 def _name_of(pair: Pair) -> str:
     entry = pair.over
-    parts = {name: entry[name] for name in ("backend", "model", "dtype")}
+    parts = {"engine": computes(entry)} | {name: entry[name] for name in ("model", "dtype")}
     parts |= {name: f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"}
     parts |= {"ranks": f"n {entry['ranks']}", "batch": f"batch {entry['batch']}"}
     return " ".join(value for name, value in parts.items() if name != pair.axis)
@@ -153,7 +160,7 @@ def _remarks(console: Console, entries: list[Entry]) -> None:
 
 
 def _kind(entry: Entry) -> str:
-    parts = [entry["backend"], entry["model"], entry["dtype"]]
+    parts = [computes(entry), entry["model"], entry["dtype"]]
     return " ".join(parts + [f"{name} {entry[name]}" for name in ("compile", "layout") if entry[name] != "auto"])
 
 

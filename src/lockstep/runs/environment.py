@@ -35,14 +35,16 @@ class Environment(TypedDict, total=False):
     val: Images
 
 
-def environment(backend: str) -> dict[str, Any]:
-    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory."""
-    framework = FRAMEWORKS[backend]
+def environment(backend: str | None) -> dict[str, Any]:
+    """Return what results and speed depend on besides the recipe: versions, system, processor, cores, memory.
+
+    The version of a framework is among them unless `backend` is None.
+    """
     return {
         "lockstep": lockstep_version(),
         "python": platform.python_version(),
         "numpy": version("numpy"),
-        backend: framework.version(),
+        **({} if backend is None else {backend: FRAMEWORKS[backend].version()}),
         "system": platform.platform(),
         "processor": processor(),
         "cores": cores(),

@@ -26,6 +26,16 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def peak_memory_bytes() -> int | None:
+    """Return the most main memory that this process has used so far, in bytes; None if the system does not report it."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
+
+
 def processor() -> str:
     """Return the name of the processor."""
     text = _cpuinfo()
