@@ -1,0 +1,130 @@
+"""Compare engines of inference with PyTorch's eager ResNet-50 in NCHW: images a second, and the first answer of a process.
+
+Every turn is a separate process, because threads and compiled code of one engine must not disturb the next one. The eager
+model gets normalised images; the engines get bytes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.inference.engines import NATIVE, available, open_engine, row_of
+from lockstep.recipes import Execution, Recipe
+from lockstep.recipes.initial_weights import initial_state
+from lockstep.system.machine import arithmetic, cores, peak_memory_bytes
+from lockstep.weights.opening import LOCKSTEP, Opened
+from measuring import median, recipe, record, rounded
+
+EAGER = "eager NCHW fp32"
+TARGET = 1.5
+WARMUP = 2
+
+
+def eager(settings: Recipe, images: np.ndarray) -> Callable[[], object]:
+    """Return a pass of the model as most people write it, in float32."""
+    import torch
+
+    from lockstep.backends.torch.model import Model
+    from lockstep.models.architectures import MODELS
+
+    model = Model(MODELS["resnet50"], settings).eval()
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float()
+    x = (x - torch.tensor(settings.mean).view(3, 1, 1)) / torch.tensor(settings.std).view(3, 1, 1)
+
+    def work() -> None:
+        with torch.inference_mode():
+            model(x).numpy()
+
+    return work
+
+
+def turn(who: str, batch: int, iterations: int, started: float) -> dict[str, Any]:
+    """Run one turn; return rates by wall and by processor time, and seconds and memory to the first answer and in all."""
+    name, _, precision = who.rpartition(" ")
+    settings = recipe(precision=precision, eval_crop=224, eval_resize=256)
+    images = np.random.default_rng(0).integers(0, 256, (batch, 224, 224, 3), dtype=np.uint8)
+    if who == EAGER:
+        work = eager(settings, images)
+    else:
+        weights = Opened(settings, initial_state(settings), (), Path("initial weights"), LOCKSTEP)
+        engine = open_engine(name, weights, Execution(device="cpu"), most_images=batch)
+        work = lambda: engine.predict(images)  # noqa: E731
+    work()
+    first = time.perf_counter() - started
+    for _ in range(WARMUP):
+        work()
+    times, before = [], time.process_time()
+    for _ in range(iterations):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    spent = time.process_time() - before
+    return {
+        "images_per_sec": batch / median(times),
+        "images_per_processor_sec": batch * iterations / spent,
+        "first_answer_sec": first,
+        "peak_mb": (peak_memory_bytes() or 0) / 1e6,
+    }
+
+
+def compared() -> list[str]:
+    """Return what is compared: the eager loop, and all engines in the precisions that this processor multiplies."""
+    found = [EAGER]
+    for precision in ("fp32", "bf16"):
+        if precision in arithmetic().precisions:
+            names = [
+                name for name in available("torch") if name == NATIVE or precision in row_of(name).precisions.get("cpu", ())
+            ]
+            found += [f"{name} {precision}" for name in names]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turn", nargs=2, metavar=("WHO", "STARTED"), help="Run one turn in this process.")
+    asked = parser.parse_args()
+    if asked.turn:
+        print(json.dumps(turn(asked.turn[0], asked.batch, asked.iterations, float(asked.turn[1]))))
+        return
+    names = compared()
+    found: dict[str, list[dict[str, float]]] = {who: [] for who in names}
+    for _ in range(asked.turns):
+        for who in names:  # alternately, so that other work on the machine affects all of them
+            command = [sys.executable, *sys.argv, "--turn", who, str(time.perf_counter())]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[who].append(json.loads(done.stdout.splitlines()[-1]))
+    by: dict[str, dict[str, list[float]]] = {
+        figure: {who: rounded([each[figure] for each in turns]) for who, turns in found.items()}
+        for figure in ("images_per_sec", "images_per_processor_sec", "first_answer_sec", "peak_mb")
+    }
+    over = {
+        figure: {who: round(median(by[figure][who]) / median(by[figure][EAGER]), 3) for who in names[1:]}
+        for figure in ("images_per_sec", "images_per_processor_sec")
+    }
+    result = {
+        "what": f"images a second, ResNet-50 inference, 224 px, batch {asked.batch}; {asked.turns} turns, one process each",
+        "processor": f"{', '.join(arithmetic().extensions)}; limit: {arithmetic().limit}",
+        "load_average": os.getloadavg()[0],
+        "idle_machine": os.getloadavg()[0] < cores() + 1,
+        **by,
+        "over_eager": over["images_per_sec"],
+        "over_eager_by_processor_time": over["images_per_processor_sec"],
+        "best_over_eager": max(over["images_per_sec"].values()),
+        "target": TARGET,
+    }
+    record("inference_engines", result)
+
+
+if __name__ == "__main__":
+    main()
