@@ -8,6 +8,7 @@ import pytest
 
 import lockstep
 from lockstep.recipes import Recipe
+from tests.processes import python
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -78,6 +79,15 @@ def test_another_engine_computes_the_same(answer: Run, run_folder: Path, texture
     assert (code, errors) == (0, "")
     assert (found["engine"], found["precision"], found["per_class"]) == ("onnxruntime", "fp32", expected["per_class"])
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_another_engine_needs_no_framework(run_folder: Path, textures: Path) -> None:
+    code = (
+        "import lockstep, sys\n"
+        f"lockstep.evaluate({str(run_folder)!r}, {str(textures)!r}, engine='onnxruntime')\n"
+        "print(sorted({'torch', 'tensorflow', 'paddle', 'onnxruntime'} & set(sys.modules)))"
+    )
+    assert python(code) == (0, "['onnxruntime']\n", "")
 
 
 def test_an_engine_that_is_unknown_or_missing_is_an_error(answer: Run, run_folder: Path, textures: Path) -> None:

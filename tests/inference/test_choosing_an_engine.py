@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.inference.engines import ENGINES, NATIVE, choosing
+import lockstep
+from lockstep.inference.engines import ENGINES, NATIVE, available, choosing
 from lockstep.inference.engines.choosing import fastest
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.recorder import Recorder
+from lockstep.weights import checkpoint
 from lockstep.weights.opening import Opened
 from tests.inference.cases import random_tensors
 
 EXECUTION = Execution(backend="reference", device="cpu")
+OF_FRAMEWORK = {name: row.framework for name, row in ENGINES.items()}
 LOGITS = np.array([[1.0, -2.0], [0.5, 1.5]])
 Choose = Callable[..., tuple[str, list[str]]]
 
@@ -45,6 +48,8 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, float]]:
         return LOGITS + difference * 2.0, rate
 
     monkeypatch.setattr(choosing, "_tried", tried)
+    for name in ("onnxruntime", "openvino"):  # nothing is computed, so their packages need not be there
+        monkeypatch.setitem(ENGINES, name, replace(ENGINES[name], distributions=("numpy",)))
     return found
 
 
@@ -70,6 +75,7 @@ def test_the_fastest_engine_within_the_bound_is_chosen_and_said(choose: Choose, 
     ]
 
 
+@pytest.mark.usefixtures("rates")
 def test_an_engine_of_another_framework_is_not_considered(weights: Opened) -> None:
     assert ENGINES["paddle-inference"].framework not in ("", EXECUTION.backend)
     assert choosing._candidates(weights, EXECUTION) == [NATIVE, "onnxruntime", "openvino"]
@@ -113,9 +119,23 @@ def test_a_cache_that_cannot_be_written_is_no_error(choose: Choose, file: Path) 
     assert choose()[0] == "onnxruntime"
 
 
+def test_an_evaluation_uses_the_choice(choose: Choose, tiny_recipe: Recipe, textures: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (textures / "val").glob("[!.]*"))
+    source = checkpoint.save(
+        tmp_path / "run",
+        State(0, random_tensors(tiny_recipe, 1), {}),
+        data_digest="",
+        about={"recipe": tiny_recipe.fields(), "classes": names},
+    )
+    found = lockstep.evaluate(source, textures, engine="auto", execution=EXECUTION)
+    expected = lockstep.evaluate(source, textures, execution=EXECUTION)
+    assert (found["engine"], expected["engine"]) == ("onnxruntime", NATIVE)
+    assert found["per_class"] == expected["per_class"]
+
+
 def test_engines_are_measured_for_real(weights: Opened, file: Path) -> None:
     notes: list[Any] = []
     chosen = fastest(weights, EXECUTION, Recorder(notes.append))
     assert chosen != NATIVE, "the reference in NumPy is slower than any engine"
     [choice] = json.loads(file.read_text())["choices"].values()
-    assert choice["images_per_sec"].keys() == {NATIVE, "onnxruntime", "openvino"}
+    assert choice["images_per_sec"].keys() == {name for name in available("reference") if not OF_FRAMEWORK.get(name)}

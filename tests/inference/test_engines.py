@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from lockstep.inference import engines, onnx_model
 from lockstep.inference.engines import ENGINES, NATIVE, available, open_engine, tensorrt
-from lockstep.inference.engines.onnxruntime import providers
+from lockstep.inference.engines import onnxruntime as runtime
 from lockstep.inference.engines.scoring import Pace, scores
 from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
@@ -143,13 +144,24 @@ def test_tensorrt_is_asked_for_where_there_is_a_gpu_and_nowhere_else(
         open_engine("tensorrt", weights)
 
 
+def test_a_session_is_on_the_gpu_where_package_and_machine_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(runtime, "_package", lambda: package)
+    monkeypatch.setattr(runtime, "gpu", lambda: None)
+    assert runtime.device(Execution()) == "cpu"
+    with pytest.raises(BackendError, match="there is no GPU here"):
+        runtime.device(Execution(device="cuda"))
+    monkeypatch.setattr(runtime, "gpu", lambda: ("H100", machine.arithmetic_of_gpu((9, 0))))
+    assert [runtime.device(Execution.of({"device": name})) for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+
+
 def test_a_gpu_computes_fp32_in_fp32_and_fp16_by_tensorrt() -> None:
     there = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert providers("fp32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "0"})]
-    assert providers("tf32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "1"})]
-    assert [name for name, _ in providers("fp16", there, quantised=False)] == there[:2]
-    assert [name for name, _ in providers("fp32", there, quantised=True)] == there[:2]
-    assert [name for name, _ in providers("fp16", there[1:], quantised=False)] == there[1:2]
+    assert runtime.providers("fp32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "0"})]
+    assert runtime.providers("tf32", there, quantised=False) == [("CUDAExecutionProvider", {"use_tf32": "1"})]
+    assert [name for name, _ in runtime.providers("fp16", there, quantised=False)] == there[:2]
+    assert [name for name, _ in runtime.providers("fp32", there, quantised=True)] == there[:2]
+    assert [name for name, _ in runtime.providers("fp16", there[1:], quantised=False)] == there[1:2]
 
 
 def test_scores_are_those_of_the_reference_engine(tiny_recipe: Recipe) -> None:

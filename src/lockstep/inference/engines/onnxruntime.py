@@ -7,6 +7,7 @@ import numpy as np
 from lockstep.inference.engines import Order, checked, cpu_name, package, threads
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
+from lockstep.system.machine import gpu
 
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 _ERRORS = 3
@@ -53,7 +54,7 @@ def opened(order: Order) -> OnnxRuntime:
 
 
 def device(execution: Execution) -> str:
-    """Return "cuda" if the package has CUDA and the execution allows it, else "cpu"."""
+    """Return "cuda" if the package has CUDA, the machine a GPU, and the execution allows it; else "cpu"."""
     if execution.device == "cpu":
         return "cpu"
     has_cuda = _CUDA in _package().get_available_providers()
@@ -61,7 +62,9 @@ def device(execution: Execution) -> str:
         raise BackendError(
             "device is cuda, but this onnxruntime has no CUDA; install onnxruntime-gpu in its place, or use --set device=cpu"
         )
-    return "cuda" if has_cuda else "cpu"
+    if execution.device == "cuda" and gpu() is None:
+        raise BackendError("device is cuda, but there is no GPU here; use --set device=cpu or see `lockstep doctor`")
+    return "cuda" if has_cuda and gpu() is not None else "cpu"
 
 
 def providers(precision: str, there: list[str], *, quantised: bool) -> list[tuple[str, dict[str, str]]]:
