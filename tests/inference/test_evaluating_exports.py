@@ -10,7 +10,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import lockstep
-from lockstep.inference.engines import ENGINES
+from lockstep.inference.computing import engines_of_exports
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import CheckpointError
@@ -19,7 +19,7 @@ from lockstep.weights.opening import open_weights
 from tests.backends.cases import random_images
 from tests.inference.cases import CLASSES, MEAN, STD, random_tensors
 
-ENGINES_OF_EXPORTS = [name for name, row in ENGINES.items() if row.runs_onnx and "cpu" in row.precisions]
+ENGINES_OF_EXPORTS = engines_of_exports()
 
 REFERENCE = Execution(backend="reference", reference_dtype="float32")
 
