@@ -45,7 +45,7 @@ class OpenVino:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        found = self._request.infer([checked(images, self._side)], share_inputs=True)
+        found = self._request.infer([checked(images, self._side)])
         return np.array(found[0], np.float32)
 
 
