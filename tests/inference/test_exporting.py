@@ -95,7 +95,7 @@ def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_saved_model_answers_as_the_weights_it_was_made_from(weights: Path, images: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "saved model"
-    assert lockstep.export(weights, folder)["written"] == str(folder)
+    assert lockstep.export(weights, folder, compare=False)["written"] == str(folder)
     others = images[1:]  # the first is of the evaluation's size, and `predict` would enlarge it
     for path, found in zip(others, answers(folder, others), strict=True):
         [expected] = lockstep.predict(weights, [path], top=10)
@@ -107,7 +107,7 @@ def test_a_saved_model_answers_as_the_weights_it_was_made_from(weights: Path, im
 
 @pytest.mark.slow
 def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, images: list[Path], tmp_path: Path) -> None:
-    lockstep.export(weights, tmp_path / "model")
+    lockstep.export(weights, tmp_path / "model", compare=False)
     [found] = answers(tmp_path / "model", images[:1])
     pixels = np.asarray(Image.open(images[0]).convert("RGB")).astype(np.float64)
     x = ((pixels - MEAN) / STD).transpose(2, 0, 1)[None]
@@ -118,14 +118,14 @@ def test_an_image_of_the_evaluations_size_is_taken_as_it_is(weights: Path, image
 def test_a_saved_model_with_a_resize_that_tensorflow_lacks_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = saved(tiny_recipe.replace(interpolation="bicubic"), tmp_path)
     with pytest.raises(CheckpointError, match="recipe has eval_antialias: true, or export to onnx"):
-        lockstep.export(weights, tmp_path / "model")
+        lockstep.export(weights, tmp_path / "model", compare=False)
     assert not (tmp_path / "model").exists()
 
 
 def test_a_saved_model_that_would_filter_in_another_geometry_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
     weights = saved(tiny_recipe.replace(eval_antialias=True, eval_sampling="asymmetric"), tmp_path)
     with pytest.raises(CheckpointError, match=r"a SavedModel .* cannot do so with eval_sampling: asymmetric, .* to onnx"):
-        lockstep.export(weights, tmp_path / "model")
+        lockstep.export(weights, tmp_path / "model", compare=False)
     assert not (tmp_path / "model").exists()
 
 
@@ -171,7 +171,7 @@ def test_the_tensorflow_recipe_evaluates_as_tensorflow_1_in_the_loader_and_in_a_
     ],
 )
 def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, path: str, tmp_path: Path) -> None:
-    lockstep.export(weights, tmp_path / "model", to=to)
+    lockstep.export(weights, tmp_path / "model", to=to, compare=False)
     assert (tmp_path / "model" / path).read_text().splitlines() == list(CLASSES)
 
 
@@ -179,13 +179,13 @@ def test_the_names_of_the_classes_are_beside_the_model(weights: Path, to: str, p
 def test_nothing_is_overwritten(weights: Path, to: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(CheckpointError, match="model already exists; name a new folder"):
-        lockstep.export(weights, tmp_path / "model", to=to)
+        lockstep.export(weights, tmp_path / "model", to=to, compare=False)
     assert not any((tmp_path / "model").iterdir())
 
 
 def test_an_unknown_format_is_refused_with_what_there_is(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no format 'saved-model' to export to. Did you mean savedmodel"):
-        lockstep.export(weights, tmp_path / "model", to="saved-model")
+        lockstep.export(weights, tmp_path / "model", to="saved-model", compare=False)
 
 
 # Paddle Inference
@@ -238,7 +238,7 @@ def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[
 @pytest.mark.parametrize("changes", ON_PADDLE.values(), ids=list(ON_PADDLE))
 def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, changes: dict[str, Any], tmp_path: Path) -> None:
     weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batches = [random_images(1, 40, seed=1), random_images(3, 40, seed=3)]
     for batch, found in zip(batches, infer_alone(tmp_path / "model", batches, tmp_path), strict=True):
         assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
@@ -248,7 +248,7 @@ def test_paddle_alone_answers_as_the_engine(tiny_recipe: Recipe, changes: dict[s
 @in_a_soak
 def test_paddle_alone_answers_as_the_engine_for_resnet50(tmp_path: Path) -> None:
     weights = save_undecided(RECIPES["resnet50-paddle-90ep"]().replace(precision="fp32"), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batch = random_images(2, 224)
     [found] = infer_alone(tmp_path / "model", [batch], tmp_path)
     assert_equal(found["classes"], found["probabilities"], expected(weights, batch))
@@ -262,7 +262,7 @@ def test_the_predictor_answers_as_the_engine(
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40, mean=MEAN, std=STD, **changes), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model", Options(onednn=onednn))
     for count in (1, 3, 1):
         batch = random_images(count, 40, seed=count)
@@ -274,7 +274,7 @@ def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> 
     from lockstep.backends.paddle.predictor import Options, open_predictor
 
     weights = save_undecided(tiny_recipe.replace(eval_resize=48, eval_crop=40), tmp_path)
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     batch = random_images(3, 40)
     _, probabilities = open_predictor(tmp_path / "model", Options(precision="bf16")).predict(batch)
     assert probabilities == pytest.approx(expected(weights, batch), abs=0.02)
@@ -283,7 +283,7 @@ def test_the_predictor_computes_in_bf16(tiny_recipe: Recipe, tmp_path: Path) -> 
 def test_the_predictor_refuses_images_of_another_size(weights: Path, tmp_path: Path) -> None:
     from lockstep.backends.paddle.predictor import open_predictor
 
-    lockstep.export(weights, tmp_path / "model", to="paddle-inference")
+    lockstep.export(weights, tmp_path / "model", to="paddle-inference", compare=False)
     predictor = open_predictor(tmp_path / "model")
     for images in (random_images(1, 48), random_images(1, 40).astype(np.float32), random_images(1, 40)[:0]):
         with pytest.raises(ValueError, match=r"images are .*, expected uint8 \(N, 40, 40, 3\)"):
@@ -314,6 +314,6 @@ def test_the_predictor_refuses_a_folder_without_a_program(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("to", ["paddle-inference", "torchscript", "torch-export", "onnx"])
 def test_what_is_fp32_alone_refuses_other_precisions(weights: Path, to: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is in fp32, not in bf16; leave out precision"):
-        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16")
+    with pytest.raises(CheckpointError, match=r"in fp32.*, not in bf16; leave out precision"):
+        lockstep.export(weights, tmp_path / "model", to=to, precision="bf16", compare=False)
     assert not (tmp_path / "model").exists()

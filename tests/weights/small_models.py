@@ -88,8 +88,7 @@ def keras(path: Path, state: State) -> None:
 
 
 def onnx(path: Path, state: State) -> None:
-    onnx_model.export(recipe_of(), state.tensors, (), path.with_name("exported"))
-    (path.with_name("exported") / "model.onnx").rename(path)
+    path.write_bytes(onnx_model.model_of(recipe_of(), state.tensors, ()).SerializeToString())
 
 
 def tensorflow(path: Path, state: State) -> None:

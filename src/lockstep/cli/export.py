@@ -1,7 +1,7 @@
 """`lockstep export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,20 +13,74 @@ def command(
     source: Annotated[Path, typer.Argument(help=options.WEIGHTS)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     to: Annotated[
-        str, typer.Option(help="Format: savedmodel, paddle-inference, torchscript, torch-export or onnx.")
+        str,
+        typer.Option(
+            help="Format: savedmodel, paddle-inference, torchscript, torch-export, onnx, openvino, tensorrt or triton."
+        ),
     ] = "savedmodel",
     which: options.Which = "newest",
     ema: options.Ema = False,
     model: options.Model = None,
     classes: options.Classes = None,
     precision: Annotated[
-        str | None, typer.Option(help="Precision of a SavedModel: fp32 (default), bf16 or fp16.", show_default=False)
+        str | None,
+        typer.Option(
+            help="fp32 (default); bf16 or fp16 of a SavedModel; fp16 or int8 of ONNX and what is made of it.",
+            show_default=False,
+        ),
     ] = None,
+    batch: Annotated[
+        str, typer.Option(help="Images of every batch: a number, or dynamic. For ONNX and what is made of it.")
+    ] = "dynamic",
+    bare: Annotated[
+        bool,
+        typer.Option("--bare", help="Without preprocessing and softmax: from normalised float32 NCHW images to logits."),
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Run the program and compare it with the weights before it gets its name.")
+    ] = True,
+    data: Annotated[
+        Path | None, typer.Option(help="For int8: images to calibrate on (its training part) and to evaluate on.")
+    ] = None,
+    calibration_images: Annotated[int, typer.Option(help="Most images to calibrate on.", min=1)] = 256,
+    method: Annotated[str, typer.Option(help="How to find ranges for int8: minmax, entropy or percentile.")] = "minmax",
+    tolerance: Annotated[float, typer.Option(help="The most top-1 that int8 may lose, in percentage points.")] = 1.0,
 ) -> None:
     """Write a model for a server, with its preprocessing."""
     from lockstep import export
+    from lockstep.cli.console import Reporter
 
-    result = export(source, folder, to=to, which=which, ema=ema, model=model, classes=classes, precision=precision)
+    how: dict[str, Any] = {
+        "which": which,
+        "ema": ema,
+        "model": model,
+        "classes": classes,
+        "precision": precision,
+        "compare": compare,
+    }
+    how |= {"batch": _batch(batch), "bare": bare}
+    how |= {"data": data, "calibration_images": calibration_images, "method": method, "tolerance": tolerance}
+    with Reporter() as reporter:
+        result = export(source, folder, to=to, **how, listener=reporter)
     print(f"wrote {result['written']}")
+    if loss := result["int8"]:
+        print(
+            f"top-1 of {loss['validation_images']} images: {loss['top1_before']:.2f} % before int8, "
+            f"{loss['top1_after']:.2f} % after ({loss['method']} on {loss['calibration_images']} images)"
+        )
+    if found := result["comparison"]:
+        print(
+            f"compared on {found['images']} images: {found['runtime']} and the engine {found['engine']} differ by "
+            f"{found['largest_difference']:.0e} of the largest logit (bound {found['bound']:.0e}); top-1 agrees on "
+            f"{found['top1_agreement']:.0%}; {found['seconds']:.1f} s"
+        )
     for remark in result["remarks"]:
         print(f"note: {in_line(remark)}")
+
+
+def _batch(text: str) -> int | None:
+    if text == "dynamic":
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise typer.BadParameter(f"{text!r} is no batch; expected a number from 1, or dynamic", param_hint="--batch")
+    return int(text)

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.models.architectures import Block, Conv, blocks, model_spec, stem
+from lockstep.models.architectures import Block, Conv, blocks, convolutions, model_spec, stem
 from lockstep.models.architectures import tensors as tensors_of
-from lockstep.models.quantisation import weight_scales
+from lockstep.models.quantisation import LARGEST, LOWEST, weight_scales
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
@@ -22,38 +22,52 @@ OPSET, IR = 17, 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
 
 
-def export(
+@dataclass(frozen=True)
+class Form:
+    """What an ONNX model takes and returns, and how it is written."""
+
+    batch: int | None = None
+    """The number of images of every batch; None: any."""
+    bare: bool = False
+    """Whether the model takes `input`, normalised float32 [N, 3, S, S], and returns `logits`, float32 [N, logits]."""
+    folded: bool = False
+    """Whether batch norms are folded into convolutions. They always are in fp16, and never with scales: ONNX Runtime rounds
+    the biases of folded ones to int32, which changes what training fitted."""
+
+
+def model_of(
     recipe: Recipe,
-    tensors: dict[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray],
     classes: tuple[str, ...],
-    folder: Path,
     scales: Mapping[str, float] | None = None,
-) -> None:
-    """Write `model.onnx` with the weights inside.
+    form: Form | None = None,
+) -> "onnx.ModelProto":
+    """Return a model with the weights inside.
 
     The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
-    [N, logits]. The class names are in its metadata, as a JSON list, and in `classes.txt`, one per line. The metadata also
-    has the preprocessing of an evaluation (`lockstep.weights.formats.onnx_metadata`).
+    [N, logits]. The class names are in its metadata, as a JSON list. The metadata also has the preprocessing of an
+    evaluation (`lockstep.weights.formats.onnx_metadata`).
 
-    With `scales` of the inputs of all layers (`lockstep.models.quantisation`), input and weights of every convolution and of
-    the classifier pass through QuantizeLinear and DequantizeLinear. Weights have a scale for each output channel.
+    In fp16, weights are float16, and everything between the normalised images and the logits is computed in it.
 
-    Raises `CheckpointError` if the recipe's precision is not fp32 or the tensors do not fit, `BackendError` if the package
-    onnx is missing.
+    With `scales` of the inputs of all layers (`lockstep.models.quantisation`), the input of every convolution and of the
+    classifier passes through QuantizeLinear and DequantizeLinear. Weights are int8 and pass through DequantizeLinear, with
+    a scale for each output channel. Batch norms are not folded.
+
+    Raises `CheckpointError` if the recipe's precision is neither fp32 nor fp16 or the tensors do not fit, `BackendError` if
+    the package onnx is missing.
     """
-    if recipe.precision != "fp32":
+    if recipe.precision not in ("fp32", "fp16") or (scales and recipe.precision != "fp32"):
         raise CheckpointError(
-            f"an ONNX model is in fp32, not in {recipe.precision}; leave out precision: the program that runs the model can "
-            "choose its own"
+            f"an ONNX model is in fp32, fp16 or int8, not in {recipe.precision}; leave out precision: the program that runs "
+            "the model can choose its own"
         )
     check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
-    onnx = _onnx()
-    model = _Graph(onnx, recipe, tensors, scales or {}).model(classes)
+    onnx, form = _onnx(), form or Form()
+    graph = _Graph(onnx, recipe, tensors, scales or {}, in_half=recipe.precision == "fp16", folded=form.folded)
+    model = graph.model(classes, form)
     onnx.checker.check_model(model)
-    folder.mkdir()
-    onnx.save(model, str(folder / "model.onnx"))
-    if classes:
-        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+    return model
 
 
 def logits_model(recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None) -> bytes:
@@ -88,40 +102,64 @@ class _Graph:
         scales: Mapping[str, float],
         *,
         in_half: bool = False,
+        folded: bool = False,
     ) -> None:
         self._onnx, self._recipe, self._spec, self._scales = onnx, recipe, model_spec(recipe.model), scales
-        self._in_half = in_half
+        self._in_half, self._folded = in_half, folded or in_half
         self._nodes: list[onnx.NodeProto] = []
-        self._values = {
-            "mean": np.array(recipe.mean, np.float32),
-            "std": np.array(recipe.std, np.float32),
-        } | {name: np.ascontiguousarray(value, np.float16 if in_half else np.float32) for name, value in tensors.items()}
+        values = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
+        if self._folded:
+            self._fold(values)
+        for layer in scales:
+            self._quantise(values, f"{layer}.weight")
+        if in_half:
+            values = {name: value.astype(np.float16) for name, value in values.items()}
+        self._values = values
+
+    def _fold(self, values: dict[str, np.ndarray]) -> None:
+        """Fold batch norms into the kernels and new biases."""
+        for conv in convolutions(self._spec):
+            scale, shift, mean, variance = (
+                values.pop(f"{conv.bn_name}.{suffix}").astype(np.float64)
+                for suffix in ("weight", "bias", "running_mean", "running_var")
+            )
+            factor, kernel = scale / np.sqrt(variance + self._recipe.bn_epsilon), f"{conv.name}.weight"
+            values[kernel] = (values[kernel] * factor[:, None, None, None]).astype(np.float32)
+            values[f"{conv.name}.bias"] = (shift - mean * factor).astype(np.float32)
+
+    def _quantise(self, values: dict[str, np.ndarray], name: str) -> None:
+        """Replace weights by integers, and add the scale of every output channel."""
+        weight = values[name]
+        scale = weight_scales(weight)
+        with np.errstate(invalid="ignore"):  # the scale of a channel with NaN or infinity is that too
+            integers = np.clip(np.rint(weight / scale.reshape(-1, *(1,) * (weight.ndim - 1))), LOWEST, LARGEST)
+            values[name], values[f"{name}.scale"] = integers.astype(np.int8), scale
+        values[f"{name}.zero"] = np.zeros(scale.shape, np.int8)
 
     def logits_model(self) -> "onnx.ModelProto":
         """Return the model whose only output is `logits`, for images of the evaluation's size."""
-        floats, side = self._onnx.TensorProto.FLOAT, self._recipe.eval_crop
-        x = self._normalised("images")
-        if self._in_half:
-            x = self._add("Cast", [x], "NCHW in half", to=self._onnx.TensorProto.FLOAT16)
-            self._add("Cast", [self._logits(x, "logits in half")], "logits", to=floats)
-        else:
-            self._logits(x)
-        described = self._onnx.helper.make_tensor_value_info
-        return self._made(["N", side, side, 3], [described("logits", floats, ["N", self._recipe.logits])])
+        self._computed(self._normalised("images"))
+        side = self._recipe.eval_crop
+        return self._made(self._images("N", side, side), [self._described_logits("logits", "N")])
 
-    def model(self, classes: tuple[str, ...]) -> "onnx.ModelProto":
+    def model(self, classes: tuple[str, ...], form: Form) -> "onnx.ModelProto":
         """Return the model."""
         helper, kinds = self._onnx.helper, self._onnx.TensorProto
-        logits = self._logits(self._normalised("images"))
-        self._add("Softmax", [logits], "probabilities", axis=1)
-        self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
-        model = self._made(
-            ["N", "H", "W", 3],
-            [
-                helper.make_tensor_value_info("classes", kinds.INT64, ["N"]),
-                helper.make_tensor_value_info("probabilities", kinds.FLOAT, ["N", self._recipe.logits]),
-            ],
-        )
+        count, side = form.batch or "N", self._recipe.eval_crop
+        if form.bare:
+            self._computed("input")
+            images = helper.make_tensor_value_info("input", kinds.FLOAT, [count, 3, side, side])
+            outputs = [self._described_logits("logits", count)]
+        else:
+            logits = self._computed(self._normalised("images"))
+            self._add("Softmax", [logits], "probabilities", axis=1)
+            self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
+            images = self._images(count, "H", "W")
+            outputs = [
+                helper.make_tensor_value_info("classes", kinds.INT64, [count]),
+                self._described_logits("probabilities", count),
+            ]
+        model = self._made(images, outputs)
         helper.set_model_props(
             model,
             {
@@ -131,13 +169,28 @@ class _Graph:
         )
         return model
 
-    def _made(self, images: list[int | str], outputs: list[Any]) -> "onnx.ModelProto":
-        """Return a model of the nodes, with an input of this shape and these outputs."""
+    def _images(self, count: int | str, height: int | str, width: int | str) -> Any:
+        kind = self._onnx.TensorProto.UINT8
+        return self._onnx.helper.make_tensor_value_info("images", kind, [count, height, width, 3])
+
+    def _described_logits(self, name: str, count: int | str) -> Any:
+        kind = self._onnx.TensorProto.FLOAT
+        return self._onnx.helper.make_tensor_value_info(name, kind, [count, self._recipe.logits])
+
+    def _computed(self, x: str) -> str:
+        """Return the logits, float32, of normalised images, float32."""
+        if not self._in_half:
+            return self._logits(x)
+        x = self._add("Cast", [x], "NCHW in half", to=self._onnx.TensorProto.FLOAT16)
+        return self._add("Cast", [self._logits(x, "logits in half")], "logits", to=self._onnx.TensorProto.FLOAT)
+
+    def _made(self, images: Any, outputs: list[Any]) -> "onnx.ModelProto":
+        """Return a model of the nodes, with this input and these outputs."""
         helper = self._onnx.helper
         graph = helper.make_graph(
             self._nodes,
             self._recipe.model if isinstance(self._recipe.model, str) else "model",
-            [helper.make_tensor_value_info("images", self._onnx.TensorProto.UINT8, images)],
+            [images],
             outputs,
             [self._onnx.numpy_helper.from_array(value, name) for name, value in self._values.items()],
         )
@@ -150,6 +203,7 @@ class _Graph:
         return output
 
     def _normalised(self, images: str) -> str:
+        self._values |= {name: np.array(getattr(self._recipe, name), np.float32) for name in ("mean", "std")}
         x = self._add("Cast", [images], "float images", to=self._onnx.TensorProto.FLOAT)
         x = self._add("Div", [self._add("Sub", [x, "mean"], "centred"), "std"], "normalised")
         return self._add("Transpose", [x], "NCHW", perm=[0, 3, 1, 2])
@@ -172,31 +226,30 @@ class _Graph:
     def _convolution(self, x: str, conv: Conv, *, relu: bool) -> str:
         x = self._add(
             "Conv",
-            self._factors(x, conv.name),
+            self._factors(x, conv.name) + ([f"{conv.name}.bias"] if self._folded else []),
             conv.name,
             kernel_shape=[conv.kernel, conv.kernel],
             strides=[conv.stride, conv.stride],
             group=conv.groups,
             **self._padding(conv.kernel, conv.stride),
         )
-        of_batch_norm = [f"{conv.bn_name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
-        x = self._add("BatchNormalization", [x, *of_batch_norm], conv.bn_name, epsilon=self._recipe.bn_epsilon)
+        if not self._folded:
+            of_batch_norm = [f"{conv.bn_name}.{suffix}" for suffix in ("weight", "bias", "running_mean", "running_var")]
+            x = self._add("BatchNormalization", [x, *of_batch_norm], conv.bn_name, epsilon=self._recipe.bn_epsilon)
         return self._add("Relu", [x], f"{conv.bn_name}.relu") if relu else x
 
     def _factors(self, x: str, layer: str) -> list[str]:
-        """Return the input and the weight of a layer, quantised and dequantised if there are scales."""
+        """Return the input and the weight of a layer, the input rounded to int8 if there are scales."""
         weight = f"{layer}.weight"
         if not self._scales:
             return [x, weight]
-        of_input, of_weight = np.array(self._scales[layer], np.float32), weight_scales(self._values[weight])
-        return [self._rounded(x, f"{layer}.input", of_input), self._rounded(weight, weight, of_weight, axis=0)]
-
-    def _rounded(self, x: str, name: str, scale: np.ndarray, **axis: int) -> str:
-        """Return x rounded to int8 multiples of a scale, float32 [] or [channels]. The zero point is 0: int8."""
-        self._values |= {f"{name}.scale": scale, f"{name}.zero": np.zeros(scale.shape, np.int8)}
-        steps = [f"{name}.scale", f"{name}.zero"]
-        integers = self._add("QuantizeLinear", [x, *steps], f"{name}.int8", **axis)
-        return self._add("DequantizeLinear", [integers, *steps], f"{name}.rounded", **axis)
+        scale, zero = f"{layer}.input.scale", "zero"
+        self._values |= {scale: np.array(self._scales[layer], np.float32), zero: np.zeros((), np.int8)}
+        integers = self._add("QuantizeLinear", [x, scale, zero], f"{layer}.input.int8")
+        return [
+            self._add("DequantizeLinear", [integers, scale, zero], f"{layer}.input.rounded"),
+            self._add("DequantizeLinear", [weight, f"{weight}.scale", f"{weight}.zero"], f"{weight}.rounded", axis=0),
+        ]
 
     def _padding(self, kernel: int, stride: int) -> dict[str, Any]:
         """Return a window's attributes for the recipe's padding; at stride 1 both kinds of padding are the same."""

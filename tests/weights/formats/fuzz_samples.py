@@ -180,8 +180,8 @@ def onnx() -> list[Sample]:
     import onnx
 
     recipe = _recipe()
-    whole = _written(lambda folder: onnx_model.export(recipe, state_of(recipe).tensors, CLASSES, folder / "a"))
-    model = onnx.load_model_from_string(whole["a/model.onnx"])
+    model = onnx_model.model_of(recipe, state_of(recipe).tensors, CLASSES)
+    whole = {"a/model.onnx": model.SerializeToString()}
 
     def outside(folder: Path) -> None:
         copied = onnx.load_model_from_string(whole["a/model.onnx"])

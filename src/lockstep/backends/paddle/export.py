@@ -45,6 +45,13 @@ def export(
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
 
+def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return classes and probabilities of uint8 images, from the program in a folder, run by Paddle Inference."""
+    from lockstep.backends.paddle.predictor import open_predictor  # which makes the process keep freed memory
+
+    return open_predictor(folder).predict(images)
+
+
 def _program(
     recipe: Recipe, table: dict[str, tuple[int, ...]], *, returns_logits: bool
 ) -> tuple[static.Program, Tensor, list[Tensor]]:

@@ -35,6 +35,13 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
         (extra / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
 
+def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return classes and probabilities of uint8 images, from the SavedModel in a folder, loaded by TensorFlow's loader."""
+    loaded = tf.saved_model.load(str(folder))
+    found = loaded.signatures["serving_default"](images=tf.constant(images))
+    return found["classes"].numpy(), found["probabilities"].numpy()
+
+
 class _Serving(tf.Module):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()

@@ -56,6 +56,15 @@ def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tupl
     _write_classes(classes, folder)
 
 
+def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return classes and probabilities of uint8 images, from the program in a folder, loaded by PyTorch's own loader."""
+    script = folder / "model.pt"
+    program = torch.jit.load(str(script)) if script.is_file() else torch.export.load(folder / "model.pt2").module()
+    with torch.no_grad():
+        found = program(torch.from_numpy(images))
+    return found["classes"].numpy(), found["probabilities"].numpy()
+
+
 def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
     if recipe.precision != "fp32":
         raise CheckpointError(f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision")

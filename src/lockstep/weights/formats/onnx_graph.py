@@ -61,26 +61,42 @@ class Graph:
 
         Raises `ValueError` if its bytes do not fit its shape or lie outside of the model's folder.
         """
-        place, transposed = self.place(name)
+        place, nodes = self.place(name)
         if place is None:
             return None
         values = _array(self, place)
-        for node in reversed(transposed):
-            values = values.transpose(self.attribute(node, "perm", None))
+        for node in reversed(nodes):
+            if node.op_type == "Transpose":
+                values = values.transpose(self.attribute(node, "perm", None))
+            elif values.dtype.kind in "iu":
+                values = self._dequantised(values, node)
         return values
 
+    def _dequantised(self, values: np.ndarray, node: Any) -> np.ndarray:
+        """Return the float32 values that a node DequantizeLinear makes of constant integers."""
+        scale, zero = (self.constant(name) for name in (*node.input[1:], "", "")[:2])
+        axis = self.attribute(node, "axis", 1)
+        if scale is None or scale.dtype != np.float32 or scale.size not in (1, *values.shape[axis : axis + 1]):
+            raise ValueError(f"the scale of {node.output[0]!r} is no constant with a float32 for each channel")
+        if zero is not None and zero.any():
+            raise ValueError(f"the integers of {node.output[0]!r} are not symmetric: their zero point is not 0")
+        along = [1] * values.ndim
+        if scale.size > 1:
+            along[axis] = -1
+        return np.asarray(values.astype(np.float32) * scale.reshape(along))
+
     def place(self, name: str) -> tuple[str | None, list[Any]]:
-        """Return the stored constant that a value is, None if it is none, and the nodes that transpose it."""
-        transposed: list[Any] = []
+        """Return the stored constant that a value is, None if it is none, and the nodes that transpose or dequantise it."""
+        nodes: list[Any] = []
         for _ in range(_MOST_STEPS):
             if name in self.stored:
-                return name, transposed
+                return name, nodes
             maker = self.makers.get(name)
             if maker is None or maker.op_type not in ("Identity", "Cast", "Transpose", *ROUNDING) or not maker.input:
                 break
-            transposed += [maker] if maker.op_type == "Transpose" else []
+            nodes += [maker] if maker.op_type in ("Transpose", "DequantizeLinear") else []
             name = maker.input[0]
-        return None, transposed
+        return None, nodes
 
     def described(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """Yield name, type and shape of every stored constant."""

@@ -22,11 +22,11 @@ def preprocessing_of(recipe: Recipe) -> str:
     return to_json({name: fields[name] for name in FIELDS})
 
 
-def with_preprocessing(recipe: Recipe, text: str) -> Recipe:
+def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) -> Recipe:
     """Return a recipe with the preprocessing of the property `KEY`.
 
-    `recipe` has the mean and std of the graph, as far as float32 holds them. Raises `ValueError` that says what is wrong
-    with the property, also if the graph has another mean or std.
+    If the graph `normalises`, `recipe` has its mean and std, as far as float32 holds them. Raises `ValueError` that says
+    what is wrong with the property, also if the graph has another mean or std.
     """
     values = parsed(text)
     if not isinstance(values, dict) or not set(_NEEDED) <= values.keys() <= set(FIELDS):
@@ -39,7 +39,7 @@ def with_preprocessing(recipe: Recipe, text: str) -> Recipe:
         # A recipe also takes values of similar types, such as the text "224", which nothing but a recipe would take.
         if to_json(found.fields()[name]) != to_json(values[name]):
             raise ValueError(f"{name} is {values[name]!r:.60}, expected a value such as {recipe.fields()[name]!r}")
-    for name in ("mean", "std"):
+    for name in ("mean", "std") if normalises else ():
         if not np.array_equal(np.float32(getattr(found, name)), np.float32(getattr(recipe, name))):
             raise ValueError(f"its {name} is {values[name]}, but the graph's is {list(getattr(recipe, name))}")
     return found

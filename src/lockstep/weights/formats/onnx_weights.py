@@ -41,6 +41,7 @@ _POOLS = ("GlobalAveragePool", "ReduceMean", "AveragePool")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze")
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 """What the inputs of a BatchNormalization are, after the values that it normalises."""
+_ASSUMED = "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
 _COMPUTING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization")
 """Nodes that have weights."""
 
@@ -78,6 +79,8 @@ class _Network:
     padding: Padding
     mean: Colour
     std: Colour
+    normalises: bool
+    """Whether the graph normalises its images; otherwise mean and std are not in it."""
     head: tuple[np.ndarray, np.ndarray]
     """Weight (out, in) and bias of the classifier."""
     constants: tuple[str, ...]
@@ -121,7 +124,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
     for conv, unit in zip(_convolutions(network.spec), network.units, strict=True):
         found |= _tensors(conv, unit, epsilon)
     found |= {"fc.weight": network.head[0], "fc.bias": network.head[1]}
-    recipe, says_preprocessing, about = _with_preprocessing(graph, recipe)
+    recipe, says_preprocessing, about = _with_preprocessing(graph, recipe, network)
     remarks = (*network.remarks, *about, *_remarks(graph, network.units))
     classes = graph.classes if len(graph.classes) <= logits else ()
     is_folded = any(not unit.norm for unit in network.units)
@@ -150,15 +153,16 @@ def _made(graph: Graph, network: _Network) -> Iterator[tuple[str, str]]:
             yield tensor, place
 
 
-def _with_preprocessing(graph: Graph, recipe: Recipe) -> tuple[Recipe, bool, tuple[str, ...]]:
+def _with_preprocessing(graph: Graph, recipe: Recipe, network: _Network) -> tuple[Recipe, bool, tuple[str, ...]]:
     """Return the recipe with the preprocessing that `lockstep export` wrote, whether it is there, and remarks."""
+    assumed = () if network.normalises else (_ASSUMED,)
     text = graph.metadata.get(onnx_metadata.KEY)
     if text is None:
-        return recipe, False, ()
+        return recipe, False, assumed
     try:
-        return onnx_metadata.with_preprocessing(recipe, text), True, ()
+        return onnx_metadata.with_preprocessing(recipe, text, normalises=network.normalises), True, ()
     except ValueError as error:
-        return recipe, False, (f"its property {onnx_metadata.KEY} was left out: {error}",)
+        return recipe, False, (*assumed, f"its property {onnx_metadata.KEY} was left out: {error}")
 
 
 class _Walk:
@@ -170,6 +174,7 @@ class _Walk:
         self._used: set[str] = set()
         self._paddings: set[Padding] = set()
         self._remarks: list[str] = []
+        self._normalises = True
 
     def network(self) -> _Network:
         """Return what the graph computes."""
@@ -189,7 +194,9 @@ class _Walk:
         self._paddings |= {unit.padding for unit in units if unit.padding is not None}
         if len(self._paddings) != 1:
             raise ValueError(f"its windows are padded in {len(self._paddings)} ways, expected one of symmetric and same")
-        return _Network(units, spec, self._paddings.pop(), mean, std, head, constants, tuple(self._remarks))
+        return _Network(
+            units, spec, self._paddings.pop(), mean, std, self._normalises, head, constants, tuple(self._remarks)
+        )
 
     def _users(self, value: str) -> list[Any]:
         """Return the nodes that compute with a value, behind nodes of `_PASSED`."""
@@ -262,9 +269,7 @@ class _Walk:
     def _colours(self, mean: np.ndarray, std: np.ndarray) -> tuple[Colour, Colour]:
         """Return the recipe's mean and std. Without preprocessing in the graph they are those of ImageNet."""
         if not mean.any() and (std == 1).all():
-            self._remarks.append(
-                "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
-            )
+            self._normalises = False
             default = Recipe()
             return default.mean, default.std
         if max(*np.abs(mean), *std) <= 1:
@@ -481,6 +486,6 @@ def _remarks(graph: Graph, units: list[_Unit]) -> Iterator[str]:
     if any(unit.norm and unit.bias is not None for unit in units):
         yield "biases of convolutions were subtracted from the running means, which computes the same"
     if any(node.op_type in onnx_graph.ROUNDING for node in graph.nodes):
-        yield "its pairs of QuantizeLinear and DequantizeLinear were left out: the model computes in float here"
+        yield "its QuantizeLinear and DequantizeLinear were left out: the model computes in float here, with rounded weights"
     if halves := graph.halves():
         yield f"{len(halves)} constants, such as {halves[0]}, are not float32 and were converted to it"

@@ -1,0 +1,117 @@
+"""Compare what was exported with an engine: the same images, once in the program's own runtime, once in the engine."""
+
+import time
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS
+from lockstep.inference.loaded_engine import engine_with
+from lockstep.inference.targets import Target, Wanted
+from lockstep.recipes import Execution
+from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import certificate
+from lockstep.weights.opening import Opened
+
+BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "int8, trained": 5e-2}
+"""By precision: logits may differ from the engine's, which computes in fp32, by this share of the largest logit.
+
+| precision | why |
+|---|---|
+| fp32 | the bound of certificates: two programs in fp32 are each within 5e-5 of float64 |
+| bf16, fp16 | what `lockstep verify` allows to engines (`lockstep.verification.bounds`): 8 and 11 bits a layer |
+| int8 | only finds models that compute something else; the loss of top-1 decides whether a model is good enough |
+| int8, trained | as int8; the integers are equal, unless float32's rounding decides one (1.2e-2 with ResNet-50) |
+"""
+_SMALLEST = 0.1
+"""Differences are a share of at least this logit: float32 does not resolve probabilities that differ by less than 1e-5."""
+_UNLIKELY = 1e-30
+"""Smaller probabilities are taken for this one: float32 soon has no numbers below it."""
+
+
+class Comparison(TypedDict):
+    """What was compared, and how."""
+
+    runtime: str
+    """Name and version of what ran the exported program."""
+    engine: str
+    """Name and version of the engine's framework."""
+    images: int
+    largest_difference: float
+    """The largest difference of two logits, or logarithms of probabilities, as a share of the largest logit."""
+    bound: float
+    top1_agreement: float
+    """Share of the images whose most likely class is the same."""
+    seconds: float
+    """How long the comparison took."""
+
+
+def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Comparison:
+    """Compare the program in `folder` with an engine in fp32, which quantises if the weights have scales.
+
+    The engine is that of the framework that the format belongs to; for ONNX it is PyTorch's, or another one that is
+    installed. Raises `CheckpointError` if they differ by more than the bound of `precision`.
+    """
+    began = time.perf_counter()
+    weights = wanted.weights.in_precision("fp32")
+    images = certificate.images(weights.recipe.eval_crop)
+    backend = _engine_for(target.backend, quantises=bool(weights.scales))
+    logits = _logits(weights, backend, images)
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"{weights.source} computes logits that are not finite numbers, so the export cannot be compared. Nothing is "
+            "written; --no-compare writes it anyway"
+        )
+    classes, values = target.answers(wanted, folder, images)
+    found, expected = _as_logarithms(values, is_logits=wanted.bare), _as_logarithms(logits, is_logits=True)
+    largest = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / max(float(np.abs(logits).max()), _SMALLEST)
+    bound = BOUNDS["int8, trained" if weights.scales else precision]
+    runtime = target.runtime()
+    engine = f"{backend} {FRAMEWORKS[backend].version()}"
+    if not largest <= bound:
+        raise CheckpointError(
+            f"the export differs from the weights: {runtime} and the engine {engine} differ by {largest:.1e} of the largest "
+            f"logit, expected at most {bound:.0e}. Nothing is written; --no-compare writes it anyway"
+        )
+    if not (np.take_along_axis(values, classes[:, None], 1)[:, 0] == values.max(axis=1)).all():
+        raise CheckpointError(f"the export's classes are not its most likely ones ({runtime}). Nothing is written")
+    return {
+        "runtime": str(runtime),
+        "engine": engine,
+        "images": len(images),
+        "largest_difference": largest,
+        "bound": bound,
+        "top1_agreement": float((classes == logits.argmax(axis=1)).mean()),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _engine_for(backend: str | None, *, quantises: bool) -> str:
+    """Return the engine to compare with: `backend`, or the first that is installed; the reference in NumPy is the last."""
+    last = "reference"
+    names = [backend] if backend else [DEFAULT_BACKEND, *sorted(FRAMEWORKS, key=lambda name: name == last)]
+    usable = [name for name in names if FRAMEWORKS[name].version() and (FRAMEWORKS[name].quantises or not quantises)]
+    return [*usable, last][0]
+
+
+def _logits(weights: Opened, backend: str, images: np.ndarray) -> np.ndarray:
+    """Return an engine's logits, float64."""
+    execution = Execution(backend=backend, reference_dtype="float32", compile="off")
+    world = backends.load(backend).world(execution)
+    try:
+        with engine_with(weights, world, execution) as engine:
+            return engine.predict(images).astype(np.float64)
+    finally:
+        world.close()
+
+
+def _as_logarithms(values: np.ndarray, *, is_logits: bool) -> np.ndarray:
+    """Return the logarithms of probabilities, float64; very small ones are raised to a limit."""
+    values = values.astype(np.float64)
+    if is_logits:
+        powers = np.exp(values - values.max(axis=1, keepdims=True))
+        values = powers / powers.sum(axis=1, keepdims=True)
+    return np.log(np.maximum(values, _UNLIKELY))

@@ -1,0 +1,228 @@
+"""Int8 after training: an ONNX model that is calibrated on training images, and what it loses on validation images.
+
+ONNX Runtime's static quantiser does the work. It measures the range of every value on the calibration images, and puts pairs
+of QuantizeLinear and DequantizeLinear where a convolution, a sum, a pool or the classifier takes or gives values. Weights
+have a scale for each output channel. Batch norms are folded first, so that ONNX Runtime computes convolutions in integers.
+
+The logits themselves stay float32: 8 bits would make many of them equal.
+"""
+
+import contextlib
+import importlib
+import io
+import logging
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from lockstep.data import Batch
+from lockstep.data.index import Index, open_index, subset
+from lockstep.data.loading.loaders import loader_of
+from lockstep.data.sources import find_split, holds_split
+from lockstep.data.split import divided, whole_source
+from lockstep.inference import onnx_model
+from lockstep.inference.targets import Answers, Target, Wanted
+from lockstep.inference.targets.onnx_file import Session
+from lockstep.recipes import Execution
+from lockstep.recipes.order import evaluation_plans
+from lockstep.runs.recorder import Recorder
+from lockstep.system.errors import BackendError, CheckpointError, DataError, nearest
+from lockstep.system.strict_json import to_json
+from lockstep.weights.class_names import assumed_classes, imagenet_synsets
+from lockstep.weights.opening import Opened
+
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+"""How the range of a value is found, with ONNX Runtime's names. Entropy and percentile leave out the rarest values."""
+KEY = "lockstep_int8"
+"""The property of an ONNX model that holds what `Loss` describes, as JSON."""
+BATCH_IMAGES = 8
+"""Images that are calibrated on together: entropy and percentile keep all values of a batch in memory."""
+_QUANTISED = ["Conv", "Relu", "Add", "MaxPool", "GlobalAveragePool", "Flatten", "Gemm"]
+"""The operators between the normalised images and the logits."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How to quantise after training."""
+
+    data: Path
+    """The data set. Its training images calibrate, its validation images are evaluated."""
+    images: int = 256
+    """Most images to calibrate on, spread evenly over the training images."""
+    method: str = "minmax"
+    tolerance: float = 1.0
+    """The most top-1 that may be lost, in percentage points."""
+
+
+class Loss(TypedDict):
+    """What int8 costs."""
+
+    method: str
+    calibration_images: int
+    validation_images: int
+    top1_before: float
+    """Top-1 of the model in fp32, in percent."""
+    top1_after: float
+
+
+def quantised(target: Target, wanted: Wanted, how: Calibration, recorder: Recorder) -> tuple[Any, Loss]:
+    """Return an ONNX model in int8, with what it loses in its metadata, and the same.
+
+    Raises `BackendError` without ONNX Runtime, `DataError` if images are missing, and `CheckpointError` if more than the
+    tolerance is lost.
+    """
+    if how.method not in METHODS:
+        raise CheckpointError(f"there is no method {how.method!r} to calibrate with. {nearest(how.method, METHODS)}")
+    weights = wanted.weights
+    training, validation = _sets(how.data, weights, recorder)
+    chosen = np.unique(np.linspace(0, len(training) - 1, min(how.images, len(training))).astype(np.int64))
+    form = onnx_model.Form(None, wanted.bare, folded=True)
+    plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
+    calibrating = recorder.watched("calibrating", _batches(subset(training, chosen), weights), _count(len(chosen)))
+    model = _static(plain, (wanted.inputs(batch.images) for batch in calibrating), len(chosen), how.method, target)
+    hits = _hits(wanted, [plain, model], validation, recorder)
+    before, after = (100.0 * count / len(validation) for count in hits)
+    if not before - after <= how.tolerance:
+        raise CheckpointError(
+            f"int8 loses {before - after:.2f} points of top-1: {before:.2f} % before and {after:.2f} % after, of "
+            f"{len(validation)} images; expected to lose at most {how.tolerance:g} (--tolerance). Nothing is written. Try "
+            f"another --method ({', '.join(METHODS)}), more --calibration-images, or train with quantisation"
+        )
+    loss: Loss = {
+        "method": how.method,
+        "calibration_images": len(chosen),
+        "validation_images": len(validation),
+        "top1_before": before,
+        "top1_after": after,
+    }
+    _describe(model, plain, wanted.batch if target.fixes_batch else None, loss)
+    return model, loss
+
+
+def _sets(data: Path, weights: Opened, recorder: Recorder) -> tuple[Index, Index]:
+    """Return the training and the validation images, with labels that are outputs of the weights."""
+    share, classes = weights.recipe.validation_share, weights.classes or None
+    if holds_split(data, "val") or not share:
+        sources = [find_split(data, split) for split in ("train", "val")]
+    else:
+        sources = [whole_source(data)]
+    found = [open_index(source, classes=classes, progress=recorder.progress("indexing")) for source in sources]
+    if classes is None and assumed_classes(weights.recipe) and set(found[0].classes) <= set(imagenet_synsets()):
+        found = [open_index(source, classes=imagenet_synsets()) for source in sources]
+    if len(found[0].classes) > weights.recipe.logits:
+        raise DataError(
+            f"{found[0].source.named} has {len(found[0].classes)} classes, but the model has {weights.recipe.logits} logits"
+        )
+    training, validation = found if len(found) == 2 else divided(found[0], share)
+    if not len(training) or not len(validation):
+        raise DataError(f"{data} has no images to calibrate on or to evaluate; int8 needs training and validation images")
+    return training, validation
+
+
+def _batches(index: Index, weights: Opened) -> Iterator[Batch]:
+    """Yield all images as in evaluation, without padding."""
+    recipe = weights.recipe
+    plans = evaluation_plans(recipe, index.sizes, BATCH_IMAGES)
+    with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
+        for batch in loader.batches(plans):
+            real = batch.labels >= 0
+            yield Batch(batch.images[real], batch.labels[real])
+
+
+def _count(images: int) -> int:
+    return -(-images // BATCH_IMAGES)
+
+
+class _Reader:
+    """Gives ONNX Runtime's quantiser one batch after another."""
+
+    def __init__(self, name: str, batches: Iterator[np.ndarray], count: int) -> None:
+        self._name, self._batches, self._count, self._left = name, batches, count, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Give these batches only, until the next call. The quantiser asks for all of them in order."""
+        self._left = end_index - start_index
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """Return the inputs of the next batch; None if there are no more."""
+        if self._left == 0:
+            return None
+        self._left -= 1
+        return {self._name: next(self._batches)}
+
+
+def _static(plain: Any, batches: Iterator[np.ndarray], images: int, method: str, target: Target) -> Any:
+    """Return a model in int8, calibrated on some images."""
+    try:
+        library: Any = importlib.import_module("onnxruntime.quantization")
+        onnx: Any = importlib.import_module("onnx")
+    except ImportError as error:
+        raise BackendError(f"int8 after training needs onnxruntime: pip install onnxruntime==1.31.1 ({error})") from None
+    kinds, symmetric = library.QuantType, target.takes_symmetric_int8
+    reader = _Reader(plain.graph.input[0].name, batches, _count(images))
+    with tempfile.TemporaryDirectory(prefix="lockstep-int8-") as name, _quiet():
+        source, path = (Path(name) / file for file in ("float.onnx", "int8.onnx"))
+        source.write_bytes(plain.SerializeToString())
+        library.quantize_static(
+            str(source),
+            str(path),
+            reader,
+            quant_format=library.QuantFormat.QDQ,
+            op_types_to_quantize=_QUANTISED,
+            per_channel=True,
+            # Processors with AVX2 and without VNNI add up pairs of products in 16 bits. With weights of 8 bits these
+            # overflow, and ONNX Runtime's results are wrong.
+            reduce_range=not symmetric,
+            activation_type=kinds.QInt8 if symmetric else kinds.QUInt8,
+            weight_type=kinds.QInt8,
+            calibrate_method=getattr(library.CalibrationMethod, METHODS[method]),
+            extra_options={
+                "ActivationSymmetric": symmetric,
+                "CalibStridedMinMax": 1,  # of all methods: batch after batch, so that memory does not grow with images
+                "OpTypesToExcludeOutputQuantization": ["Gemm"],
+            },
+        )
+        return onnx.load(str(path))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what the quantiser prints, and advice to prepare models that were not folded."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        root.setLevel(level)
+
+
+def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Recorder) -> list[int]:
+    """Return the number of images that each model classifies right."""
+    sessions, hits = [Session(model.SerializeToString()) for model in models], [0] * len(models)
+    batches = _batches(validation, wanted.weights)
+    for batch in recorder.watched("evaluating before and after", batches, _count(len(validation))):
+        inputs = wanted.inputs(batch.images)
+        for place, session in enumerate(sessions):
+            answers: Answers = session.run(inputs)
+            hits[place] += int((answers[0] == batch.labels).sum())
+    return hits
+
+
+def _describe(model: Any, plain: Any, batch: int | None, loss: Loss) -> None:
+    """Give a model the metadata and the name of the plain one, its loss, and its number of images."""
+    model.producer_name = plain.producer_name
+    del model.metadata_props[:]
+    model.metadata_props.extend(plain.metadata_props)
+    model.metadata_props.add(key=KEY, value=to_json(loss))
+    if batch is not None:
+        for each in (*model.graph.input, *model.graph.output):
+            each.type.tensor_type.shape.dim[0].dim_value = batch

@@ -1,0 +1,150 @@
+"""The formats that `lockstep export` writes: one row each, and a file for each one that no backend writes.
+
+Backends write the formats of their frameworks (`lockstep.backends.frameworks`). The others are made of an ONNX model.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import backends
+from lockstep.backends import FRAMEWORKS, Framework
+from lockstep.inference import onnx_model
+from lockstep.system.errors import CheckpointError, nearest
+from lockstep.weights.opening import Opened
+
+Answers = tuple[np.ndarray, np.ndarray]
+"""What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one, float32 [N, logits]."""
+PRECISIONS = ("fp32", "fp16", "int8")
+"""The precisions of ONNX models, and of what is made of them."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to write."""
+
+    weights: Opened
+    """The precision of their recipe is the one to compute in. If they have scales, these are used."""
+    batch: int | None = None
+    """The number of images of every batch; None: any."""
+    bare: bool = False
+    """Whether the program takes normalised images and returns logits."""
+    quantised: Any = None
+    """The ONNX model that was quantised after training; None: the model is made from the weights."""
+
+    def onnx_model(self) -> Any:
+        """Return the ONNX model."""
+        if self.quantised is not None:
+            return self.quantised
+        weights = self.weights
+        form = onnx_model.Form(self.batch, self.bare)
+        return onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, weights.scales, form)
+
+    def inputs(self, images: np.ndarray) -> np.ndarray:
+        """Return what the program takes for uint8 images [N, S, S, 3]: these, or float32 [N, 3, S, S] for a bare one."""
+        if not self.bare:
+            return images
+        normalised = (images - np.array(self.weights.recipe.mean)) / np.array(self.weights.recipe.std)
+        return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
+
+    def in_batches(self, images: np.ndarray, run: Callable[[np.ndarray], Answers]) -> Answers:
+        """Return a program's answers for uint8 images [N, S, S, 3], in batches that it takes; the last one is repeated."""
+        size, inputs = self.batch or len(images), self.inputs(images)
+        places = [np.minimum(np.arange(start, start + size), len(images) - 1) for start in range(0, len(images), size)]
+        parts = [run(inputs[each]) for each in places]
+        classes, values = (np.concatenate(each)[: len(images)] for each in zip(*parts, strict=True))
+        return classes, values
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format, as far as it can be described without the packages that it needs."""
+
+    name: str
+    module: str
+    """Its functions write a program, and load and run it with the program's own runtime (`answers`)."""
+    function: str = "write"
+    """The function that writes."""
+    backend: str | None = None
+    """The backend whose module writes it; None: it is made of an ONNX model."""
+    distributions: tuple[str, ...] = ()
+    """Distributions of the runtime, of which one must be installed to compare."""
+    install: str = ""
+    """What to type to install the runtime."""
+    fixes_batch: bool = True
+    """Whether `batch` is the number of images of every batch; otherwise it is the largest batch."""
+    takes_symmetric_int8: bool = False
+    """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as TensorRT wants them."""
+
+    def runtime(self) -> str | None:
+        """Return name and version of the runtime; None if it is missing."""
+        found = Framework(self.distributions, self.install).version()
+        return None if found is None else f"{self.distributions[0]} {found}"
+
+    def write(self, wanted: Wanted, folder: Path) -> None:
+        """Write a program into a new folder. Raises `BackendError` if a package is missing, and `CheckpointError`."""
+        weights = wanted.weights
+        if self.backend is not None:
+            backends.load(self.backend)
+            self._call(self.function, weights.recipe, weights.tensors, weights.classes, folder)
+        else:
+            self._call(self.function, wanted, folder)
+
+    def answers(self, wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
+        """Return what a written program answers, in its own runtime, for uint8 images [N, S, S, 3]."""
+        found: Answers = (
+            self._call("answers", folder, images) if self.backend else self._call("answers", wanted, folder, images)
+        )
+        return found
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        return getattr(importlib.import_module(self.module), function)(*arguments)
+
+
+def _of_frameworks() -> list[Target]:
+    return [
+        Target(form, f"lockstep.backends.{name}.export", function, name, framework.distributions, framework.install)
+        for name, framework in FRAMEWORKS.items()
+        for form, function in framework.exports.items()
+    ]
+
+
+_ONNX_RUNTIME = ("onnxruntime", "onnxruntime-gpu"), "pip install onnxruntime==1.31.1"
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in [
+        *_of_frameworks(),
+        Target("onnx", f"{__name__}.onnx_file", "write", None, *_ONNX_RUNTIME),
+        Target("triton", f"{__name__}.triton", "write", None, *_ONNX_RUNTIME, fixes_batch=False),
+        Target("openvino", f"{__name__}.openvino_model", "write", None, ("openvino",), "pip install openvino==2026.4.1"),
+        Target(
+            "tensorrt",
+            f"{__name__}.tensorrt_plan",
+            "write",
+            None,
+            ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
+            "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0",
+            takes_symmetric_int8=True,
+        ),
+    ]
+}
+"""The formats by name. The versions are those that are tested together (`constraints.txt`)."""
+_ALIASES = {"paddle": "paddle-inference"}
+
+
+def target_of(name: str) -> Target:
+    """Return a format. Raises `CheckpointError` if there is none of that name."""
+    name = _ALIASES.get(name, name)
+    if name not in TARGETS:
+        raise CheckpointError(f"there is no format {name!r} to export to. {nearest(name, TARGETS)}")
+    return TARGETS[name]
+
+
+def in_float(wanted: Wanted) -> Wanted:
+    """Return what to write without the scales of weights that were trained with quantisation."""
+    weights = wanted.weights
+    return replace(wanted, weights=replace(weights, recipe=weights.recipe.replace(quantisation="none"), scales={}))

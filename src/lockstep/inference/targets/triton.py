@@ -1,0 +1,63 @@
+"""A model repository for Triton Inference Server: `NAME/config.pbtxt`, `NAME/labels.txt` and `NAME/1/model.onnx`.
+
+NAME is the model's, such as resnet50. Triton collects images of several requests in a batch, up to the largest batch.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.inference.targets import Answers, Wanted
+from lockstep.inference.targets.onnx_file import FILE, Session, write_classes
+
+MOST_IMAGES = 32
+"""The largest batch if none is given."""
+DELAY_MICROSECONDS = 500
+"""How long a request may wait for others: a small part of the time that one image takes on a CPU."""
+_LABELS = "labels.txt"
+
+
+def write(wanted: Wanted, folder: Path) -> None:
+    """Write a repository with one model. `batch` of `wanted` is the largest batch; smaller ones are allowed."""
+    data = replace(wanted, batch=None).onnx_model().SerializeToString()
+    model = folder / _name(wanted)
+    (model / "1").mkdir(parents=True)
+    (model / "1" / FILE).write_bytes(data)
+    write_classes(wanted.weights.classes, model / _LABELS)
+    (model / "config.pbtxt").write_text(_config(wanted), encoding="utf-8")
+
+
+def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
+    """Return what ONNX Runtime, which Triton runs the model with, answers for uint8 images [N, S, S, 3]."""
+    return wanted.in_batches(images, Session((folder / _name(wanted) / "1" / FILE).read_bytes()).run)
+
+
+def _name(wanted: Wanted) -> str:
+    name = wanted.weights.recipe.model
+    return name if isinstance(name, str) else "model"
+
+
+def _config(wanted: Wanted) -> str:
+    """Return the configuration of the model, as text of the message ModelConfig. Shapes are without the batch."""
+    side, logits = wanted.weights.recipe.eval_crop, wanted.weights.recipe.logits
+    labels = f', label_filename: "{_LABELS}"' if wanted.weights.classes else ""
+    if wanted.bare:
+        inputs = f'{{ name: "input", data_type: TYPE_FP32, dims: [ 3, {side}, {side} ] }}'
+        outputs = [f'{{ name: "logits", data_type: TYPE_FP32, dims: [ {logits} ]{labels} }}']
+    else:
+        inputs = f'{{ name: "images", data_type: TYPE_UINT8, dims: [ {side}, {side}, 3 ] }}'
+        outputs = [
+            # A number for each image: Triton's dims cannot be empty, so they are reshaped to none.
+            '{ name: "classes", data_type: TYPE_INT64, dims: [ 1 ], reshape: { shape: [ ] } }',
+            f'{{ name: "probabilities", data_type: TYPE_FP32, dims: [ {logits} ]{labels} }}',
+        ]
+    lines = [
+        f'name: "{_name(wanted)}"',
+        'platform: "onnxruntime_onnx"',
+        f"max_batch_size: {wanted.batch or MOST_IMAGES}",
+        f"input: [ {inputs} ]",
+        f"output: [ {', '.join(outputs)} ]",
+        f"dynamic_batching: {{ max_queue_delay_microseconds: {DELAY_MICROSECONDS} }}",
+    ]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,140 @@
+"""Exports are run by their own runtime and compared with the weights before they get their names."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import lockstep
+from lockstep.inference import onnx_model
+from lockstep.inference.targets import Target
+from lockstep.models.architectures import model_spec
+from lockstep.models.quantisation import layers
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.certificate import images as fixed_images
+from lockstep.weights.opening import open_weights
+from tests.backends import oracle
+from tests.inference.cases import MEAN, STD, pictures, saved
+
+FORMATS = [
+    ("onnx", {}, 1e-4),
+    ("onnx", {"precision": "fp16"}, 6e-3),
+    ("onnx", {"bare": True, "batch": 3}, 1e-4),
+    ("torchscript", {}, 1e-4),
+    ("paddle", {}, 1e-4),
+]
+"""SavedModels and programs of torch.export take long to write; tests that write them anyway compare them."""
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tiny_recipe.replace(mean=MEAN, std=STD), tmp_path_factory.mktemp("weights"))
+
+
+def logarithms(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(("to", "options", "bound"), FORMATS, ids=str)
+def test_an_export_is_within_the_bound_of_its_precision(
+    weights: Path, to: str, options: dict[str, Any], bound: float, tmp_path: Path
+) -> None:
+    found = lockstep.export(weights, tmp_path / "model", to=to, **options)["comparison"]
+    assert (found["bound"], found["images"], found["top1_agreement"]) == (bound, 8, 1.0)
+    assert 0 < found["largest_difference"] < bound
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> None:
+    """Make the writer of ONNX models write other weights than it is given."""
+    right = onnx_model.model_of
+    monkeypatch.setattr(onnx_model, "model_of", lambda recipe, tensors, *rest: right(recipe, change(tensors), *rest))
+
+
+def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = np.arange(10, dtype=np.float32) == 3
+    faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + wrong / np.float32(8)})
+    opened = open_weights(weights)
+    logits = oracle.logits(opened.recipe, opened.tensors, fixed_images(32))
+    difference = np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
+    with pytest.raises(CheckpointError, match=r"expected at most 1e-04. Nothing is written; --no-compare") as caught:
+        lockstep.export(weights, tmp_path / "model", to="onnx")
+    [figure] = re.findall(r"differ by (\S+) of the largest logit", str(caught.value))
+    assert float(figure) == pytest.approx(difference, rel=0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_comparison_a_wrong_export_is_written(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"][::-1]})
+    assert lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)["comparison"] is None
+    assert (tmp_path / "model" / "model.onnx").is_file()
+
+
+def test_without_its_runtime_an_export_is_written_and_a_remark_says_what_to_install(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "runtime", lambda self: None)
+    found = lockstep.export(weights, tmp_path / "model", to="onnx")
+    assert found["comparison"] is None
+    [remark] = found["remarks"]
+    assert re.fullmatch(r"not compared with the weights; that needs onnxruntime: pip install onnxruntime==\S+", remark)
+
+
+def test_logits_that_are_no_numbers_are_not_exported(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(std=(1e-38, 1.0, 1.0))
+    with pytest.raises(CheckpointError, match="computes logits that are not finite numbers"):
+        lockstep.export(saved(recipe, tmp_path / "run"), tmp_path / "model", to="onnx")
+    assert not (tmp_path / "model").exists()
+
+
+def test_quantised_weights_are_compared_with_an_engine_that_quantises(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(quantisation="int8", mean=MEAN, std=STD)
+    weights = saved(recipe, tmp_path / "run", dict.fromkeys(layers(model_spec(recipe.model)), 0.0155))
+    rounded = lockstep.export(weights, tmp_path / "int8", to="onnx")["comparison"]
+    in_float = lockstep.export(weights, tmp_path / "float", to="onnx", precision="fp32")
+    assert (rounded["bound"], in_float["comparison"]["bound"]) == (5e-2, 1e-4)
+    assert rounded["largest_difference"] < 1e-3
+    assert in_float["remarks"] == [
+        "onnx computes in float, but the weights were trained for int8; without --precision, or with int8, it quantises"
+    ]
+
+
+def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns_logits(
+    weights: Path, tmp_path: Path
+) -> None:
+    lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, batch=3, compare=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"])
+    [taken], [returned] = session.get_inputs(), session.get_outputs()
+    assert (taken.name, taken.type, taken.shape) == ("input", "tensor(float)", [3, 3, 32, 32])
+    assert (returned.name, returned.shape) == ("logits", [3, 10])
+    x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
+    [logits] = session.run(None, {"input": x.astype(np.float32)})
+    assert logits == pytest.approx(lockstep.load(weights, backend="reference")(x), rel=1e-4, abs=1e-5)
+
+
+def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_path: Path) -> None:
+    lockstep.export(weights, tmp_path / "model", to="onnx", bare=True, compare=False)
+    found = open_weights(tmp_path / "model")
+    assert (found.recipe.mean, found.recipe.std, found.remarks) == (MEAN, STD, ())
+    source = open_weights(weights).tensors
+    assert found.tensors.keys() == source.keys()
+    assert all(np.array_equal(value, source[name]) for name, value in found.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [({"batch": 3}, "--batch"), ({"bare": True}, "--bare"), ({"precision": "int8"}, "--precision int8")],
+)
+def test_options_of_onnx_are_refused_for_other_formats(
+    weights: Path, options: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"torchscript has no {refused}; leave it out, or export to onnx"):
+        lockstep.export(weights, tmp_path / "model", to="torchscript", **options)
