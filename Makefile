@@ -28,8 +28,7 @@ test-engines:
 
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made
-	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli/test_train.py tests/cli/test_verify.py tests/backends \
-	  tests/inference tests/weights
+	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli tests/backends tests/inference tests/weights
 	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with

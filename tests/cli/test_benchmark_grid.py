@@ -14,6 +14,7 @@ from lockstep.system.files import write_json
 from lockstep.system.workers import Ended
 from tests.benchmark.cases import rank, timeline
 from tests.processes import call, running, wait_until
+from tests.soak import SOAK
 
 Answer = Callable[..., tuple[int, str, str]]
 SECONDS = {"fp32": 4.0, "bf16": 1.3}
@@ -189,7 +190,7 @@ def test_wrong_use_is_answered_before_anything_is_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), *([(signal.SIGTERM, 75)] if SOAK else [])])
 def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.Signals, expected: int) -> None:
     out = tmp_path / "report.json"
     size = ("--set", "eval_crop=32", "--set", "eval_resize=36")

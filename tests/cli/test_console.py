@@ -245,7 +245,7 @@ def test_a_terminal_shows_no_colours_if_none_are_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"], ["doctor"]]
+    "arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"]]
 )
 def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> None:
     code, output, errors = call(*arguments)

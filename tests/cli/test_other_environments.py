@@ -14,6 +14,7 @@ from lockstep import backends
 from lockstep.recipes import Recipe
 from lockstep.system.event_log import read_log
 from tests.processes import call, finish, running, wait_until
+from tests.soak import in_a_soak
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -125,6 +126,7 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
 
 
 @pytest.mark.slow
+@in_a_soak  # the images and labels of such files are compared in `tests/data/containers/test_peers.py`
 def test_mxnets_recipe_learns_the_same_from_files_of_lockstep_and_of_im2rec(textures: Path, tmp_path: Path) -> None:
     assert call("data", "pack", textures, tmp_path / "lockstep", "--format", "recordio")[0] == 0
     im2rec(textures, tmp_path / "im2rec")

@@ -273,6 +273,7 @@ def test_a_folder_refused_to_rank_0_ends_all_ranks_without_a_traceback(ranked_on
 
 
 @pytest.mark.slow
+@in_a_soak  # `tests/backends/test_ranks.py` sees the scores, and a finished run those of two ranks
 def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
     ranked_once: list[object], textures: Path, finished: Path
 ) -> None:
@@ -378,6 +379,7 @@ def test_a_sparse_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_
 
 
 @pytest.mark.slow
+@in_a_soak  # sparse runs and ranks are seen on every engine in `tests/backends`
 def test_two_sparse_ranks_end_with_the_weights_of_one(ranked_once: list[object], dense: Path, tmp_path: Path) -> None:
     changes = ["--set", "sparsity=mask_2d_best", "--set", "batch_norm=synchronised", "--set", "epochs=1"]
     changes += ["--set", "lr=0.001", "--weights", str(dense)]
