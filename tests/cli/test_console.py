@@ -244,9 +244,7 @@ def test_a_terminal_shows_no_colours_if_none_are_wanted() -> None:
     assert not COLOUR.search(shown)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"]]
-)
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "diff", "demo", "resnet50-mxnet-90ep"], ["--help"]])
 def test_without_a_terminal_there_are_no_escape_codes(arguments: list[str]) -> None:
     code, output, errors = call(*arguments)
     assert (code, errors) == (0, "")

@@ -283,6 +283,7 @@ def test_an_evaluation_on_two_ranks_prints_one_result_with_every_image_once(
     assert (code, errors) == (0, "")
     together = json.loads(output)
     assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-6)
+    assert together.pop("speed").keys() == alone.pop("speed").keys()
     assert together == alone
     assert together["images"] == 20
 

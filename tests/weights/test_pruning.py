@@ -116,7 +116,9 @@ def test_a_quantised_file_keeps_its_scales_and_the_zeros_of_its_export_are_count
     lockstep.export(sparse, tmp_path / "onnx", to="onnx")
     assert b"QuantizeLinear" in (tmp_path / "onnx" / "model.onnx").read_bytes()
     found = check(tmp_path / "onnx")
-    assert (found["is_sparse"], found["tensors"]) == (True, check(sparse)["tensors"])
+    assert found["is_sparse"]
+    for name, of_weights in check(sparse)["tensors"].items():  # rounding to int8 makes zeros of the smallest weights, too
+        assert of_weights["zeros"] <= found["tensors"][name]["zeros"]
     assert "its QuantizeLinear and DequantizeLinear were left out" in open_weights(tmp_path / "onnx").remarks[-1]
 
 

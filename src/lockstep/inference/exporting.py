@@ -41,8 +41,8 @@ def export(
     - "savedmodel", for TensorFlow. Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`,
       int64 [N], and `probabilities`, float32 [N, logits]. It computes in `precision`, by default fp32 whatever the
       recipe's precision is. Weights are float32.
-    - "paddle-inference" (or "paddle"): `model.json` and `model.pdiparams`, in fp32 only. Inputs and outputs are the same,
-      but images must have the evaluation's size.
+    - "paddle-inference", or without "-inference": `model.json` and `model.pdiparams`, in fp32 only. Inputs and
+      outputs are the same, but images must have the evaluation's size.
     - "torchscript": `model.pt`, and "torch-export": `model.pt2`, for PyTorch, in fp32 only. Inputs and outputs are those of
       "savedmodel".
     - "onnx": `model.onnx`, in fp32, fp16 or int8. Inputs and outputs are those of "savedmodel". Weights that were trained

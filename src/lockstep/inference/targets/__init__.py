@@ -133,12 +133,12 @@ TARGETS: dict[str, Target] = {
     ]
 }
 """The formats by name. The versions are those that are tested together (`constraints.txt`)."""
-_ALIASES = {"paddle": "paddle-inference"}
+_FOR_INFERENCE = "-inference"
 
 
 def target_of(name: str) -> Target:
-    """Return a format. Raises `CheckpointError` if there is none of that name."""
-    name = _ALIASES.get(name, name)
+    """Return a format; its "-inference" may be left out. Raises `CheckpointError` if there is none of that name."""
+    name = name + _FOR_INFERENCE if name + _FOR_INFERENCE in TARGETS else name
     if name not in TARGETS:
         raise CheckpointError(f"there is no format {name!r} to export to. {nearest(name, TARGETS)}")
     return TARGETS[name]
