@@ -59,7 +59,7 @@ test-rest:
 test-mxnet: $(MXNET)/.made
 	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 --ignore tests/backends/test_faults.py tests/backends \
 	  tests/benchmark/test_ceilings.py tests/cli/test_loopback.py
-	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k rank
+	LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest --durations=20 tests/cli/test_train.py -k "ranks_stopped or ranks_with"
 
 # Debian's Chromium, in which the tests open reports. LOCKSTEP_WITHOUT_BROWSER=1 skips the installation and these tests.
 browser:

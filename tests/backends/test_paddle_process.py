@@ -23,6 +23,7 @@ from tests.backends.cases import random_batch
 from tests.backends.conftest import Start
 from tests.backends.native.paddle import OfTwo
 from tests.processes import python
+from tests.soak import SOAK
 
 
 @pytest.fixture(scope="session")
@@ -176,7 +177,7 @@ SLOW_IF_NOT_FAST = {"batch_normalization", "binary", "convolution", "eltwise", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", *(["fp16"] if SOAK else [])])
 def test_programs_are_computed_by_fast_kernels_of_onednn(
     step_alone: StepAlone, precision: str, alone: pytest.MonkeyPatch
 ) -> None:

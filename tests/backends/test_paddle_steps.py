@@ -36,6 +36,7 @@ from tests.backends.cases import (
 )
 from tests.backends.conftest import Start
 from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
+from tests.soak import SOAK
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +154,7 @@ def test_a_compiled_step_in_low_precision_is_near(compiled: Start, tiny_recipe: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", NARROWED)
+@pytest.mark.parametrize("name", NARROWED if SOAK else list(NARROWED)[-1:])
 def test_a_compiled_step_of_a_narrow_model_in_low_precision_is_near(
     compiled: Start, tiny_recipe: Recipe, precision: str, name: str
 ) -> None:
@@ -194,7 +195,7 @@ def dirty_memory() -> None:
     del held
 
 
-@pytest.mark.parametrize("name", [None, pytest.param("narrow resnet50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [None, *(["narrow resnet50"] if SOAK else [])])
 def test_the_first_run_of_a_program_has_the_statistics_of_every_other(
     compiled: Start, tiny_recipe: Recipe, name: str | None
 ) -> None:

@@ -41,6 +41,7 @@ from tests.backends.cases import (
 from tests.backends.conftest import Kept, Start, starter
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
+from tests.soak import in_a_soak
 
 
 @pytest.fixture(scope="session")
@@ -160,6 +161,7 @@ with backend.engine(recipe, np.linspace(0.1, 0.2, 8), backend.world(execution), 
 
 
 @pytest.mark.slow
+@in_a_soak  # XLA needs 20 seconds
 def test_three_steps_are_compiled_once(pytestconfig: pytest.Config, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # XLA compiles again for every value of an argument that it takes for a constant. It writes files for what it compiles.
     alone.setenv("WRITTEN", str(tmp_path))

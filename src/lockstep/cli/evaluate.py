@@ -34,7 +34,7 @@ def command(
     distributed: options.Distributed = None,
     assignments: options.Set = None,
 ) -> None:
-    """Evaluate weights or an exported model; every image counts once."""
+    """Evaluate weights or an exported model, each image once."""
     from lockstep import evaluate
     from lockstep.cli.console import Reporter
     from lockstep.models.metrics import as_text, top5_tells
