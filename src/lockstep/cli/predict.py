@@ -53,6 +53,7 @@ def command(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
+    engine: options.Engine = None,
     backend: options.Backend = DEFAULT_BACKEND,
     assignments: options.Set = None,
 ) -> None:
@@ -73,7 +74,7 @@ def command(
     named = _named(given)
     how |= {"which": which, "ema": ema, "model": model, "classes": classes, "batch_images": batch}
     _check_files(output, embeddings, explain, len(named))
-    how |= {"features": embeddings is not None, "explain": explain is not None}
+    how |= {"features": embeddings is not None, "explain": explain is not None, "engine": engine}
     with ExitStack() as open_files:
         predictor = open_files.enter_context(Predictor(run, listener=options.show_note, **how))
         write = open_files.enter_context(_destination(output))

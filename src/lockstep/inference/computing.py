@@ -1,22 +1,27 @@
-"""What an evaluation computes with: an engine that holds the weights, in a precision that the machine can use."""
+"""What evaluations and predictions compute with: an engine that holds the weights, in a precision that the machine has."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
 
 from lockstep import backends
 from lockstep.backends.emulation import emulation
 from lockstep.data import Batch
 from lockstep.inference.engines import AUTO, ENGINES, NATIVE, check_engine, device_of, open_engine, refusal
 from lockstep.inference.engines.choosing import fastest
-from lockstep.inference.engines.exported import Exported
+from lockstep.inference.engines.exported import Exported, exported_file, open_exported
 from lockstep.inference.engines.scoring import scores
 from lockstep.inference.loaded_engine import engine_with, in_usable_precision
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
+from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 from lockstep.system.ranks import is_leading
@@ -34,6 +39,10 @@ class Computing:
     recorder: Recorder
     evaluate: Callable[[Iterable[Batch]], Scores]
     """Returns the scores of every image that is not padding, of all ranks."""
+    predict: Callable[[np.ndarray], np.ndarray]
+    """Returns the logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+    world: backends.World | None = None
+    """That of the backend's engine; None for other engines."""
     rank: int = 0
     ranks: int = 1
     on_gpu: bool = False
@@ -74,7 +83,8 @@ def computing(
     weights = in_precision_of(engine, weights, precision, execution, recorder)
     model = None if exported is None else exported.model
     with open_engine(engine, weights, execution, most_images=most_images, exported=model) as opened:
-        yield Computing(engine, weights, recorder, lambda batches: scores(opened, batches), on_gpu=opened.on_gpu)
+        evaluate = partial(scores, opened)
+        yield Computing(engine, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
 
 
 @contextmanager
@@ -85,9 +95,18 @@ def _native(weights: Opened, precision: str | None, execution: Execution, listen
         recorder = Recorder(listener if world.rank == 0 else None)
         weights = in_usable_precision(weights, precision, world, execution, recorder)
         with engine_with(weights, world, execution) as engine:
-            yield Computing(NATIVE, weights, recorder, engine.evaluate, world.rank, world.ranks, world.on_gpu)
+            place = world, world.rank, world.ranks, world.on_gpu
+            yield Computing(NATIVE, weights, recorder, engine.evaluate, engine.predict, *place)
     finally:
         world.close()
+
+
+def export_to_run(source: Path, engine: str | None, execution: Execution) -> Exported | None:
+    """Return the exported model at a path; None if it is none, or if the backend's engine computes with its weights."""
+    if engine == NATIVE or (engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())):
+        return None
+    file = exported_file(source)
+    return None if file is None else open_exported(file)
 
 
 def engines_of_exports() -> list[str]:

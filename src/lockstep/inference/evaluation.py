@@ -8,9 +8,8 @@ from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
 from lockstep.data.split import divided, whole_source
-from lockstep.inference.computing import computing, engines_of_exports
+from lockstep.inference.computing import computing, export_to_run
 from lockstep.inference.engines import AUTO, NATIVE
-from lockstep.inference.engines.exported import Exported, exported_file, open_exported
 from lockstep.inference.engines.scoring import Pace
 from lockstep.inference.loaded_engine import ADVICE
 from lockstep.recipes import Execution, Recipe
@@ -19,7 +18,6 @@ from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
@@ -71,7 +69,7 @@ def evaluate(
     """
     execution = execution or Execution()
     runs_files = which == "newest" and not ema and model is None
-    exported = _exported(Path(source), engine, execution) if runs_files else None
+    exported = export_to_run(Path(source), engine, execution) if runs_files else None
     name = engine or (NATIVE if exported is None else AUTO)
     opened = open_weights(source, which=which, ema=ema, model=model) if exported is None else exported.about
     opened = opened.with_classes(classes)
@@ -102,14 +100,6 @@ def evaluate(
         "per_class": scores.per_class(len(index.classes)),
         "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
     }
-
-
-def _exported(source: Path, engine: str | None, execution: Execution) -> Exported | None:
-    """Return the exported model to run; None if the source is none, or the backend's engine computes."""
-    if engine == NATIVE or (engine is None and (execution.backend != DEFAULT_BACKEND or not engines_of_exports())):
-        return None
-    file = exported_file(source)
-    return None if file is None else open_exported(file)
 
 
 def _published(weights: Opened, summary: Summary, classes: int) -> Comparison | None:

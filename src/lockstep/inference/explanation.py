@@ -21,8 +21,13 @@ class Explainer(Protocol):
         """Return float32 [N, height, width] of uint8 images [N, size, size, 3] and classes int64 [N]; at least 0."""
 
 
-def explainer_of(weights: Opened, backend: str, world: backends.World) -> Explainer:
-    """Return what explains the predictions of weights. Raises `BackendError` if the backend cannot."""
+def explainer_of(weights: Opened, backend: str, world: backends.World | None) -> Explainer:
+    """Return what explains the predictions of weights, in the world of the backend's engine.
+
+    Raises `BackendError` if the backend cannot, or without a world: another engine predicts.
+    """
+    if world is None:
+        raise BackendError("only a framework computes Grad-CAM; leave out --engine")
     if not backends.FRAMEWORKS[backend].explains:
         able = " or ".join(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
         raise BackendError(f"the {backend} engine computes no Grad-CAM; use --backend {able}")

@@ -12,17 +12,18 @@ from typing import Self
 
 import numpy as np
 
-from lockstep import backends
-from lockstep.backends import Engine, World
+from lockstep.inference.computing import computing, export_to_run
 from lockstep.inference.embeddings import width, with_features
+from lockstep.inference.engines import AUTO, NATIVE
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.inference.images import Image, each_image, path_of, read_square
-from lockstep.inference.loaded_engine import ADVICE, engine_with, in_usable_precision
+from lockstep.inference.loaded_engine import ADVICE
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
+from lockstep.system.ranks import is_leading
 from lockstep.weights.class_names import Classes, assumed_classes
 from lockstep.weights.opening import Opened, open_weights
 
@@ -77,31 +78,34 @@ class Predictor:
         batch_images: int = BATCH,
         features: bool = False,
         explain: bool = False,
+        engine: str | None = None,
         execution: Execution | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Open weights as `lockstep.predict` does, with the same arguments and errors.
 
         With `features`, every prediction has the features of its image. With `explain`, it has a picture of what speaks for
-        the likeliest class. Raises `BackendError` if the backend cannot explain.
+        the likeliest class. Raises `BackendError` if the backend cannot explain, or another engine would predict.
         """
         if batch_images < 1:
             raise UserError(f"batch_images is {batch_images}; expected at least 1")
-        weights = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
-        execution = execution or Execution()
+        execution, runs_files = execution or Execution(), which == "newest" and not (ema or features or explain or model)
+        exported = export_to_run(Path(source), engine, execution) if runs_files else None
+        weights = exported.about if exported else open_weights(source, which=which, ema=ema, model=model)
+        recorder = Recorder(listener if is_leading() else None)
+        for remark in weights.remarks:
+            recorder.note(remark)
+        self._weights = weights = _with_names(weights.with_classes(classes), recorder)
+        self._batch_images, self.features = batch_images, width(weights) if features else 0
+        """The number of features of an image; 0 if predictions have none."""
+        name = engine or (AUTO if exported else NATIVE)
+        computed = with_features(weights) if features else weights
         with ExitStack() as opened:
-            world = backends.load(execution.backend).world(execution)
-            opened.callback(world.close)
-            recorder = Recorder(listener if world.rank == 0 else None)
-            for remark in weights.remarks:
-                recorder.note(remark)
-            weights = _with_names(in_usable_precision(weights, precision, world, execution, recorder), recorder)
-            self._weights, self._batch_images = weights, batch_images
-            self.features = width(weights) if features else 0
-            """The number of features of an image; 0 if predictions have none."""
-            computed = with_features(weights) if features else weights
-            self._engine = opened.enter_context(_opened_engine(computed, world, execution))
-            self._explainer = explainer_of(weights, execution.backend, world) if explain else None
+            how = computing(name, computed, precision, execution, listener, most_images=batch_images, exported=exported)
+            found = opened.enter_context(how)
+            self.engine, self._logits = found.engine, found.predict
+            """The name of the engine."""
+            self._explainer = explainer_of(weights, execution.backend, found.world) if explain else None
             self._threads = execution.loader_threads or share_of_cores()
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-predict")
             opened.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -128,7 +132,7 @@ class Predictor:
         """
         names = dict(enumerate(self._weights.classes))
         for batch in self._batches(images, on_error):
-            outputs = self._engine.predict(batch.pixels)
+            outputs = self._logits(batch.pixels)
             for label, row in zip(batch.labels, outputs, strict=True):
                 if not np.isfinite(row).all():
                     raise DivergedError(f"{label}: the logits of {self._weights.source} are not finite numbers. {ADVICE}")
@@ -150,7 +154,7 @@ class Predictor:
     ) -> Generator[np.ndarray, None, None]:
         """Yield the logits of every image, float32 [logits], in order. `on_error` is that of `predict`."""
         for batch in self._batches(images, on_error):
-            yield from self._engine.predict(batch.pixels)[:, self.features :]
+            yield from self._logits(batch.pixels)[:, self.features :]
 
     def _batches(self, images: Image | Iterable[Image], on_error: OnError | None) -> Iterator["_Batch"]:
         """Yield batches of images that could be read, decoded ahead."""
@@ -227,6 +231,7 @@ def predict(
     classes: Classes | None = None,
     precision: str | None = None,
     batch_images: int = BATCH,
+    engine: str | None = None,
     execution: Execution | None = None,
     listener: Listener | None = None,
 ) -> list[Prediction]:
@@ -243,8 +248,10 @@ def predict(
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed. `precision` replaces the
-    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `listener` gets notes about
-    the weights, names that are assumed, and precision.
+    recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `engine` is "native" (the
+    execution's backend; the default), another engine of inference such as "onnxruntime", or "auto", the fastest one that is
+    installed. An exported ONNX model runs as it is, unless `engine` is "native". `listener` gets notes about the weights,
+    names that are assumed, the precision and the engine.
 
     Raises `DataError` that names the first file that is not an image, or if `classes` does not fit the weights, and
     `DivergedError` if a logit is not a finite number.
@@ -257,15 +264,11 @@ def predict(
         classes=classes,
         precision=precision,
         batch_images=batch_images,
+        engine=engine,
         execution=execution,
         listener=listener,
     ) as predictor:
         return list(predictor.predict(images, top))
-
-
-def _opened_engine(weights: Opened, world: World, execution: Execution) -> Engine:
-    """Return the engine that predicts."""
-    return engine_with(weights, world, execution)
 
 
 def _likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:

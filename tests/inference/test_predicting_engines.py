@@ -1,0 +1,50 @@
+"""Predictions of other engines, and of exported models, compared with the reference."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.inference.computing import engines_of_exports
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.errors import BackendError
+from tests.inference.cases import MEAN, STD, image_file, saved
+
+REFERENCE = Execution(backend="reference", reference_dtype="float32")
+
+
+@pytest.fixture
+def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    return saved(tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True), tmp_path)
+
+
+@pytest.mark.parametrize("name", engines_of_exports())
+def test_another_engine_has_the_logits_and_features_of_the_reference(name: str, weights: Path, tmp_path: Path) -> None:
+    path, found = image_file(tmp_path, 50, 70), []
+    for how in ({"execution": REFERENCE}, {"engine": name}):
+        with lockstep.Predictor(weights, features=True, **how) as predictor:  # type: ignore[arg-type]
+            [prediction], [logits] = predictor.predict(path), predictor.logits(path)
+            found.append((prediction, logits))
+        assert predictor.engine == how.get("engine", "native")
+    (expected, logits), (other, others_logits) = found
+    assert others_logits == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
+    assert other.features == pytest.approx(expected.features, abs=1e-4 * float(expected.features.max()))
+    assert (other.classes, other.path) == (expected.classes, path)
+
+
+def test_an_exported_model_is_run_as_it_is(weights: Path, tmp_path: Path) -> None:
+    lockstep.export(weights, tmp_path / "model", to="onnx", compare=False)
+    path = image_file(tmp_path, 50, 70)
+    [expected] = lockstep.predict(weights, path, execution=REFERENCE)
+    for engine, runs in ((None, engines_of_exports()[0]), ("native", "native")):
+        with lockstep.Predictor(tmp_path / "model", engine=engine, execution=Execution()) as predictor:
+            [found] = predictor.predict(path)
+        assert predictor.engine == runs
+        assert found.classes == expected.classes
+        assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
+
+
+def test_grad_cam_needs_the_engine_of_a_framework(weights: Path) -> None:
+    with pytest.raises(BackendError, match="only a framework computes Grad-CAM; leave out --engine"):
+        lockstep.Predictor(weights, explain=True, engine=engines_of_exports()[0])
