@@ -96,14 +96,16 @@ class Predictor:
         for remark in weights.remarks:
             recorder.note(remark)
         self._weights = weights = _with_names(weights.with_classes(classes), recorder)
-        self._batch_images, self.features = batch_images, width(weights) if features else 0
+        self._batch_images = batch_images
+        self.features = width(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
         name = engine or (AUTO if exported else NATIVE)
         computed = with_features(weights) if features else weights
         with ExitStack() as opened:
             how = computing(name, computed, precision, execution, listener, most_images=batch_images, exported=exported)
             found = opened.enter_context(how)
-            self.engine, self._logits = found.engine, found.predict
+            self._logits = found.predict
+            self.engine = found.engine
             """The name of the engine."""
             self._explainer = explainer_of(weights, execution.backend, found.world) if explain else None
             self._threads = execution.loader_threads or share_of_cores()

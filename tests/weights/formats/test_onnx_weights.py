@@ -16,7 +16,8 @@ import torch
 
 from lockstep import backends
 from lockstep.inference import onnx_model
-from lockstep.models.architectures import MODELS, ModelSpec, narrowed
+from lockstep.models.architectures import MODELS, ModelSpec, model_spec, narrowed
+from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.weights.formats.common import Original
@@ -397,3 +398,15 @@ def test_without_the_package_it_is_told_how_to_get_it(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BackendError, match="reading ONNX models needs the package onnx: pip install onnx=="):
         read(tmp_path / "model" / "model.onnx")
+
+
+def test_weights_given_int8_are_multiples_of_the_scales_of_their_channels(tmp_path: Path) -> None:
+    recipe = recipe_of(quantisation="int8")
+    tensors, scales = random_tensors(recipe, 1), dict.fromkeys(layers(model_spec(recipe.model)), 0.5)
+    (tmp_path / "model.onnx").write_bytes(onnx_model.model_of(recipe, tensors, (), scales).SerializeToString())
+    found = read(tmp_path / "model.onnx").state.tensors
+    for name in (f"{layer}.weight" for layer in scales):
+        given, seen = (values[name].astype(np.float64).reshape(len(values[name]), -1) for values in (tensors, found))
+        steps = np.abs(given).max(axis=1, keepdims=True) / 127
+        assert np.abs(seen - given).max() > 0
+        assert (np.abs(seen - given) <= 0.5001 * steps).all()

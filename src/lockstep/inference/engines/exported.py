@@ -83,9 +83,6 @@ def _outputs(graph: onnx_graph.Graph, name: str) -> int:
     while node.op_type in _PASSED:
         node = graph.makers[node.input[0]]
     bias = graph.place(node.input[-1])[0]
-    maker = graph.makers.get(node.input[-1])
-    if bias is None and maker is not None and maker.op_type == "DequantizeLinear":
-        bias = maker.input[0]
     if bias is None:
         raise ValueError("its classifier has no bias")
     return int(graph.stored[bias].dims[-1])
