@@ -67,3 +67,14 @@ def pictures(height: int, width: int) -> np.ndarray:
     spots = np.random.default_rng(height).integers(0, 256, (3, 4, 4, 3), np.uint8)
     rows, columns = (np.arange(length) * 4 // length for length in (height, width))
     return spots[:, rows][:, :, columns]
+
+
+def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
+    """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop, crop, 3]."""
+    import tensorflow as tf
+
+    sides = tf.cast(tf.shape(pixels)[:2], tf.float32)
+    size = tf.cast(sides * (tf.constant(resize, tf.float32) / tf.reduce_min(sides)), tf.int32)
+    [resized] = tf.compat.v1.image.resize_bilinear(pixels[None], size, half_pixel_centers=False).numpy()
+    top, left = ((side - crop) // 2 for side in resized.shape[:2])
+    return np.floor(resized[top : top + crop, left : left + crop] + 0.5).astype(np.uint8)

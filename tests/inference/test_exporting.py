@@ -22,7 +22,7 @@ from lockstep.system.machine import arithmetic
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import open_weights
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, random_tensors
+from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors
 from tests.soak import in_a_soak
 
 MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
@@ -127,17 +127,6 @@ def test_a_saved_model_that_would_filter_in_another_geometry_is_refused(tiny_rec
     with pytest.raises(CheckpointError, match=r"a SavedModel .* cannot do so with eval_sampling: asymmetric, .* to onnx"):
         lockstep.export(weights, tmp_path / "model", compare=False)
     assert not (tmp_path / "model").exists()
-
-
-def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:
-    """Return what NVIDIA's TensorFlow code evaluates of an image, in whole numbers: uint8 [crop, crop, 3]."""
-    import tensorflow as tf
-
-    sides = tf.cast(tf.shape(pixels)[:2], tf.float32)
-    size = tf.cast(sides * (tf.constant(resize, tf.float32) / tf.reduce_min(sides)), tf.int32)
-    [resized] = tf.compat.v1.image.resize_bilinear(pixels[None], size, half_pixel_centers=False).numpy()
-    top, left = ((side - crop) // 2 for side in resized.shape[:2])
-    return np.floor(resized[top : top + crop, left : left + crop] + 0.5).astype(np.uint8)
 
 
 @pytest.mark.parametrize("shape", [(376, 500), (131, 97)], ids=str)

@@ -1,5 +1,9 @@
-"""Evaluation in the geometry of NVIDIA's originals, compared with DALI's own operators on images of odd sizes."""
+"""Evaluation in the geometry of NVIDIA's originals, compared with the operators of DALI and TensorFlow on odd sizes.
 
+The images are drawn, or photos of a folder: `LOCKSTEP_PHOTOS=FOLDER pytest tests/data/loading/test_geometry.py`.
+"""
+
+import os
 from typing import Any
 
 import numpy as np
@@ -7,12 +11,13 @@ import pytest
 from PIL import Image
 
 from lockstep.data.decoding.decode import decode
-from lockstep.data.index import Index, open_index
+from lockstep.data.index import Index, open_index, subset
 from lockstep.data.loading.dali import import_dali
 from lockstep.data.loading.loaders import loader_of
 from lockstep.recipes import Execution
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published import RECIPES
+from tests.inference.cases import of_tensorflow_1
 
 SIZES = ((354, 500), (500, 354), (375, 500), (301, 307), (97, 131))
 """Sides after the resize of 361.6 and 341.3, a half in the crop's place, and an image that is enlarged."""
@@ -27,7 +32,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """JPEGs with smooth colours, edges and grain."""
+    """JPEGs with smooth colours, edges and grain, or the first 200 photos of LOCKSTEP_PHOTOS."""
+    if folder := os.environ.get("LOCKSTEP_PHOTOS"):
+        found = open_index(folder)
+        return subset(found, np.arange(min(len(found), 200)))
     root = tmp_path_factory.mktemp("photos")
     (root / "images").mkdir()
     for number, (height, width) in enumerate(SIZES):
@@ -90,3 +98,10 @@ def evaluated(index: Index, recipe: Any, loader: str) -> np.ndarray:
 def test_the_dali_loader_evaluates_by_the_tensorflow_recipe_as_the_host_loader(photos: Index) -> None:
     recipe = RECIPES["resnet50-tensorflow-90ep"]()
     assert np.abs(evaluated(photos, recipe, "dali") - evaluated(photos, recipe, "host")).max() <= 1
+
+
+def test_evaluation_by_the_tensorflow_recipe_is_that_of_tensorflow_1(photos: Index) -> None:
+    found = evaluated(photos, RECIPES["resnet50-tensorflow-90ep"](), "host")
+    for number, image in enumerate(found):
+        expected = of_tensorflow_1(decode(photos.read(number)).copy(), 256, 224)
+        assert np.abs(image - expected.astype(np.float32)).max() <= 1
