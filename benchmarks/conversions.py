@@ -5,37 +5,20 @@ computes the logits of the source, the target's own framework those of the targe
 the largest and mean difference as a share of the largest logit, and the seconds of the whole conversion.
 """
 
-import math
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import lockstep
-from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Recipe
 from lockstep.weights import checkpoint
 from lockstep.weights.certificate import BOUND
 from lockstep.weights.conversion import TARGETS
-from measuring import record
+from measuring import random_tensors, record
 
 MODELS = ("resnet50", "resnext101-32x4d")
 NAMES = {"safetensors": "to.safetensors", "torchvision": "to.pth", "keras": "to.weights.h5", "nvidia-pytorch": "to.pth.tar"}
-
-
-def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
-    """Return random weights and statistics, scaled so that activations neither vanish nor grow."""
-    random, values = np.random.default_rng(0), {}
-    for tensor in tensors(model_spec(recipe.model), recipe.logits):
-        drawn = random.standard_normal(tensor.shape, np.float32)
-        if tensor.role in ("conv_weight", "fc_weight"):
-            drawn *= np.float32(math.sqrt(2 / math.prod(tensor.shape[1:])))
-        elif tensor.role in ("bn_scale", "bn_var"):
-            drawn = np.exp(np.float32(0.2) * drawn)
-        values[tensor.name] = drawn
-    return values
 
 
 def row(model: str, to: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors import safe_open
@@ -152,6 +153,25 @@ def test_the_files_of_a_prefix_with_brackets_are_in_the_certificate(
     lockstep.convert(source, prefix, to="nvidia-paddle", certificate=False)
     found = lockstep.convert(prefix, tmp_path / "a.safetensors")["certificate"]
     assert set(found["source_sha256"]) == {"model[2].pdparams", "model[2].pdopt"}
+
+
+@pytest.mark.parametrize("to", ["timm", "nvidia-mxnet"])
+def test_the_files_next_to_the_weights_are_in_the_certificate(
+    to: str, source: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    lockstep.convert(source, tmp_path / "a", to=to, certificate=False)
+    found = lockstep.convert(tmp_path / "a", tmp_path / "b.safetensors")["certificate"]
+    files = [*(tmp_path / "a").glob("*"), *tmp_path.glob("a-*")]
+    assert len(files) > 1
+    assert found["source_sha256"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_external_data_of_an_onnx_model_is_in_the_certificate(source: Path, tmp_path: Path, in_this_process: None) -> None:
+    lockstep.export(source, tmp_path / "a", to="onnx", compare=False)
+    file = tmp_path / "a" / "model.onnx"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location="bytes.data", size_threshold=16)
+    found = lockstep.convert(file, tmp_path / "b.safetensors")["certificate"]
+    assert set(found["source_sha256"]) == {"model.onnx", "bytes.data"}
 
 
 @pytest.mark.parametrize("to", ADDED)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,16 @@ def test_a_file_of_mxnet_is_recognised_whatever_its_name_is(tmp_path: Path, narr
     assert (found.origin, found.tensors["fc.bias"].tobytes()) == ("NVIDIA MXNet", state.tensors["fc.bias"].tobytes())
 
 
+def test_a_file_of_paddle_is_recognised_whatever_its_name_is(tmp_path: Path, narrow: None) -> None:
+    state = plain_state(recipe_of())
+    paddle(tmp_path / "model", state)
+    for name in ("weights.pth", "weights"):
+        file = shutil.copy(tmp_path / "model.pdparams", tmp_path / name)
+        found = open_weights(file, momentum=True)
+        assert (found.origin, found.source) == ("NVIDIA Paddle", file)
+        assert found.tensors["fc.bias"].tobytes() == state.tensors["fc.bias"].tobytes()
+
+
 def test_what_nvidias_pytorch_code_stores_beside_the_weights_is_opened_if_asked_for(tmp_path: Path, narrow: None) -> None:
     state = plain_state(recipe_of())
     nvidia_pytorch(tmp_path / "checkpoint.pth.tar", state)
@@ -304,7 +315,7 @@ def test_two_formats_in_a_folder_are_an_error_that_lists_them(tmp_path: Path, na
     state = plain_state(recipe_of())
     tensorflow(tmp_path / "model.ckpt-7", state)
     paddle(tmp_path / "model", state)
-    with pytest.raises(CheckpointError, match=r"several formats: .*ckpt-7 \(TensorFlow\), .*model \(Paddle\); name one"):
+    with pytest.raises(CheckpointError, match=r"several formats: .*model \(Paddle\), .*ckpt-7 \(TensorFlow\); name one"):
         open_weights(tmp_path)
 
 

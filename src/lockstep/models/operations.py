@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lockstep.models.architectures import Conv, ModelSpec, blocks, features, parameter_count, stem
 
-VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+VALUE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 """Bytes of an activation, by precision."""
 UPDATE_BYTES = 20
 """Bytes for the update of a parameter: weight, velocity and gradient (float32) are read, weight and velocity written."""

@@ -110,7 +110,7 @@ def certify(
     return {
         "lockstep": version(),
         "source": source.source.name,
-        "source_sha256": sha256_of(source.source),
+        "source_sha256": sha256_of(source.source) | {file.name: _sha256(file) for file in source.others},
         "target": target.source.name,
         "target_sha256": {path.name: _sha256(path) for path in written.files},
         "model": str(source.recipe.fields()["model"]),

@@ -28,6 +28,7 @@ from lockstep.weights.formats import (
     nvidia_tensorflow,
     onnx_graph,
     onnx_weights,
+    paddle_pickle,
     tensor_bundle,
     timm_folder,
     torch_file,
@@ -60,6 +61,8 @@ class Opened:
     """Whether batch norms are folded into convolutions, so that the weights are for inference only."""
     stored: tuple[Stored, ...] = ()
     """The arrays of the file as it has them, also those that are not used; without optimizer and moving average."""
+    others: tuple[Path, ...] = ()
+    """Files that were read in addition to `source`, such as timm's `config.json`."""
     scales: Scales = field(default_factory=dict)
     """Scales of the inputs of all quantised layers; empty if the recipe is not quantised."""
 
@@ -104,13 +107,11 @@ BY_CONTENT = (
     Format("Keras", keras_file.find, keras_file.read, keras_variables.is_keras),
     Format("ONNX", onnx_weights.find, onnx_weights.read, onnx_graph.is_onnx),
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read, mxnet_params.is_mxnet),
+    Format("Paddle", nvidia_paddle.find, nvidia_paddle.read, paddle_pickle.is_paddle),
 )
 """Formats whose files are recognised by what they hold, whatever their names are."""
-BY_NAME = (
-    Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),
-    Format("Paddle", nvidia_paddle.find, nvidia_paddle.read),
-)
-"""Formats of several files, which are found by their names."""
+BY_NAME = (Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),)
+"""Formats of several files, which find each other by their names."""
 _ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".pth.tar", ".safetensors")
 """How the names of files end that may hold weights, but do not make their folder one of weights."""
 _UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX")
@@ -295,7 +296,8 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
     remarks = _printable((*found.remarks, *assumed))
     classes, names = _printable(found.classes), _printable(each.name for each in found.stored)
     stored = tuple(replace(each, name=name) for each, name in zip(found.stored, names, strict=True))
-    return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, found.is_folded, stored)
+    is_folded, others = found.is_folded, found.others
+    return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, is_folded, stored, others)
 
 
 def _printable(texts: Iterable[str]) -> tuple[str, ...]:

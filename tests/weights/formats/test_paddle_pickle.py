@@ -313,3 +313,15 @@ def test_any_bytes_are_an_error_or_arrays(data: bytes, tmp_path_factory: pytest.
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="missing cannot be read: No such file"):
         load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_file_is_recognised_by_how_it_begins(protocol: int, tmp_path: Path) -> None:
+    file, big = tmp_path / "any.name", np.zeros(10_000, np.float32)
+    for value, is_its in (({"a": big}, True), ({}, True), ({1: big}, False), ([big], False), ("a", False), (big, False)):
+        file.write_bytes(pickle.dumps(value, protocol))
+        assert paddle_pickle.is_paddle(file) == is_its
+    for other in (b"", b"\x80", b"\x80\x04}", b"PK\x03\x04", b"not a pickle"):
+        file.write_bytes(other)
+        assert not paddle_pickle.is_paddle(file)
+    assert not paddle_pickle.is_paddle(tmp_path / "missing")

@@ -81,6 +81,8 @@ class Original:
     stored: tuple[Stored, ...] = ()
     """The arrays next to the weights in the file, in its order, used or not; those of an optimizer or of a moving average
     are left out."""
+    others: tuple[Path, ...] = ()
+    """Files that were read in addition to the one with the weights, such as timm's `config.json`."""
 
     @property
     def has_classifier(self) -> bool:

@@ -165,11 +165,12 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     )
     origin = "Gluon" if _are_gluons(matching.names.values()) else "NVIDIA MXNet"
     recipe = Recipe() if origin == "Gluon" else resnet50_mxnet_90ep()
-    recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32")
-    recipe = recipe.replace(bn_epsilon=_epsilon(recipe, symbol))
+    epsilon = _epsilon(recipe, symbol)
+    recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32", bn_epsilon=epsilon)
     full = dict(zip(arrays, stored, strict=True))
     held = listed(described(stored), ((tensor.name, full[name]) for tensor, name in table.items()))
-    return Original(recipe, State(0, found, speeds), remarks, origin, epochs=_epochs_done(path), stored=held)
+    others = (*([graph] if symbol and graph else []), *([velocities_file] if velocities else []))
+    return Original(recipe, State(0, found, speeds), remarks, origin, (), _epochs_done(path), stored=held, others=others)
 
 
 def _are_gluons(names: Collection[str]) -> bool:

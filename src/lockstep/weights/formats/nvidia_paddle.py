@@ -80,16 +80,18 @@ _MASK = "_asp_mask"
 
 
 def find(path: Path) -> Path | None:
-    """Return the prefix of the checkpoint that a path names; None if it names none.
+    """Return the prefix of the checkpoint, or the file of parameters with another ending, that a path names; else None.
 
-    A path is a prefix, one of its files, the folder of an epoch, a folder of such folders, or the folder around `ResNet50`.
-    Of several epochs the last one with both files is used, as in the original. Raises `CheckpointError` if the path is
-    ambiguous.
+    A path is such a file, a prefix, one of its files, the folder of an epoch, a folder of such folders, or the folder around
+    `ResNet50`. Of several epochs the last one with both files is used, as in the original. Raises `CheckpointError` if the
+    path is ambiguous.
     """
     if path.is_dir():
         return _in_folder(path) or _of_epochs(path) or _of_epochs(path / _FOLDER)
     prefix = _prefix(path)
-    return prefix if prefix.name and _file(prefix, _PARAMETERS).is_file() else None
+    if prefix.name and _file(prefix, _PARAMETERS).is_file():
+        return prefix
+    return path if paddle_pickle.is_paddle(path) else None
 
 
 def _prefix(path: Path) -> Path:
@@ -98,6 +100,12 @@ def _prefix(path: Path) -> Path:
 
 def _file(prefix: Path, ending: str) -> Path:
     return prefix.with_name(prefix.name + ending)
+
+
+def _parameters(place: Path) -> Path:
+    """Return the file of parameters that `find` found: that of a prefix, or the place itself."""
+    named = _file(place, _PARAMETERS)
+    return named if named.is_file() else place
 
 
 def _in_folder(folder: Path) -> Path | None:
@@ -119,9 +127,12 @@ def _of_epochs(folder: Path) -> Path | None:
 def read(prefix: Path, *, momentum: bool = True) -> Original:
     """Read a ResNet that has a name here. Its variables have the names of a static program or of layers.
 
+    `prefix` is what `find` returned. A file with another ending than Paddle's has its optimizer next to it under the same
+    name with `.pdopt` added, if it has one.
+
     Raises `CheckpointError` if it is damaged, incomplete or of another model.
     """
-    contents = paddle_pickle.load(_file(prefix, _PARAMETERS))
+    contents = paddle_pickle.load(_parameters(prefix))
     arrays = _typed(contents.arrays)
     matching = _matched(prefix, arrays)
     table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
@@ -187,7 +198,7 @@ def _matched(prefix: Path, arrays: Mapping[str, np.ndarray]) -> Matching:
         for model, spec in MODELS.items()
         for names in _tables(spec, shapes)
     )
-    return fitting_model(matchings, f"{prefix}{_PARAMETERS}", "Paddle", arrays)
+    return fitting_model(matchings, str(_parameters(prefix)), "Paddle", arrays)
 
 
 def _tables(spec: ModelSpec, stored: Iterable[str]) -> Iterator[Names]:

@@ -107,6 +107,11 @@ class Graph:
                 kind = f"type {tensor.data_type}"
             yield name, kind, tuple(tensor.dims)
 
+    def others(self) -> tuple[Path, ...]:
+        """Return the other files of the model's folder in which constants are stored."""
+        places = {each.value for one in self.stored.values() for each in one.external_data if each.key == "location"}
+        return tuple(self.path.parent / place for place in sorted(places))
+
     def floats(self, name: str, what: str) -> np.ndarray:
         """Return a constant of floats as a new float32 array. Raises `ValueError` if it is something else."""
         values = self.constant(name)

@@ -137,6 +137,7 @@ def read(path: Path, *, momentum: bool = False) -> Original:
         is_folded=is_folded,
         says_preprocessing=says_preprocessing,
         stored=listed(graph.described(), _made(graph, network)),
+        others=graph.others(),
     )
 
 

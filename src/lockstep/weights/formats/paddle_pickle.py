@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ _NAMES = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
 _PROTOCOL = 4
 """The newest protocol that every version of Paddle reads."""
+_BEGIN = 4096
+"""The first key is within this many bytes."""
+_FIRST_KEYS = ("BINUNICODE", "SHORT_BINUNICODE", "STOP")
+"""What comes after the dict: a text, or the end of a dict without entries."""
+_WITHOUT_VALUE = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "MARK")
+"""Instructions that make no value."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,21 @@ class Contents:
     """For arrays that have their layer's name: the name of the parameter, which the optimizer uses."""
     others: tuple[str, ...]
     """Names of values that are not arrays."""
+
+
+def is_paddle(path: Path) -> bool:
+    """Return whether a path names a file that begins as Paddle's do: with a pickled dict whose first key is a text.
+
+    PyTorch's older files begin with a pickled number, and its others are archives.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN)
+        found = (instruction.name for instruction, _, _ in genops(begin))
+        values = (name for name in found if name not in _WITHOUT_VALUE)
+        return next(values) == "EMPTY_DICT" and next(values) in _FIRST_KEYS
+    except (OSError, ValueError, StopIteration):
+        return False
 
 
 def load(path: Path) -> Contents:

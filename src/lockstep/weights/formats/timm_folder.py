@@ -87,7 +87,8 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     missing = ("there are no velocities",) if momentum else ()
     state = State(0, {name: _canonical(path, name, value) for name, value in stored.items()}, {})
     held = listed(described(arrays), zip(stored, stored, strict=True))
-    return Original(recipe, state, (*remarks, *_converted(stored), *missing), "timm", classes, stored=held)
+    remarks, others = (*remarks, *_converted(stored), *missing), (path.parent / CONFIG,)
+    return Original(recipe, state, remarks, "timm", classes, stored=held, others=others)
 
 
 def _stored(path: Path) -> Mapping[str, np.ndarray]:
