@@ -23,7 +23,7 @@ RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     python -m pip install --no-cache-dir --constraint /constraints.txt torch
 RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    python -m pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+    python -m pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[serve]"
 RUN useradd --create-home --uid 1000 lockstep \
     && install --directory --owner lockstep /runs
 USER 1000

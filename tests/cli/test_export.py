@@ -1,34 +1,8 @@
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 Run = Callable[..., tuple[int, str, str]]
-TARGETS = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8").partition("## Targets\n")[2]
-COMMANDS = re.findall(r"^\$ lockstep (export RUN FOLDER .*--to (?:onnx|triton)\b[^#\n]*)", TARGETS, re.MULTILINE)
-"""The commands of the page about targets that need neither a framework nor OpenVINO."""
-
-
-def test_the_folder_is_named_when_it_is_whole(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, output, _ = answer("export", run_folder, tmp_path / "saved model")
-    wrote, compared = output.splitlines()
-    assert (code, wrote) == (0, f"wrote {tmp_path / 'saved model'}")
-    assert re.match(r"compared on 8 images: tensorflow \S+ and the engine tensorflow \S+ differ by \de-\d\d of", compared)
-    assert (tmp_path / "saved model" / "saved_model.pb").is_file()
-
-
-def test_a_program_for_paddle_inference_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "paddle", "--no-compare")
-    assert (code, output) == (0, f"wrote {tmp_path / 'model'}\n")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.json", "model.pdiparams"]
-
-
-def test_a_program_for_pytorch_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
-    code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "torchscript", "--no-compare")
-    assert (code, output) == (0, f"wrote {tmp_path / 'model'}\n")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.pt"]
 
 
 def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
@@ -81,18 +55,3 @@ def test_a_batch_that_is_no_number_is_wrong_use(answer: Run, run_folder: Path, t
     code, _, errors = answer("export", run_folder, tmp_path / "model", "--to", "onnx", "--batch", "many")
     assert code == 2
     assert "'many' is no batch; expected a number from 1, or dynamic" in errors
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_page_about_targets_work(
-    answer: Run, run_folder: Path, textures: Path, command: str, tmp_path: Path
-) -> None:
-    places = {"RUN": run_folder, "FOLDER": tmp_path / "model", "DATA": textures}
-    words = [places.get(word, word) for word in shlex.split(command)]
-    # What was trained for seconds may lose any top-1.
-    code, output, errors = answer(*words, *(("--tolerance", "100") if "int8" in words else ()))
-    assert (code, output.splitlines()[0]) == (0, f"wrote {tmp_path / 'model'}"), errors
-
-
-def test_the_page_about_targets_has_commands() -> None:
-    assert len(COMMANDS) >= 5

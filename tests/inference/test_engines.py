@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
+import onnx
 import pytest
 
 from lockstep.inference import engines, onnx_model
@@ -86,10 +86,24 @@ def test_weights_trained_in_int8_are_computed_in_int8(tiny_recipe: Recipe, name:
 
 def test_a_model_in_fp16_computes_in_float16(tiny_recipe: Recipe) -> None:
     weights, images = opened(tiny_recipe), random_images(3, tiny_recipe.eval_crop)
-    model = onnx_model.logits_model(tiny_recipe.replace(precision="fp16"), weights.tensors)
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    [logits] = session.run(None, {"images": images})
-    assert 1e-6 < distance(logits, oracle.logits(tiny_recipe, weights.tensors, images)) < 6e-3
+    recipe, wanted = tiny_recipe.replace(precision="fp16"), oracle.logits(tiny_recipe, weights.tensors, images)
+    whole = onnx_model.logits_model(recipe, weights.tensors), None
+    for model in (whole, onnx_model.logits_model_apart(recipe, weights.tensors, as_inputs=False)):
+        [logits] = runtime.session(*model).run(None, {"images": images})
+        assert 1e-6 < distance(logits, wanted) < 6e-3
+
+
+@pytest.mark.parametrize("as_inputs", [False, True])
+def test_large_weights_go_to_an_engine_without_being_copied(tiny_recipe: Recipe, as_inputs: bool) -> None:
+    tensors = opened(tiny_recipe).tensors
+    model, apart = onnx_model.logits_model_apart(tiny_recipe, tensors, as_inputs=as_inputs)
+    assert {name for name, value in tensors.items() if value.nbytes >= 1024} == {*apart}
+    assert all(np.shares_memory(value, tensors[name]) for name, value in apart.items())
+    graph = onnx.load_from_string(model).graph
+    stored = {each.name for each in graph.initializer if each.raw_data}
+    assert stored | {*apart} == {*tensors, "mean", "std"} - {
+        name for name in tensors if name.endswith("num_batches_tracked")
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if name != NATIVE and ENGINES[name].runs_onnx])

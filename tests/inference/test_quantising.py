@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import lockstep
+from lockstep.inference.quantising import for_speed
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.models.state import State
@@ -83,6 +84,20 @@ def test_weights_have_seven_bits_so_that_no_processor_overflows(weights: Path, d
     assert len(kernels) == len(layers(model_spec(open_weights(weights).recipe.model))) - 1
     assert {kernel.dtype for kernel in kernels} == {np.dtype(np.int8)}
     assert max(int(np.abs(kernel.astype(int)).max()) for kernel in kernels) <= 64
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_model_to_measure_int8_with_computes_every_layer_in_it(weights: Path, symmetric: bool) -> None:
+    images = pictures(32, 32)
+    model = onnx.load_from_string(for_speed(open_weights(weights), images, symmetric=symmetric))
+    makers = {name: node for node in model.graph.node for name in node.output}
+    computing = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    assert len(computing) == len(layers(model_spec(open_weights(weights).recipe.model)))
+    assert {makers[name].op_type for node in computing for name in node.input[:2]} == {"DequantizeLinear"}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    [logits] = session.run(None, {"images": images})
+    wanted = lockstep.load(weights, backend="reference")(((images - MEAN) / STD).transpose(0, 3, 1, 2))
+    assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.1
 
 
 def with_an_outlier(weights: Path, folder: Path) -> Path:

@@ -1,9 +1,7 @@
-"""The page in headless Chromium. Without a browser these tests fail unless LOCKSTEP_WITHOUT_BROWSER is set."""
+"""The page in headless Chromium."""
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,33 +13,22 @@ import lockstep
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.page import MISSING
 from lockstep.system.event_log import read_log
+from tests.browsers import chromium, needs_browser
 from tests.reporting.cases import write_run
 from tests.reporting.conftest import NASTY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(os.environ.get("LOCKSTEP_WITHOUT_BROWSER")), reason="LOCKSTEP_WITHOUT_BROWSER is set"),
-]
-QUIET = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", *QUIET.split()]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 Show = Callable[..., "Page"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.fail("there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without these tests")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)  # with a new profile
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from lockstep import backends
+from lockstep.data.index import open_index
+from lockstep.inference.explanation import overlaid
+from lockstep.models.state import State
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.reporting.collect import open_runs
 from lockstep.reporting.views import MOST_CELLS, View, image_key, views, with_images
 from lockstep.runs.reading import Run
-from tests.reporting.cases import write_run
+from lockstep.runs.worst_mistakes import as_evaluated
+from lockstep.system.errors import CheckpointError
+from lockstep.weights import checkpoint
+from tests.inference.cases import random_tensors
+from tests.reporting.cases import STEPS, write_run
 from tests.reporting.conftest import finished
 
 
@@ -27,6 +36,39 @@ def view_of(folder: Path) -> tuple[View, dict[str, str]]:
     runs = open_runs([folder])
     found, images = with_images(runs, views(runs))
     return found[0], images
+
+
+def test_mistakes_are_explained_with_the_weights_that_made_them(data: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tiny_recipe.replace(ema_decay=0.9)
+    folder = finished(data, recipe, tmp_path / "run")
+    trained, average = (random_tensors(recipe, seed) for seed in (1, 2))
+    about = {"recipe": recipe.fields(), "classes": [f"{i}" for i in range(10)]}
+    checkpoint.save(folder / "checkpoints", State(STEPS, trained, {}, average), data_digest="", about=about)
+    runs = open_runs([folder])
+    found, images = with_images(runs, views(runs), explain=True)
+    index = open_index(data / "val")
+    for view, tensors in zip(found, (trained, average), strict=True):
+        mistake = view.mistakes[3]
+        pixels = as_evaluated(index, runs[0].recipe, np.array([mistake.sample]))
+        # Between an average of features and a linear layer, Grad-CAM is the class activation map.
+        kept: list[torch.Tensor] = []
+        module = backends.load("torch").load_module(recipe, tensors)
+        module.layer4.register_forward_hook(lambda _, inputs, output, kept=kept: kept.append(output))
+        normalised = (pixels - np.array(recipe.mean)) / np.array(recipe.std)
+        module(torch.from_numpy(normalised.astype(np.float32).transpose(0, 3, 1, 2)))
+        of_class = tensors["fc.weight"][index.classes.index(mistake.prediction)]
+        heat = np.einsum("c,nchw->nhw", of_class, kept[0].detach().numpy()).clip(min=0)
+        shown = Image.open(io.BytesIO(base64.b64decode(images[mistake.explanation].partition(",")[2])))
+        [wanted] = overlaid(pixels, heat)
+        assert np.abs(np.asarray(shown).astype(int) - wanted).mean() < 8  # JPEG
+    assert found[0].mistakes[3].explanation != found[1].mistakes[3].explanation
+    assert all(mistake.explanation in images for view in found for mistake in view.mistakes)
+
+
+def test_a_checkpoint_that_is_gone_cannot_explain(run: Path) -> None:
+    runs = open_runs([run])
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        with_images(runs, views(runs), explain=True)
 
 
 def test_there_is_a_view_for_each_run_and_its_weights(run: Path, four: list[Path]) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,11 +59,12 @@ def computing(
     *,
     most_images: int,
     exported: Exported | None = None,
+    shares_cores: bool = False,
 ) -> Iterator[Computing]:
     """Yield an engine that holds the weights, or runs an exported model. `engine` is a name, or "auto".
 
     `precision` is the one that was asked for; None: the recipe's, or fp32 if that is not in hardware, with a note.
-    `most_images` is the largest batch.
+    `most_images` is the largest batch. `shares_cores`: other threads need the cores between two batches.
     """
     recorder = Recorder(listener if is_leading() else None)
     if exported is not None and engine == AUTO:
@@ -82,7 +84,8 @@ def computing(
         )
     weights = in_precision_of(engine, weights, precision, execution, recorder)
     model = None if exported is None else exported.model
-    with open_engine(engine, weights, execution, most_images=most_images, exported=model) as opened:
+    how: dict[str, Any] = {"most_images": most_images, "exported": model, "shares_cores": shares_cores}
+    with open_engine(engine, weights, execution, **how) as opened:
         evaluate = partial(scores, opened)
         yield Computing(engine, weights, recorder, evaluate, opened.predict, on_gpu=opened.on_gpu)
 

@@ -11,7 +11,7 @@ import PIL.Image
 
 from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
-from lockstep.data.decoding.size_limits import MOST_PIXELS
+from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
@@ -66,14 +66,16 @@ def path_of(image: Image) -> Path | None:
 def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     """Write an image to `out`, uint8 [eval_crop, eval_crop, 3], as the recipe's evaluation has it.
 
-    Raises `OSError` if it cannot be read, and `ValueError` if it is damaged or not an image.
+    Raises `OSError` if it cannot be read, and `ValueError` if it is damaged or not an image; `TooManyPixels`, which is one,
+    if it is too large.
     """
     data = _content(image, in_reduced_size=recipe.dct_scaling)
     size = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
     if math.prod(resized) > MOST_PIXELS:  # a narrow strip of few pixels can become any number of them
-        raise ValueError(f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}")
+        too_narrow = f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}"
+        raise TooManyPixels(too_narrow)
     decode_into(data, size, window, resized, offset, flip=False, **resampling(recipe, evaluation=True), out=out)
 
 

@@ -18,6 +18,8 @@ from lockstep.weights.formats import onnx_metadata
 if TYPE_CHECKING:
     import onnx
 
+_LARGE_BYTES = 1024
+"""Arrays from this size on may be apart from a model."""
 OPSET, IR = 17, 8
 """The graph's operator set and its file format version. ONNX Runtime 1.12 and later read them."""
 
@@ -70,17 +72,34 @@ def model_of(
     return model
 
 
-def logits_model(recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None) -> bytes:
+def logits_model(
+    recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None, *, folded: bool = False
+) -> bytes:
     """Return a model from `images`, uint8 RGB [N, S, S, 3], to `logits`, float32 [N, logits]; S is the `eval_crop`.
 
-    It is the model of `export` without softmax and metadata. In fp16, convolutions, batch norms and the classifier compute
-    in float16, unless they are quantised; other precisions are for the program that runs the model to choose. Raises
-    `CheckpointError` if the tensors do not fit, `BackendError` if the package onnx is missing.
+    It is the model of `export` without softmax and metadata. `folded` is that of `Form`. In fp16, convolutions, batch norms
+    and the classifier compute in float16, unless they are quantised; other precisions are for the program that runs the
+    model to choose. Raises `CheckpointError` if the tensors do not fit, `BackendError` if the package onnx is missing.
     """
     check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
-    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=recipe.precision == "fp16" and not scales)
+    in_half = recipe.precision == "fp16" and not scales
+    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half, folded=folded)
     found: bytes = graph.logits_model().SerializeToString()
     return found
+
+
+def logits_model_apart(
+    recipe: Recipe, tensors: Mapping[str, np.ndarray], scales: Mapping[str, float] | None = None, *, as_inputs: bool
+) -> tuple[bytes, dict[str, np.ndarray]]:
+    """Return the model of `logits_model` without its weights, and these by name, so that nobody copies or parses them.
+
+    In the model they are inputs after `images`, with `as_inputs`; otherwise initializers whose data are elsewhere. The
+    program that runs the model must put them there. Small arrays are in the model.
+    """
+    check_fit({each.name: each.shape for each in tensors_of(model_spec(recipe.model), recipe.logits)}, tensors, "weights")
+    in_half = recipe.precision == "fp16" and not scales
+    graph = _Graph(_onnx(), recipe, tensors, scales or {}, in_half=in_half)
+    return graph.logits_model_apart(as_inputs=as_inputs)
 
 
 def _onnx() -> Any:
@@ -141,6 +160,25 @@ class _Graph:
         self._computed(self._normalised("images"))
         side = self._recipe.eval_crop
         return self._made(self._images("N", side, side), [self._described_logits("logits", "N")])
+
+    def logits_model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
+        """Return the same model without large arrays, and these: as inputs, or as initializers with data elsewhere."""
+        onnx, values = self._onnx, self._values
+        apart = {name: value for name, value in values.items() if value.nbytes >= _LARGE_BYTES}
+        self._values = {name: value for name, value in values.items() if name not in apart}
+        graph = (model := self.logits_model()).graph
+        for name, value in apart.items():
+            kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            if as_inputs:
+                graph.input.append(onnx.helper.make_tensor_value_info(name, kind, value.shape))
+            else:
+                elsewhere = [onnx.StringStringEntryProto(key="location", value="memory")]
+                where = onnx.TensorProto.EXTERNAL
+                graph.initializer.add(
+                    name=name, data_type=kind, dims=value.shape, data_location=where, external_data=elsewhere
+                )
+        data: bytes = model.SerializeToString()
+        return data, apart
 
     def model(self, classes: tuple[str, ...], form: Form) -> "onnx.ModelProto":
         """Return the model."""

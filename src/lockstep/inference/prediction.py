@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from lockstep.inference.computing import computing, export_to_run
 from lockstep.inference.embeddings import width, with_features
-from lockstep.inference.engines import AUTO, NATIVE
+from lockstep.inference.engines import AUTO, NATIVE, begin_to_import
+from lockstep.inference.engines.exported import Exported
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE
@@ -89,13 +90,12 @@ class Predictor:
         """
         if batch_images < 1:
             raise UserError(f"batch_images is {batch_images}; expected at least 1")
-        execution, runs_files = execution or Execution(), which == "newest" and not (ema or features or explain or model)
-        exported = export_to_run(Path(source), engine, execution) if runs_files else None
-        weights = exported.about if exported else open_weights(source, which=which, ema=ema, model=model)
+        execution = execution or Execution()
+        begin_to_import(engine or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
-        for remark in weights.remarks:
-            recorder.note(remark)
-        self._weights = weights = _with_names(weights.with_classes(classes), recorder)
+        chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "classes": classes}
+        weights, exported = to_predict(source, engine, execution, recorder, **chosen, as_exported=not (features or explain))
+        self._weights = weights
         self._batch_images = batch_images
         self.features = width(weights) if features else 0
         """The number of features of an image; 0 if predictions have none."""
@@ -141,7 +141,7 @@ class Predictor:
             features, logits = np.split(outputs, [self.features], axis=1)
             pictures = self._explained(batch.pixels, logits)
             for i, path in enumerate(batch.paths):
-                best, likelihoods = _likeliest(logits[i], top)
+                best, likelihoods = likeliest(logits[i], top)
                 found = tuple(names.get(number, str(number)) for number in best)
                 own = features[i].copy() if self.features else None  # a part of the array would keep all of it
                 yield Prediction(path, found, likelihoods, own, None if pictures is None else pictures[i])
@@ -273,8 +273,33 @@ def predict(
         return list(predictor.predict(images, top))
 
 
-def _likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
-    """Return the numbers of the likeliest classes, and their probabilities."""
+def to_predict(
+    source: str | Path,
+    engine: str | None,
+    execution: Execution,
+    recorder: Recorder,
+    *,
+    which: str,
+    ema: bool,
+    model: str | None,
+    classes: Classes | None,
+    as_exported: bool = True,
+) -> tuple[Opened, Exported | None]:
+    """Return weights with names of classes, and the exported model if the source is one and is to run as it is.
+
+    Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The arguments and errors are
+    those of `predict`.
+    """
+    runs_file = as_exported and which == "newest" and not (ema or model)
+    exported = export_to_run(Path(source), engine, execution) if runs_file else None
+    weights = exported.about if exported else open_weights(source, which=which, ema=ema, model=model)
+    for remark in weights.remarks:
+        recorder.note(remark)
+    return _with_names(weights.with_classes(classes), recorder), exported
+
+
+def likeliest(logits: np.ndarray, top: int) -> tuple[list[int], tuple[float, ...]]:
+    """Return the numbers of the `top` likeliest classes of an image, and their probabilities, from its logits [logits]."""
     powers = np.exp(logits.astype(np.float64) - logits.max())
     powers /= powers.sum()
     best = np.argsort(-powers, kind="stable")[:top]

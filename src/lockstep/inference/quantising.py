@@ -83,7 +83,8 @@ def quantised(target: Target, wanted: Wanted, how: Calibration, recorder: Record
     form = onnx_model.Form(None, wanted.bare, folded=True)
     plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
     calibrating = recorder.watched("calibrating", _batches(subset(training, chosen), weights), _count(len(chosen)))
-    model = _static(plain, (wanted.inputs(batch.images) for batch in calibrating), len(chosen), how.method, target)
+    symmetric, inputs = target.takes_symmetric_int8, (wanted.inputs(batch.pixels) for batch in calibrating)
+    model = _static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
     hits = _hits(wanted, [plain, model], validation, recorder)
     before, after = (100.0 * count / len(validation) for count in hits)
     if not before - after <= how.tolerance:
@@ -130,7 +131,7 @@ def _batches(index: Index, weights: Opened) -> Iterator[Batch]:
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         for batch in loader.batches(plans):
             real = batch.labels >= 0
-            yield Batch(batch.images[real], batch.labels[real])
+            yield Batch(batch.pixels[real], batch.labels[real])
 
 
 def _count(images: int) -> int:
@@ -158,14 +159,29 @@ class _Reader:
         return {self._name: next(self._batches)}
 
 
-def _static(plain: Any, batches: Iterator[np.ndarray], images: int, method: str, target: Target) -> Any:
-    """Return a model in int8, calibrated on some images."""
+def for_speed(weights: Opened, images: np.ndarray, *, symmetric: bool) -> bytes:
+    """Return an ONNX model in int8 from `images` to `logits`, to measure how fast int8 is: that does not depend on values.
+
+    It is quantised as exports are, on a few uint8 images [N, S, S, 3] of any kind. `symmetric` is that of
+    `Target.takes_symmetric_int8`. Raises `BackendError` without ONNX Runtime.
+    """
+    plain = onnx_model.logits_model(weights.recipe, weights.tensors, folded=True)
+    model = _static(_library("onnx").load_from_string(plain), iter([images]), len(images), "minmax", symmetric=symmetric)
+    found: bytes = model.SerializeToString()
+    return found
+
+
+def _library(name: str) -> Any:
     try:
-        library: Any = importlib.import_module("onnxruntime.quantization")
-        onnx: Any = importlib.import_module("onnx")
+        return importlib.import_module(name)
     except ImportError as error:
         raise BackendError(f"int8 after training needs onnxruntime: pip install onnxruntime==1.31.1 ({error})") from None
-    kinds, symmetric = library.QuantType, target.takes_symmetric_int8
+
+
+def _static(plain: Any, batches: Iterator[np.ndarray], images: int, method: str, *, symmetric: bool) -> Any:
+    """Return a model in int8, calibrated on some images."""
+    onnx, library = _library("onnx"), _library("onnxruntime.quantization")
+    kinds = library.QuantType
     reader = _Reader(plain.graph.input[0].name, batches, _count(images))
     with tempfile.TemporaryDirectory(prefix="lockstep-int8-") as name, _quiet():
         source, path = (Path(name) / file for file in ("float.onnx", "int8.onnx"))
@@ -210,7 +226,7 @@ def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Record
     sessions, hits = [Session(model.SerializeToString()) for model in models], [0] * len(models)
     batches = _batches(validation, wanted.weights)
     for batch in recorder.watched("evaluating before and after", batches, _count(len(validation))):
-        inputs = wanted.inputs(batch.images)
+        inputs = wanted.inputs(batch.pixels)
         for place, session in enumerate(sessions):
             answers: Answers = session.run(inputs)
             hits[place] += int((answers[0] == batch.labels).sum())

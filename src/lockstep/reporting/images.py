@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lockstep import backends
 from lockstep.data.index import Index
 from lockstep.data.listing import printable
 from lockstep.data.split import stored_validation
+from lockstep.inference.explanation import explainer_of, overlaid
+from lockstep.recipes import Execution
 from lockstep.runs.reading import Run
 from lockstep.runs.worst_mistakes import as_evaluated
 from lockstep.system.errors import DataError
+from lockstep.weights.opening import open_weights
 
 LARGEST_PIXELS = 160
 """Longest side of an image on the page; larger images are reduced."""
@@ -49,6 +53,27 @@ def encoded_images(run: Run, index: Index, samples: list[int]) -> dict[int, str]
     except DataError as error:
         raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
     return {sample: _as_address(pixels) for sample, pixels in zip(samples, images, strict=True)}
+
+
+def explained_images(run: Run, weights: str, index: Index, samples: list[int]) -> dict[int, str]:
+    """Return images with what speaks for the predicted class over them (Grad-CAM), as `data:` addresses.
+
+    `weights` are the "trained" ones or the "ema". Raises `ImagesGone` if an image was overwritten, `CheckpointError` if the
+    checkpoint that was evaluated is gone, and `BackendError` if no framework that computes Grad-CAM is installed.
+    """
+    assert run.results is not None
+    opened = open_weights(run.folder, which=str(run.results.step), ema=weights == "ema")
+    backend = next(name for name, framework in backends.FRAMEWORKS.items() if framework.explains)
+    world = backends.load(backend).world(Execution(backend=backend))
+    try:
+        images = as_evaluated(index, run.recipe, np.array(samples, np.int64))
+        classes = run.results.scores[weights].predictions[samples].astype(np.int64)
+        pictures = overlaid(images, explainer_of(opened, backend, world).heat(images, classes))
+    except DataError as error:
+        raise ImagesGone(f"The images are not shown: {printable(str(error))}") from None
+    finally:
+        world.close()
+    return {sample: _as_address(pixels) for sample, pixels in zip(samples, pictures, strict=True)}
 
 
 def _as_address(pixels: np.ndarray) -> str:

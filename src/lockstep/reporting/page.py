@@ -1,7 +1,5 @@
 """Write runs as one page of HTML that needs nothing else: style, script, data and images are in it."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -13,6 +11,7 @@ from lockstep.reporting import summary
 from lockstep.reporting.curves import charts
 from lockstep.reporting.views import as_data, image_key, views, with_images
 from lockstep.runs.reading import Run
+from lockstep.system.html import allowed, colours
 from lockstep.system.version import version
 
 TEMPLATE = "report.html.j2"
@@ -22,15 +21,15 @@ MISSING = "\N{EN DASH}"
 """Shown in place of a missing figure."""
 
 
-def render(runs: Sequence[Run]) -> str:
-    """Return the page of some runs.
+def render(runs: Sequence[Run], *, explain: bool = False) -> str:
+    """Return the page of some runs. With `explain`, it shows Grad-CAM over the images of mistakes.
 
     Names of classes, files and folders are texts of a user. The template escapes them (autoescape). Its `tojson` filter
     writes the characters of tags as JSON escapes. A content security policy lets the browser run only the one script whose
     hash it names, and lets it fetch nothing and send nothing.
     """
-    found, images = with_images(runs, views(runs))
-    script, style = "".join(map(_file, SCRIPTS)), _file("report.css")
+    found, images = with_images(runs, views(runs), explain=explain)
+    script, style = "".join(map(_file, SCRIPTS)), colours() + _file("report.css")
     speeds = summary.speeds(runs)
     data = {
         "runs": [{"name": run.name, "steps": run.steps, "epochs": run.recipe.epochs} for run in runs],
@@ -58,7 +57,7 @@ def render(runs: Sequence[Run]) -> str:
             data=data,
             style=Markup(style),
             script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+            script_source=Markup(allowed(script)),
             lockstep_version=version(),
             framework_version=_framework_version,
             interval_scale=_interval_scale(summary.results(runs)),

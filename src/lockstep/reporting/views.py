@@ -11,7 +11,7 @@ from lockstep.data.listing import printable
 from lockstep.models.metrics import ClassCounts, Scores, top5_tells, wilson
 from lockstep.recipes.recipe import own_geometry
 from lockstep.reporting import image_statistics
-from lockstep.reporting.images import ImagesGone, encoded_images, open_images
+from lockstep.reporting.images import ImagesGone, encoded_images, explained_images, open_images
 from lockstep.runs.reading import Run
 
 MOST_CELLS = 50
@@ -69,6 +69,8 @@ class Mistake:
     confidence: float
     rank: int
     """Number of classes that the model preferred to the right one."""
+    explanation: str = ""
+    """The name of its explanation on the page; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,18 @@ def views(runs: Sequence[Run]) -> list[View]:
     return found
 
 
-def with_images(runs: Sequence[Run], found: Sequence[View]) -> tuple[list[View], dict[str, str]]:
+def with_images(runs: Sequence[Run], found: Sequence[View], *, explain: bool = False) -> tuple[list[View], dict[str, str]]:
     """Return the views with the names of mistaken images, and these images as `data:` addresses by `image_key`.
 
-    If images cannot be read, the note of the view says why.
+    With `explain`, there is also an explanation of each (`lockstep.reporting.images.explained_images`). If images cannot be
+    read, the note of the view says why.
     """
     images: dict[str, str] = {}
     placed: list[View] = []
     for number, run in enumerate(runs):
         own = [view for view in found if view.run == number]
         try:
-            own, addresses = _with_images(run, own)
+            own, addresses = _with_images(run, own, explain=explain)
             images |= addresses
         except ImagesGone as gone:
             own = [replace(view, note=str(gone)) for view in own]
@@ -193,7 +196,7 @@ def _matrix(matrix: np.ndarray, names: list[str]) -> Matrix:
     )
 
 
-def _with_images(run: Run, own: list[View]) -> tuple[list[View], dict[str, str]]:
+def _with_images(run: Run, own: list[View], *, explain: bool) -> tuple[list[View], dict[str, str]]:
     """Return the views with the names of their mistakes, and the mistaken images as `data:` addresses by key."""
     samples = sorted({mistake.sample for view in own for mistake in view.mistakes})
     if not samples:
@@ -201,7 +204,14 @@ def _with_images(run: Run, own: list[View]) -> tuple[list[View], dict[str, str]]
     index = open_images(run)
     encoded = encoded_images(run, index, samples)
     placed = [replace(view, mistakes=[_placed(mistake, index) for mistake in view.mistakes]) for view in own]
-    return placed, {image_key(run, sample): address for sample, address in encoded.items()}
+    images = {image_key(run, sample): address for sample, address in encoded.items()}
+    for number, view in enumerate(placed if explain else []):
+        explained = explained_images(run, view.weights, index, [mistake.sample for mistake in view.mistakes])
+        keys = {sample: f"{image_key(run, sample)}.{view.run}.{view.weights}" for sample in explained}
+        images |= {keys[sample]: address for sample, address in explained.items()}
+        mistakes = [replace(mistake, explanation=keys[mistake.sample]) for mistake in view.mistakes]
+        placed[number] = replace(view, mistakes=mistakes)
+    return placed, images
 
 
 def _placed(mistake: Mistake, index: Index) -> Mistake:

@@ -7,7 +7,9 @@ program of Paddle. They need no training framework, but packages of their own.
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -51,6 +53,9 @@ class Order:
     """The largest batch to prepare for. Only TensorRT refuses a larger one."""
     exported: Callable[[], bytes] | None = None
     """Returns the ONNX model to run, with the output `logits`; None: it is made from the weights."""
+    shares_cores: bool = False
+    """Whether other threads need the cores between two batches, as in a server. Then an engine's threads wait without
+    computing."""
 
     def model(self) -> bytes:
         """Return an ONNX model from `images`, uint8 [N, S, S, 3], to `logits`, float32 [N, logits]."""
@@ -58,6 +63,16 @@ class Order:
             return self.exported()
         weights = self.weights
         return onnx_model.logits_model(weights.recipe, weights.tensors, weights.scales)
+
+    def model_apart(self, *, as_inputs: bool) -> tuple[bytes, dict[str, np.ndarray]]:
+        """Return the same model, and weights by name that are not in it (`onnx_model.logits_model_apart`).
+
+        An exported model has all of them inside.
+        """
+        if self.exported is not None:
+            return self.exported(), {}
+        weights = self.weights
+        return onnx_model.logits_model_apart(weights.recipe, weights.tensors, weights.scales, as_inputs=as_inputs)
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,22 @@ def device_of(name: str, execution: Execution) -> str:
     return str(row_of(name).function("device")(execution))
 
 
+def begin_to_import(name: str, execution: Execution) -> None:
+    """Import the packages of an engine that runs ONNX models in a thread; for other names, do nothing.
+
+    Meanwhile this thread can read weights. Errors are left to `open_engine`.
+    """
+
+    def load() -> None:
+        with suppress(Exception):
+            device_of(name, execution)
+            importlib.import_module("onnx")
+
+    if name in ENGINES and ENGINES[name].runs_onnx:
+        # Not a daemon: a process must not end while a library is being loaded.
+        Thread(target=load, name="lockstep-import", daemon=False).start()
+
+
 def open_engine(
     name: str,
     weights: Opened,
@@ -184,10 +215,12 @@ def open_engine(
     *,
     most_images: int = 32,
     exported: Callable[[], bytes] | None = None,
+    shares_cores: bool = False,
 ) -> InferenceEngine:
     """Return an engine that holds the weights, and computes in the precision of their recipe.
 
     `most_images` is the largest batch to prepare for. `exported` returns the ONNX model to run instead of the weights.
+    With `shares_cores`, the engine leaves the cores to other threads between two batches.
 
     Raises `BackendError` if a package is missing, or if the engine does not have the device, the precision or the
     quantisation.
@@ -198,7 +231,7 @@ def open_engine(
     (2, 10)
     """
     execution = execution or Execution()
-    order = Order(weights, execution, most_images, exported)
+    order = Order(weights, execution, most_images, exported, shares_cores)
     if name == NATIVE:
         native = importlib.import_module(f"{__name__}.native")
         engine: InferenceEngine = native.opened(order)
@@ -261,6 +294,7 @@ __all__ = [
     "Order",
     "Row",
     "available",
+    "begin_to_import",
     "check_engine",
     "checked",
     "cpu_name",

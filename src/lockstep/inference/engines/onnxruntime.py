@@ -1,5 +1,6 @@
 """ONNX Runtime: on CPUs, and on GPUs through its providers for CUDA and TensorRT. The GPU's part has not been run."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +11,9 @@ from lockstep.system.errors import BackendError
 from lockstep.system.machine import gpu
 
 _CPU, _CUDA, _TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
+_SPIN = "session.intra_op.spin_duration_us", "100"
+"""For engines that share the cores: how long a thread looks for work in a loop. By default it is so long that a server's
+other threads lose a fifth of the processor's time."""
 _ERRORS = 3
 """The severity from which ONNX Runtime prints messages."""
 
@@ -20,17 +24,13 @@ class OnnxRuntime:
     name = "onnxruntime"
 
     def __init__(self, order: Order) -> None:
-        library, recipe = _package(), order.weights.recipe
+        recipe = order.weights.recipe
         self.precision, self._side = recipe.precision, recipe.eval_crop
         self.on_gpu = device(order.execution) == "cuda"
-        options = library.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
-        options.log_severity_level = _ERRORS
-        chosen = providers(self.precision, library.get_available_providers(), quantised=bool(order.weights.scales))
-        try:
-            self._session = library.InferenceSession(order.model(), options, providers=chosen if self.on_gpu else [_CPU])
-        except Exception as error:  # its exceptions have no common base
-            raise BackendError(f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]:.300}") from error
+        there = _package().get_available_providers()
+        chosen = providers(self.precision, there, quantised=bool(order.weights.scales)) if self.on_gpu else (_CPU,)
+        model, self._weights = order.model_apart(as_inputs=False)
+        self._session = session(model, self._weights, chosen, shares_cores=order.shares_cores)
         used = self._session.get_providers()[0]
         if self.on_gpu and used == _CPU:
             raise BackendError("ONNX Runtime cannot use the GPU here, and would compute on the CPU; use --set device=cpu")
@@ -40,7 +40,7 @@ class OnnxRuntime:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._session = None
+        self._session, self._weights = None, {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -51,6 +51,32 @@ class OnnxRuntime:
 def opened(order: Order) -> OnnxRuntime:
     """Return a session that holds the weights."""
     return OnnxRuntime(order)
+
+
+def session(
+    model: bytes,
+    weights: Mapping[str, np.ndarray] | None = None,
+    providers: Sequence[str | tuple[str, dict[str, str]]] = (_CPU,),
+    *,
+    shares_cores: bool = False,
+) -> Any:
+    """Return a session of ONNX Runtime. Raises `BackendError` if it cannot run the model.
+
+    `weights` are initializers whose data are not in the model. It may share their memory, so they must outlive it.
+    """
+    library = _package()
+    options = library.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
+    options.log_severity_level = _ERRORS
+    if shares_cores:
+        options.add_session_config_entry(*_SPIN)
+    if weights:
+        values = [library.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers([*weights], values)
+    try:
+        return library.InferenceSession(model, options, providers=list(providers))
+    except Exception as error:  # its exceptions have no common base
+        raise BackendError(f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]:.300}") from error
 
 
 def device(execution: Execution) -> str:

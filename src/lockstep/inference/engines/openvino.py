@@ -1,6 +1,7 @@
 """OpenVINO on CPUs."""
 
 import io
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +31,9 @@ class OpenVino:
             "NUM_STREAMS": 1,
         }
         try:
-            model = core.read_model(io.BytesIO(order.model()))
+            data, self._weights = order.model_apart(as_inputs=True)
+            model = core.read_model(io.BytesIO(data))
+            _put(model, self._weights)
             model.reshape([-1, self._side, self._side, 3])
             compiled = core.compile_model(model, "CPU", options)
         except RuntimeError as error:
@@ -41,7 +44,7 @@ class OpenVino:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._request = None
+        self._request, self._weights = None, {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
@@ -59,6 +62,15 @@ def device(execution: Execution) -> str:
     if execution.device == "cuda":
         raise BackendError("device is cuda, but OpenVINO computes on CPUs here; use --engine onnxruntime or tensorrt")
     return "cpu"
+
+
+def _put(model: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Replace inputs of a model by constants. These may share the memory of the arrays, which must outlive the model."""
+    constant = package("openvino.op", "OpenVINO").Constant
+    for given in model.get_parameters():
+        if (name := given.get_friendly_name()) in weights:
+            given.output(0).replace(constant(weights[name], shared_memory=True).output(0))
+            model.remove_parameter(given)
 
 
 def _package() -> Any:

@@ -17,7 +17,7 @@ def scores(engine: InferenceEngine, batches: Iterable[Batch]) -> Scores:
     rows = [np.zeros((0, 5))]
     for batch in batches:
         counted = batch.labels >= 0
-        labels, logits = batch.labels[counted], engine.predict(batch.images)[counted].astype(np.float64)
+        labels, logits = batch.labels[counted], engine.predict(batch.pixels)[counted].astype(np.float64)
         with np.errstate(invalid="ignore"):  # a logit that is not finite: the caller reports it
             losses, _ = functions.cross_entropy(logits, np.eye(logits.shape[1])[labels])
             confidences = functions.confidence(logits)

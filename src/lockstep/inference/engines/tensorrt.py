@@ -17,61 +17,53 @@ from lockstep.system.files import user_cache, write_bytes
 from lockstep.system.machine import gpu
 
 
-class TensorRT:
-    """An engine that TensorRT built on this machine, its context, and its memory on the GPU."""
+class Plan:
+    """What TensorRT built, on the GPU of this machine: its context, and memory that grows with the batches."""
 
-    name = "tensorrt"
-    on_gpu = True
-
-    def __init__(self, order: Order) -> None:
-        recipe = order.weights.recipe
-        self.precision, self._side, self._most = recipe.precision, recipe.eval_crop, order.most_images
-        self.device = "GPU, TensorRT"
-        self._library = package("tensorrt", "TensorRT")
-        self._cuda = package("cuda.bindings.runtime", "CUDA's package for Python")
-        logger = self._library.Logger(self._library.Logger.ERROR)
-        plan = _plan(self._library, logger, order)
-        self._runtime = self._library.Runtime(logger)  # must outlive the engine
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
-        if self._engine is None:
+    def __init__(self, data: bytes) -> None:
+        library, self._cuda = _library(), package("cuda.bindings.runtime", "CUDA's package for Python")
+        self._runtime = library.Runtime(_logger(library))  # must outlive the engine
+        self._engine = engine = self._runtime.deserialize_cuda_engine(data)
+        if engine is None:
             raise BackendError("TensorRT cannot load the engine that it has built; see its messages above")
-        self._context = self._engine.create_execution_context()
-        [self._output] = [name for name in self._names() if name != "images"]
-        self._logits = int(self._engine.get_tensor_shape(self._output)[1])
+        self._context = engine.create_execution_context()
+        names = [str(engine.get_tensor_name(number)) for number in range(engine.num_io_tensors)]
+        [self._input] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
+        self._outputs = {name: library.nptype(engine.get_tensor_dtype(name)) for name in names if name != self._input}
         self._stream = self._done(self._cuda.cudaStreamCreate())
-        self._memory = {
-            "images": self._done(self._cuda.cudaMalloc(self._most * self._side * self._side * 3)),
-            self._output: self._done(self._cuda.cudaMalloc(self._most * self._logits * 4)),
-        }
-        for name, address in self._memory.items():
-            self._context.set_tensor_address(name, int(address))
+        self._memory: dict[str, tuple[Any, int]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for address in self._memory.values():
+    def close(self) -> None:
+        """Free the GPU's memory."""
+        for address, _ in self._memory.values():
             self._done(self._cuda.cudaFree(address))
         self._done(self._cuda.cudaStreamDestroy(self._stream))
         self._memory = {}
 
-    def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]. N is at most the largest batch."""
-        images = checked(images, self._side)
-        if len(images) > self._most:
-            raise ValueError(f"{len(images)} images in a batch, but this engine was built for at most {self._most}")
-        kinds, stream = self._cuda.cudaMemcpyKind, self._stream
-        logits = np.empty((len(images), self._logits), np.float32)
-        self._context.set_input_shape("images", images.shape)
-        self._copy(self._memory["images"], images.ctypes.data, images.nbytes, kinds.cudaMemcpyHostToDevice)
-        if not self._context.execute_async_v3(int(stream)):
+    def run(self, inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the outputs of a batch by name. Raises `BackendError` if it fails, such as for a batch of another size."""
+        kinds = self._cuda.cudaMemcpyKind
+        self._context.set_input_shape(self._input, inputs.shape)
+        outputs = {name: np.empty(tuple(self._context.get_tensor_shape(name)), kind) for name, kind in self._outputs.items()}
+        for name, array in {self._input: inputs, **outputs}.items():
+            self._reserve(name, array.nbytes)
+        self._copy(self._memory[self._input][0], inputs.ctypes.data, inputs.nbytes, kinds.cudaMemcpyHostToDevice)
+        if not self._context.execute_async_v3(int(self._stream)):
             raise BackendError("TensorRT cannot run a batch; see its messages above")
-        self._copy(logits.ctypes.data, self._memory[self._output], logits.nbytes, kinds.cudaMemcpyDeviceToHost)
-        self._done(self._cuda.cudaStreamSynchronize(stream))
-        return logits
+        for name, array in outputs.items():
+            self._copy(array.ctypes.data, self._memory[name][0], array.nbytes, kinds.cudaMemcpyDeviceToHost)
+        self._done(self._cuda.cudaStreamSynchronize(self._stream))
+        return outputs
 
-    def _names(self) -> list[str]:
-        return [str(self._engine.get_tensor_name(number)) for number in range(self._engine.num_io_tensors)]
+    def _reserve(self, name: str, size: int) -> None:
+        """Make room for an input or output of this many bytes."""
+        address, there = self._memory.get(name, (None, 0))
+        if there >= size:
+            return
+        if address is not None:
+            self._done(self._cuda.cudaFree(address))
+        self._memory[name] = self._done(self._cuda.cudaMalloc(size)), size
+        self._context.set_tensor_address(name, int(self._memory[name][0]))
 
     def _copy(self, to: Any, source: Any, size: int, kind: Any) -> None:
         self._done(self._cuda.cudaMemcpyAsync(to, source, size, kind, self._stream))
@@ -82,6 +74,34 @@ class TensorRT:
         if int(status):
             raise BackendError(f"CUDA failed: {status}; use a smaller batch, or see whether the GPU is in use")
         return values[0] if values else None
+
+
+class TensorRT:
+    """An engine of inference that runs a plan."""
+
+    name = "tensorrt"
+    on_gpu = True
+
+    def __init__(self, order: Order) -> None:
+        recipe = order.weights.recipe
+        self.precision, self._side, self._most = recipe.precision, recipe.eval_crop, order.most_images
+        self.device = "GPU, TensorRT"
+        shape = (self._side, self._side, 3)
+        self._plan = Plan(built(order.model(), shape, (1, self._most), tf32=self.precision == "tf32"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._plan.close()
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]. N is at most the largest batch."""
+        images = checked(images, self._side)
+        if len(images) > self._most:
+            raise ValueError(f"{len(images)} images in a batch, but this engine was built for at most {self._most}")
+        [logits] = self._plan.run(images).values()
+        return np.asarray(logits, np.float32)
 
 
 def opened(order: Order) -> TensorRT:
@@ -98,20 +118,26 @@ def device(execution: Execution) -> str:
     return "cuda"
 
 
-def _plan(library: Any, logger: Any, order: Order) -> Any:
-    """Build an engine and return it as bytes. Its batches are of 1 to `most_images` images."""
+def built(model: bytes, shape: tuple[int, ...], batches: tuple[int, int], *, tf32: bool) -> bytes:
+    """Return a plan of an ONNX model whose input is [N, *shape].
+
+    `batches` are the smallest and the largest N; the plan is tuned for the largest. Raises `BackendError` if the model
+    cannot be built.
+    """
+    library = _library()
+    logger = _logger(library)
     builder = library.Builder(logger)
     network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = library.OnnxParser(network, logger)
-    if not parser.parse(order.model()):
+    if not parser.parse(model):
         reasons = "; ".join(str(parser.get_error(number)) for number in range(parser.num_errors))
         raise BackendError(f"TensorRT cannot read this model: {reasons:.300}")
     config = builder.create_builder_config()
-    if order.weights.recipe.precision != "tf32":
-        config.clear_flag(library.BuilderFlag.TF32)  # it is on by default
-    side, most = order.weights.recipe.eval_crop, order.most_images
+    if not tf32:
+        config.clear_flag(library.BuilderFlag.TF32)  # it is on by default, and rounds the factors of fp32
+    fewest, most = batches
     profile = builder.create_optimization_profile()
-    profile.set_shape("images", *((count, side, side, 3) for count in (1, most, most)))
+    profile.set_shape(network.get_input(0).name, (fewest, *shape), (most, *shape), (most, *shape))
     config.add_optimization_profile(profile)
     file = user_cache() / f"tensorrt-{library.__version__}.timings"
     cache = config.create_timing_cache(_bytes(file))
@@ -122,7 +148,15 @@ def _plan(library: Any, logger: Any, order: Order) -> Any:
     with suppress(OSError):  # the next build is slower, and nothing else
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, bytes(cache.serialize()), is_flushed=False)
-    return plan
+    return bytes(plan)
+
+
+def _library() -> Any:
+    return package("tensorrt", "TensorRT")
+
+
+def _logger(library: Any) -> Any:
+    return library.Logger(library.Logger.ERROR)
 
 
 def _bytes(file: Path) -> bytes:

@@ -14,11 +14,13 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference import onnx_model
-from lockstep.system.errors import CheckpointError, nearest
+from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.weights.opening import Opened
 
 Answers = tuple[np.ndarray, np.ndarray]
 """What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one, float32 [N, logits]."""
+CLASSES = "classes.txt"
+"""The file next to a program that names the classes, one on each line."""
 PRECISIONS = ("fp32", "fp16", "int8")
 """The precisions of ONNX models, and of what is made of them."""
 
@@ -142,6 +144,14 @@ def target_of(name: str) -> Target:
     if name not in TARGETS:
         raise CheckpointError(f"there is no format {name!r} to export to. {nearest(name, TARGETS)}")
     return TARGETS[name]
+
+
+def package(name: str, target: str) -> Any:
+    """Import the package that writes or runs a format. Raises `BackendError` if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BackendError(f"exporting to {target} needs {name}: {TARGETS[target].install} ({error})") from None
 
 
 def in_float(wanted: Wanted) -> Wanted:

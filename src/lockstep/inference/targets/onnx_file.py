@@ -1,16 +1,14 @@
 """`model.onnx`: the ONNX model itself, run by ONNX Runtime on a CPU."""
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lockstep.inference.targets import Answers, Wanted
+from lockstep.inference.engines import onnxruntime
+from lockstep.inference.targets import CLASSES, Answers, Wanted
+from lockstep.system.files import write_lines
 
 FILE = "model.onnx"
-_ERRORS = 3
-"""The severity from which ONNX Runtime prints messages."""
 
 
 def write(wanted: Wanted, folder: Path) -> None:
@@ -18,13 +16,7 @@ def write(wanted: Wanted, folder: Path) -> None:
     data = wanted.onnx_model().SerializeToString()
     folder.mkdir()
     (folder / FILE).write_bytes(data)
-    write_classes(wanted.weights.classes, folder / "classes.txt")
-
-
-def write_classes(classes: tuple[str, ...], path: Path) -> None:
-    """Write names of classes, one on each line; nothing if there are none."""
-    if classes:
-        path.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+    write_lines(folder / CLASSES, wanted.weights.classes)
 
 
 def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
@@ -36,10 +28,7 @@ class Session:
     """A model in ONNX Runtime, on a CPU."""
 
     def __init__(self, model: bytes) -> None:
-        onnxruntime: Any = importlib.import_module("onnxruntime")
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS
-        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.session(model)
         [self._input] = [each.name for each in self._session.get_inputs()]
 
     def run(self, inputs: np.ndarray) -> Answers:

@@ -1,16 +1,13 @@
 """`model.xml` and `model.bin` for OpenVINO, converted from the ONNX model by OpenVINO itself."""
 
-import importlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lockstep.inference.targets import TARGETS, Answers, Wanted
-from lockstep.inference.targets.onnx_file import write_classes
-from lockstep.system.errors import BackendError
+from lockstep.inference.targets import CLASSES, Answers, Wanted, package
+from lockstep.system.files import write_lines
 
 FILE = "model.xml"
 
@@ -20,7 +17,7 @@ def write(wanted: Wanted, folder: Path) -> None:
 
     In fp16, weights are stored as float16. OpenVINO chooses what it computes in.
     """
-    library, weights = _package(), wanted.weights
+    library, weights = package("openvino", "openvino"), wanted.weights
     in_half, side = weights.recipe.precision == "fp16", weights.recipe.eval_crop
     model = replace(wanted, weights=weights.in_precision("fp32")).onnx_model()
     with tempfile.TemporaryDirectory(prefix="lockstep-openvino-") as name:
@@ -31,12 +28,13 @@ def write(wanted: Wanted, folder: Path) -> None:
         converted.reshape([count, 3, side, side] if wanted.bare else [count, side, side, 3])
         folder.mkdir()
         library.save_model(converted, str(folder / FILE), compress_to_fp16=in_half)
-    write_classes(weights.classes, folder / "classes.txt")
+    write_lines(folder / CLASSES, weights.classes)
 
 
 def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
     """Return what OpenVINO answers for uint8 images [N, S, S, 3] on a CPU, in fp32 or int8."""
-    compiled = _package().Core().compile_model(str(folder / FILE), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    core = package("openvino", "openvino").Core()
+    compiled = core.compile_model(str(folder / FILE), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     def run(inputs: np.ndarray) -> Answers:
         found = compiled([inputs])
@@ -46,10 +44,3 @@ def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
         return np.array(found["classes"]), np.array(found["probabilities"])
 
     return wanted.in_batches(images, run)
-
-
-def _package() -> Any:
-    try:
-        return importlib.import_module("openvino")
-    except ImportError as error:
-        raise BackendError(f"exporting to OpenVINO needs openvino: {TARGETS['openvino'].install} ({error})") from None

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.targets import Answers, Wanted
-from lockstep.inference.targets.onnx_file import FILE, Session, write_classes
+from lockstep.inference.targets.onnx_file import FILE, Session
+from lockstep.system.files import write_lines
 
 MOST_IMAGES = 32
 """The largest batch if none is given."""
@@ -24,7 +25,7 @@ def write(wanted: Wanted, folder: Path) -> None:
     model = folder / _name(wanted)
     (model / "1").mkdir(parents=True)
     (model / "1" / FILE).write_bytes(data)
-    write_classes(wanted.weights.classes, model / _LABELS)
+    write_lines(model / _LABELS, wanted.weights.classes)
     (model / "config.pbtxt").write_text(_config(wanted), encoding="utf-8")
 
 

@@ -1,0 +1,218 @@
+"""Dynamic batching: one thread owns the engine, and computes the images of several requests together."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import numpy as np
+
+from lockstep.inference.loaded_engine import ADVICE
+from lockstep.inference.serving.limits import Limits
+from lockstep.system.errors import DivergedError
+
+_LONGEST_RETRY_SEC = 60
+_NEW = 0.2
+"""The weight of the newest batch in the rate that `retry_after_sec` is estimated from."""
+
+
+class Computes(Protocol):
+    """What a batch is computed with. Only the worker's thread calls it."""
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
+
+    def explain(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Return Grad-CAM, float32 [N, height, width], of images and classes int64 [N]."""
+
+
+class Full(Exception):
+    """The queue is full."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The results of a request."""
+
+    logits: np.ndarray
+    """float32 [N, logits]."""
+    heat: np.ndarray | None
+    """Grad-CAM, float32 [N, height, width], if it was asked for."""
+    waited_sec: float
+    """From the request's arrival in the queue to the start of its batch."""
+    computed_sec: float
+    batch_images: int
+    """Images in the batch."""
+
+
+@dataclass
+class _Job:
+    images: np.ndarray
+    explain: bool
+    result: "Future[Computed]" = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
+
+
+Watcher = Callable[[int, float], None]
+"""Called by the worker with the images of every batch and the seconds that it took."""
+
+
+class Batcher:
+    """A bounded queue of images in front of an engine.
+
+    Requests enter with `admit`, which refuses them if the queue is full, and give their images with `Ticket.submit`. The
+    worker's thread calls `run`, which computes until `close` is called and the queue is empty.
+    """
+
+    def __init__(self, limits: Limits, watcher: Watcher | None = None) -> None:
+        self._limits, self._watcher = limits, watcher
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._waiting = 0  # images in the queue
+        self._admitted = 0  # images of requests that were admitted and are not answered
+        self._coming = 0  # those of them that are not in the queue yet
+        self._closed = False
+        self._rate = 0.0
+
+    @property
+    def admitted(self) -> int:
+        """Images that are being received, decoded, waited for or computed."""
+        return self._admitted
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue."""
+        return self._waiting
+
+    def admit(self) -> "Ticket":
+        """Return a ticket for a request of one image. Raises `Full`."""
+        return Ticket(self)
+
+    def retry_after_sec(self) -> int:
+        """Return the seconds after which the images in the server will probably be computed; at least 1."""
+        seconds = self._admitted / self._rate if self._rate else 1.0
+        return min(max(math.ceil(seconds), 1), _LONGEST_RETRY_SEC)
+
+    def close(self) -> None:
+        """Let `run` return when the queue is empty."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def run(self, model: Computes) -> None:
+        """Compute batches until the queue is closed and empty. An error of the engine goes to the requests of its batch."""
+        while (jobs := self._next()) is not None:
+            if jobs:
+                self._compute(model, jobs)
+
+    def _enter(self, images: int) -> None:
+        with self._changed:
+            if self._admitted + images > self._limits.queue_images:
+                raise Full
+            self._admitted += images
+            self._coming += images
+
+    def _leave(self, images: int, *, submitted: bool) -> None:
+        with self._changed:
+            self._admitted -= images
+            if not submitted:
+                self._coming -= images
+                self._changed.notify_all()
+
+    def _put(self, job: _Job) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._waiting += len(job.images)
+            self._coming -= len(job.images)
+            self._changed.notify_all()
+
+    def _next(self) -> list[_Job] | None:
+        """Wait for images; return the requests of a batch, which were not cancelled, or None if there will be no more."""
+        most = self._limits.batch_images
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            if not self._jobs:
+                return None
+            until = time.monotonic() + self._limits.wait_ms / 1000
+            while self._waiting < most and self._coming > 0 and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            taken, images = [], 0
+            while self._jobs and images + len(self._jobs[0].images) <= most:
+                job = self._jobs.popleft()
+                self._waiting -= len(job.images)
+                if job.result.set_running_or_notify_cancel():
+                    taken.append(job)
+                    images += len(job.images)
+            return taken
+
+    def _compute(self, model: Computes, jobs: Sequence[_Job]) -> None:
+        began = time.perf_counter()
+        images = jobs[0].images if len(jobs) == 1 else np.concatenate([job.images for job in jobs])
+        try:
+            logits = model.predict(images)
+        except Exception as error:  # whatever a library raises: this batch fails, and the server goes on
+            for job in jobs:
+                job.result.set_exception(error)
+            return
+        seconds = time.perf_counter() - began
+        rate = len(images) / max(seconds, 1e-9)
+        self._rate = rate if not self._rate else (1 - _NEW) * self._rate + _NEW * rate
+        if self._watcher is not None:
+            self._watcher(len(images), seconds)
+        starts = np.cumsum([0, *(len(job.images) for job in jobs)])
+        found = [
+            (job, Computed(logits[start : start + len(job.images)], None, began - job.since, seconds, len(images)))
+            for job, start in zip(jobs, starts, strict=False)
+        ]
+        for job, computed in sorted(found, key=lambda each: each[0].explain):  # explanations take longer: they are last
+            _answer(model, job, computed)
+
+
+def _answer(model: Computes, job: _Job, computed: Computed) -> None:
+    """Give a request its results, or the reason why there are none."""
+    try:
+        if not np.isfinite(computed.logits).all():
+            raise DivergedError(f"the logits of an image are not finite numbers. {ADVICE}")
+        if job.explain:
+            began = time.perf_counter()
+            heat = model.explain(job.images, computed.logits.argmax(axis=1))
+            seconds = computed.computed_sec + time.perf_counter() - began
+            computed = Computed(computed.logits, heat, computed.waited_sec, seconds, computed.batch_images)
+    except Exception as error:
+        job.result.set_exception(error)
+    else:
+        job.result.set_result(computed)
+
+
+class Ticket:
+    """The right of a request to have images computed; a context manager that gives its places back."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher, self._images, self._submitted = batcher, 1, False
+        batcher._enter(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._batcher._leave(self._images, submitted=self._submitted)
+
+    def grow(self, images: int) -> None:
+        """Take places for a request of this many images, at least 1. Raises `Full`."""
+        self._batcher._enter(images - self._images)
+        self._images = images
+
+    def submit(self, images: np.ndarray, *, explain: bool = False) -> "Future[Computed]":
+        """Put images, uint8 [N, size, size, 3], into the queue, once. N is the number of the ticket's places.
+
+        A future that is cancelled before its batch begins is not computed.
+        """
+        assert len(images) == self._images, "a ticket is for the number of images that it has places for"
+        job = _Job(images, explain)
+        self._batcher._put(job)
+        self._submitted = True
+        return job.result

@@ -1,0 +1,133 @@
+"""uvicorn's protocol and server with what they lack: limits for clients that send or read too slowly, and a drained stop."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lockstep.inference.serving.limits import Limits
+from lockstep.inference.serving.logs import log
+
+_REFUSING_SEC = 0.5
+"""How long requests are refused, after they were still taken and before the server stops listening."""
+_SWEEP_TICKS = 10
+"""uvicorn has ten ticks a second."""
+
+
+class Connection(H11Protocol):
+    """A connection. Use `connection_class` to make the class that knows the limits."""
+
+    limits = Limits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, or close the connection if there are too many."""
+        self._head_since: float | None = time.monotonic()
+        self._unsent_since: float | None = None
+        if len(self.connections) >= self.limits.connections:
+            transport.abort()
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and note since when the headers of a request are on the way."""
+        super().data_received(data)
+        if self._in_request():
+            self._head_since = None
+        elif self._head_since is None:
+            self._head_since = time.monotonic()
+
+    def on_response_complete(self) -> None:
+        """End a request."""
+        self._head_since = None
+        super().on_response_complete()
+
+    def check(self, now: float) -> None:
+        """Close the connection if headers take too long to arrive, or an answer too long to be read."""
+        if self._head_since is not None and not self._in_request() and now - self._head_since > self.limits.head_sec:
+            self.transport.abort()
+        if not self.transport.get_write_buffer_size():
+            self._unsent_since = None
+        elif self._unsent_since is None:
+            self._unsent_since = now
+        elif now - self._unsent_since > self.limits.timeout_sec:
+            self.transport.abort()
+
+    def _in_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+def connection_class(limits: Limits) -> type[Connection]:
+    """Return the class of connections with these limits."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})
+
+
+class Stopping:
+    """When the server stops: requests are taken as usual for a while, then refused, then it stops listening."""
+
+    def __init__(self, drain_sec: float) -> None:
+        self._drain_sec = drain_sec
+        self.since: float | None = None
+        """When the signal came."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the server is about to stop: it is not ready, and closes connections after their answers."""
+        return self.since is not None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether further requests are refused."""
+        return self._for(self._drain_sec)
+
+    @property
+    def over(self) -> bool:
+        """Whether the server may stop listening."""
+        return self._for(self._drain_sec + _REFUSING_SEC)
+
+    def _for(self, seconds: float) -> bool:
+        return self.since is not None and time.monotonic() - self.since >= seconds
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the work that it has; the second one at once."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Stopping, busy: Callable[[], bool]) -> None:
+        super().__init__(config)
+        self._stopping, self._busy, self._is_logged = stopping, busy, False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note the first signal; exit at the second one."""
+        if self._stopping.begun:
+            os._exit(128 + sig)
+        self._stopping.since = time.monotonic()  # nothing is logged here: the signal may have interrupted the log
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop listening."""
+        if counter % _SWEEP_TICKS == 0:
+            self._sweep()
+        if self._stopping.begun and not self._is_logged:
+            log("stopping")
+            self._is_logged = True
+        return await super().on_tick(counter) or (self._stopping.over and not self._busy())
+
+    def _sweep(self) -> None:
+        now, found = time.monotonic(), set[Any](self.server_state.connections)
+        for connection in found:
+            connection.check(now)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Close idle connections, and wait for the others. Their limits still hold."""
+        watch = asyncio.ensure_future(self._sweeps())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            watch.cancel()
+
+    async def _sweeps(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._sweep()

@@ -1,0 +1,124 @@
+"""What every request passes: rules of access, security headers, figures, a line in the log, and an answer that arrives."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lockstep.inference.serving.access import Access
+from lockstep.inference.serving.limits import LINGER_SEC
+from lockstep.inference.serving.logs import log
+from lockstep.inference.serving.metrics import Metrics
+
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+_CLIENT_LEFT = 499
+"""The status in logs of a request whose client closed the connection before its answer, as nginx has it."""
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics, *, closes: Callable[[], bool], quiet: bool) -> None:
+        """`closes` returns whether connections close after their answer. `quiet` leaves successes out of the log."""
+        self._app, self._access, self._metrics = app, access, metrics
+        self._closes, self._quiet = closes, quiet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        began, headers = time.perf_counter(), dict(scope["headers"])
+        exchange = _Exchange(receive, send, headers, self._closes)
+        refusal = self._access.refusal(scope["method"], scope["path"], headers)
+        try:
+            if refusal is None:
+                await self._app(scope, exchange.receive, exchange.send)
+            else:
+                challenge = {"www-authenticate": "Bearer"} if refusal[0] == 401 else None
+                response = JSONResponse({"error": refusal[1]}, refusal[0], challenge)
+                await response(scope, exchange.receive, exchange.send)
+        finally:
+            seconds = time.perf_counter() - began
+            path = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._metrics.answered(method, path, exchange.status, seconds)
+            self._log(scope, exchange, seconds)
+
+    def _log(self, scope: Scope, exchange: "_Exchange", seconds: float) -> None:
+        if self._quiet and exchange.status < 400:
+            return
+        about: dict[str, Any] = {
+            "method": scope["method"][:20],
+            "path": scope["path"][:200],
+            "status": exchange.status,
+            "ms": round(1000 * seconds, 2),
+            "received_bytes": exchange.received,
+            "client": scope["client"][0] if scope.get("client") else None,
+        }
+        log("request", logging.WARNING if exchange.status >= 500 else logging.INFO, **about)
+
+
+class _Exchange:
+    """A request and its answer."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
+        closes: Callable[[], bool],
+    ) -> None:
+        self._receive, self._send, self._closes = receive, send, closes
+        self._unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        self._waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        self.status, self.received = _CLIENT_LEFT, 0
+
+    async def receive(self) -> Message:
+        """Return a part of the body."""
+        self._waits = False  # uvicorn asks for the body
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._unread = False
+        else:
+            self.received += len(message.get("body", b""))
+            self._unread = bool(message.get("more_body", False))
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, with the headers of all answers. `Connection.check` ends it if its receiver stalls."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = list(message.get("headers", []))
+            names = {name for name, _ in given}
+            given += [(name.encode(), value.encode()) for name, value in _HEADERS.items() if name.encode() not in names]
+            if self._unread or self._closes():
+                given.append((b"connection", b"close"))
+            message = {**message, "headers": given}
+        last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if not (last and self._unread and not self._waits):
+            await self._send(message)
+            return
+        # A connection that is closed with unread data is reset, and then its sender may not see the answer.
+        await self._send({**message, "more_body": True})
+        await self._linger()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _linger(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SEC):
+                while self._unread:
+                    await self.receive()

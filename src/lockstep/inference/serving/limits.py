@@ -1,0 +1,67 @@
+"""What a server takes at most: sizes, images at the same time, and times."""
+
+from dataclasses import dataclass, fields
+
+from lockstep.system.errors import UserError
+
+MB = 2**20
+HELD_BODIES = 8
+"""Bodies of the largest size that fit in memory at the same time. Requests beyond it are answered with 429."""
+LARGEST_JSON = 8 * MB
+"""Tensors as JSON take 20 times as much memory while they are parsed. Larger requests must be in binary."""
+HEAD_SEC = 10.0
+"""The seconds from the first byte of a request to the end of its headers; less if `Limits.timeout_sec` is."""
+KEEP_ALIVE_SEC = 75
+"""The seconds that a connection may stay open between two requests. Many clients reuse connections for up to 60."""
+LINGER_SEC = 2.0
+"""The seconds in which the rest of a refused body is read, so that its sender sees the answer and not a reset."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes at most. Raises `UserError` for a value out of range."""
+
+    batch_images: int = 32
+    """The largest batch that the engine gets, and the most images of one request."""
+    wait_ms: float = 2.0
+    """How long a batch waits for images that are being received or decoded. Without such images it does not wait."""
+    queue_images: int = 256
+    """Images that are received, decoded, waiting or computed at the same time. More are refused with 429."""
+    body_mb: int = 32
+    """Size of a request's body."""
+    megapixels: float = 50.0
+    """Size of an image, decoded."""
+    timeout_sec: float = 30.0
+    """The time to send a request's body, and the time to wait for its result."""
+    connections: int = 512
+    """Open connections. More are closed at once."""
+    drain_sec: float = 1.0
+    """How long requests are still taken after a signal to stop, while the server reports that it is not ready."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, least = getattr(self, each.name), 0 if each.name in ("wait_ms", "drain_sec") else 1
+            if not least <= value <= 1e9:  # false for NaN
+                raise UserError(f"{each.name} is {value}; expected at least {least}")
+        if self.queue_images < self.batch_images:
+            raise UserError(f"queue_images is {self.queue_images}, but a batch has {self.batch_images}; use a longer queue")
+
+    @property
+    def body_bytes(self) -> int:
+        """Size of a request's body in bytes."""
+        return self.body_mb * MB
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of all bodies that are in memory at the same time."""
+        return HELD_BODIES * self.body_bytes
+
+    @property
+    def head_sec(self) -> float:
+        """The seconds from the first byte of a request to the end of its headers."""
+        return min(HEAD_SEC, self.timeout_sec)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image."""
+        return int(self.megapixels * 1e6)

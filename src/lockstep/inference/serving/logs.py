@@ -1,0 +1,59 @@
+"""Logs as lines of JSON: one object for each event, in ASCII, so that no name can control a terminal or forge a line."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+LOGGER = logging.getLogger("lockstep.serving")
+_OTHERS = {
+    "uvicorn.error": logging.WARNING,
+    "py.warnings": logging.WARNING,
+    "python_multipart": logging.ERROR,
+    "": logging.WARNING,
+}
+"""Other loggers and the least level of their events. Damaged forms of clients are warnings of `python_multipart`."""
+_LONGEST = 4000
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None)
+        about: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
+        about |= {"event": record.getMessage()[:_LONGEST]} if fields is None else {"event": record.msg, **fields}
+        if record.exc_info:
+            about["trace"] = self.formatException(record.exc_info)[-_LONGEST:]
+        return json.dumps(about, ensure_ascii=True, allow_nan=False)
+
+
+def log(event: str, level: int = logging.INFO, *, trace: BaseException | None = None, **fields: Any) -> None:
+    """Write an event with its fields: plain values that JSON has, numbers finite."""
+    LOGGER.log(level, event, extra={"fields": fields}, exc_info=trace)
+
+
+@contextmanager
+def json_logs() -> Iterator[None]:
+    """While open, write the events of this server, of libraries, and warnings to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    loggers = {LOGGER: logging.INFO} | {logging.getLogger(name): level for name, level in _OTHERS.items()}
+    before = [(each, each.level, each.propagate) for each in loggers]
+    for each, level in loggers.items():
+        each.addHandler(handler)
+        each.propagate = False
+        each.setLevel(level)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        for each, level, propagate in before:
+            each.removeHandler(handler)
+            each.setLevel(level)
+            each.propagate = propagate

@@ -1,0 +1,70 @@
+"""Figures of a server in Prometheus' text format."""
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import generate_latest
+
+from lockstep.system.version import version
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # they double the figures
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "lockstep_requests", "Requests that were answered.", ("method", "path", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "lockstep_request_seconds",
+            "Seconds from the headers of a request to the end of its answer.",
+            ("path",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._images = Counter("lockstep_images", "Images that the engine computed.", registry=registry)
+        self._batches = Histogram(
+            "lockstep_batch_images", "Images in a batch of the engine.", buckets=_BATCHES, registry=registry
+        )
+        self._engine = Histogram(
+            "lockstep_engine_seconds", "Seconds that the engine took for a batch.", buckets=_SECONDS, registry=registry
+        )
+        ProcessCollector(registry=registry)
+
+    def describe(self, **labels: str) -> None:
+        """Set the labels of the model, its engine and precision."""
+        Info("lockstep", "What is served.", registry=self._registry).info({"version": version(), **labels})
+
+    def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """Add a figure that is read when it is asked for."""
+        Gauge(name, what, registry=self._registry).set_function(value)
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count a request. `method` and `path` must be of a small number, since each combination is kept."""
+        self._requests.labels(method, path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def computed(self, images: int, seconds: float) -> None:
+        """Count a batch."""
+        self._images.inc(images)
+        self._batches.observe(images)
+        self._engine.observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all figures."""
+        return generate_latest(self._registry)

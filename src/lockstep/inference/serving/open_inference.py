@@ -1,0 +1,236 @@
+"""The Open Inference Protocol (KServe V2): its requests and answers as bytes, with tensors as JSON or binary.
+
+Source: the KServe project's "Open Inference Protocol", and Triton Inference Server's extensions "binary tensor data" and
+"classification". Names of tensors are those of `lockstep export --to triton`; `encoded` and `logits` are additional.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.system.strict_json import is_count, is_positive, is_text, parsed
+
+IMAGES, ENCODED = "images", "encoded"
+CLASSES, PROBABILITIES, LOGITS = "classes", "probabilities", "logits"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The header with the length of the JSON part of a request or an answer that also has binary tensors."""
+EXTENSIONS = ["binary_tensor_data", "classification"]
+VERSION = "1"
+"""The only version of the model. `lockstep export --to triton` writes the same."""
+_LONGEST_ID = 256
+_DATATYPES = {CLASSES: "INT64", PROBABILITIES: "FP32", LOGITS: "FP32"}
+
+
+class BadRequest(ValueError):
+    """A request that does not follow the protocol, or asks for what the model does not have."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a model's tensors."""
+
+    side: int
+    """Height and width of an image in pixels."""
+    logits: int
+    most_images: int
+    """The most images of a request."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that is asked for."""
+
+    name: str
+    binary: bool
+    best: int = 0
+    """The number of the likeliest classes to return as text in place of the values; 0 for the values."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. Either `images` or `encoded` is there."""
+
+    id: str | None
+    outputs: tuple[Output, ...]
+    images: np.ndarray | None = None
+    """uint8 [N, side, side, 3]."""
+    encoded: tuple[bytes, ...] = ()
+    """Encoded image files."""
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.encoded) if self.images is None else len(self.images)
+
+
+def metadata(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
+    """Return the description of the model. -1 stands for the number of images."""
+    side, logits = shapes.side, shapes.logits
+    sizes = {CLASSES: [-1, 1], PROBABILITIES: [-1, logits], LOGITS: [-1, logits]}
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": platform,
+        "inputs": [
+            {"name": IMAGES, "datatype": "UINT8", "shape": [-1, side, side, 3]},
+            {"name": ENCODED, "datatype": "BYTES", "shape": [-1]},
+        ],
+        "outputs": [{"name": each, "datatype": _DATATYPES[each], "shape": sizes[each]} for each in sizes],
+    }
+
+
+def request(body: bytes, json_length: int | None, shapes: Shapes) -> Asked:
+    """Return what a request asks for. Raises `BadRequest`.
+
+    `json_length` is the value of `HEADER_LENGTH`; None: all of the body is JSON.
+    """
+    if json_length is not None and not 0 < json_length <= len(body):
+        raise BadRequest(f"{HEADER_LENGTH} is {json_length}, but the body has {len(body)} bytes")
+    try:
+        found = parsed(body if json_length is None else body[:json_length])
+    except ValueError as error:  # JSON, or UTF-8
+        raise BadRequest(f"the request is not JSON: {error}") from None
+    _expect(isinstance(found, dict), "the request is not a JSON object")
+    identity = found.get("id")
+    _expect(identity is None or (is_text(identity) and len(identity) <= _LONGEST_ID), "id is not a short text")
+    inputs = found.get("inputs")
+    _expect(isinstance(inputs, list) and len(inputs) == 1, f"expected one input: {IMAGES} or {ENCODED}")
+    [given] = inputs
+    binary = memoryview(body)[json_length:] if json_length is not None else memoryview(b"")
+    outputs = _outputs(found, shapes)
+    name, count, values = _input(given, binary, shapes)
+    if name == ENCODED:
+        return Asked(identity, outputs, encoded=_texts(values, count))
+    return Asked(identity, outputs, images=_pixels(values, count, shapes))
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise BadRequest(otherwise)
+
+
+def _parameters(owner: Any) -> dict[str, Any]:
+    found = owner.get("parameters", {})
+    _expect(isinstance(found, dict), "parameters is not a JSON object")
+    _expect(not any(name.startswith("shared_memory") for name in found), "shared memory is not supported; send the tensor")
+    return dict(found)
+
+
+def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, int, memoryview | list[Any]]:
+    """Return the name of an input, its number of images, and its values: bytes, or a list of JSON."""
+    _expect(isinstance(given, dict), "an input is not a JSON object")
+    name, shape, side = given.get("name"), given.get("shape"), shapes.side
+    datatype = {IMAGES: "UINT8", ENCODED: "BYTES"}.get(name) if is_text(name) else None
+    _expect(datatype is not None, f"there is no such input; expected {IMAGES} or {ENCODED}")
+    _expect(given.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
+    _expect(isinstance(shape, list) and all(map(is_count, shape)), f"the shape of {name} is not a list of whole numbers")
+    expected = ([side, side, 3],) if name == IMAGES else ([], [1])
+    as_text = f"[N, {side}, {side}, 3]" if name == IMAGES else "[N]"
+    _expect(shape[1:] in expected and bool(shape), f"the shape of {name} is {shape!s:.60}, expected {as_text}")
+    count = shape[0]
+    _expect(1 <= count <= shapes.most_images, f"a request has 1 to {shapes.most_images} images, not {count}")
+    size = _parameters(given).get("binary_data_size")
+    if size is None:
+        values = given.get("data")
+        _expect(isinstance(values, list), f"{name} has no data")
+        _expect(not binary, "the body has bytes after the JSON that no input names")
+        return str(name), count, values
+    _expect(is_count(size) and size == len(binary), f"binary_data_size is {size!s:.20}; {len(binary)} bytes were sent")
+    return str(name), count, binary
+
+
+def _pixels(values: memoryview | list[Any], count: int, shapes: Shapes) -> np.ndarray:
+    shape = (count, shapes.side, shapes.side, 3)
+    if isinstance(values, memoryview):
+        _expect(len(values) == math.prod(shape), f"{IMAGES} has {len(values)} bytes, expected {math.prod(shape)}")
+        return np.frombuffer(values, np.uint8).reshape(shape)
+    try:
+        found = np.array(values)
+    except (ValueError, OverflowError):  # lists of different lengths
+        raise BadRequest(f"the data of {IMAGES} are not numbers in lists of equal length") from None
+    _expect(found.dtype.kind in "iu", f"the data of {IMAGES} are not whole numbers")
+    _expect(found.shape in (shape, (math.prod(shape),)), f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}")
+    _expect(bool(((found >= 0) & (found <= 255)).all()), f"the data of {IMAGES} are not all from 0 to 255")
+    return found.astype(np.uint8).reshape(shape)
+
+
+def _texts(values: memoryview | list[Any], count: int) -> tuple[bytes, ...]:
+    """Return the elements of a binary tensor of BYTES: each follows its length in four bytes, the lowest first."""
+    if not isinstance(values, memoryview):
+        raise BadRequest(f"{ENCODED} is JSON, which cannot hold files; send it in binary ({HEADER_LENGTH})")
+    found: list[bytes] = []
+    start = 0
+    for _ in range(count):
+        _expect(start + 4 <= len(values), f"{ENCODED} ends before element {len(found)}")
+        [length] = struct.unpack_from("<I", values, start)
+        start += 4
+        _expect(start + length <= len(values), f"element {len(found)} of {ENCODED} is longer than the tensor")
+        found.append(bytes(values[start : start + length]))
+        start += length
+    _expect(start == len(values), f"{ENCODED} has bytes after its {count} elements")
+    return tuple(found)
+
+
+def _outputs(found: dict[str, Any], shapes: Shapes) -> tuple[Output, ...]:
+    binary = _parameters(found).get("binary_data_output", False)
+    given = found.get("outputs", [])
+    _expect(isinstance(given, list), "outputs is not a list")
+    if not given:
+        return tuple(Output(name, binary is True) for name in (CLASSES, PROBABILITIES))
+    _expect(all(isinstance(each, dict) for each in given), "an output is not a JSON object")
+    names = [each.get("name") for each in given]
+    known = all(is_text(name) and name in _DATATYPES for name in names)
+    _expect(known, f"there is no such output; expected {', '.join(_DATATYPES)}")
+    _expect(len(set(names)) == len(names), "an output is named twice")
+    return tuple(_output(each, binary is True, shapes) for each in given)
+
+
+def _output(given: dict[str, Any], binary: bool, shapes: Shapes) -> Output:
+    parameters, name = _parameters(given), str(given["name"])
+    best = parameters.get("classification", 0)
+    _expect(best == 0 or (is_positive(best) and name != CLASSES), f"classification of {name} is not a number above 0")
+    return Output(name, parameters.get("binary_data", binary) is True, min(best, shapes.logits))
+
+
+def answer(
+    asked: Asked, model: str, tensors: Mapping[str, np.ndarray], labels: Sequence[str]
+) -> tuple[list[bytes], int | None]:
+    """Return the parts of an answer's body, and the length of its JSON if binary tensors follow it; otherwise None.
+
+    `tensors` are `probabilities`, `logits`, float32 [N, logits], and `classes`, int64 [N, 1]. `labels` are names of classes.
+    """
+    described, parts = [], []
+    for output in asked.outputs:
+        values = tensors[output.name]
+        about: dict[str, Any] = {"name": output.name, "datatype": _DATATYPES[output.name], "shape": list(values.shape)}
+        if output.best:
+            texts = _likeliest(values, output.best, labels)
+            about |= {"datatype": "BYTES", "shape": [len(values), output.best]}
+            data: Any = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))
+        else:
+            texts = []
+            data = values.tobytes()
+        if output.binary:
+            about["parameters"] = {"binary_data_size": len(data)}
+            parts.append(data)
+        else:
+            about["data"] = texts or values.ravel().tolist()
+        described.append(about)
+    identity = {} if asked.id is None else {"id": asked.id}
+    head = {"model_name": model, "model_version": VERSION, **identity, "outputs": described}
+    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
+    return [text, *parts], len(text) if parts else None
+
+
+def _likeliest(values: np.ndarray, count: int, labels: Sequence[str]) -> list[str]:
+    """Return the largest values of each image as Triton writes them: "VALUE:CLASS:NAME"; without a name "VALUE:CLASS"."""
+    found = []
+    for row in values:
+        for place in np.argsort(-row, kind="stable")[:count].tolist():
+            name = f":{labels[place]}" if place < len(labels) else ""
+            found.append(f"{row[place]:f}:{place}{name}")
+    return found

@@ -1,0 +1,129 @@
+"""The server: its socket, the thread with the engine, uvicorn, and how it stops."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import uvicorn
+
+from lockstep.inference.serving.access import Access, is_loopback
+from lockstep.inference.serving.app import Parts, application
+from lockstep.inference.serving.batching import Batcher
+from lockstep.inference.serving.connections import Server, Stopping, connection_class
+from lockstep.inference.serving.guard import Guard
+from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
+from lockstep.inference.serving.logs import json_logs, log
+from lockstep.inference.serving.metrics import Metrics
+from lockstep.inference.serving.model import About, Source, opened
+from lockstep.runs.events import Event, Listener
+from lockstep.system.machine import share_of_cores
+
+_BACKLOG = 1024
+
+
+def run(
+    given: Source,
+    sock: socket.socket,
+    access: Access,
+    limits: Limits,
+    *,
+    name: str | None,
+    listener: Listener | None,
+    quiet: bool,
+) -> None:
+    """Serve on a bound socket until a signal, or an error of the thread with the engine, stops it."""
+    metrics, stopping = Metrics(), Stopping(limits.drain_sec)
+    batcher = Batcher(limits, metrics.computed)
+    threads = (given.execution.loader_threads if given.execution else 0) or share_of_cores()
+    with (
+        json_logs(),
+        ThreadPoolExecutor(threads, thread_name_prefix="lockstep-decode") as pool,
+        _working(batcher, given, name, listener or _noted, limits) as about,
+    ):
+        parts = Parts(about, limits, batcher, metrics, stopping, pool)
+        _describe(metrics, parts)
+        app = Guard(application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet)
+        server = Server(_configured(app, limits), stopping, lambda: batcher.admitted > 0)
+        _announce(sock, about, access)
+        server.run(sockets=[sock])
+        log("stopped")
+
+
+def _configured(app: Guard, limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=connection_class(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # headers that a client may write would be believed
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SEC,
+        timeout_graceful_shutdown=max(1, round(limits.timeout_sec)),
+    )
+
+
+@contextmanager
+def _working(batcher: Batcher, given: Source, name: str | None, listener: Listener, limits: Limits) -> Iterator[About]:
+    """Open the model in a thread of its own, which computes until the block ends. Raises what opening raises."""
+    ready: Future[About] = Future()
+
+    def work() -> None:
+        try:
+            with opened(given, name, listener, most_images=limits.batch_images) as model:
+                ready.set_result(model.about)
+                batcher.run(model)
+        except BaseException as error:
+            if ready.done():
+                log("error", logging.CRITICAL, trace=error)
+                os._exit(1)  # nothing could be computed any more
+            ready.set_exception(error)
+
+    # If Ctrl-C comes while the model is opened, the process does not wait for it.
+    thread = threading.Thread(target=work, name="lockstep-engine", daemon=True)
+    thread.start()
+    about = ready.result()
+    try:
+        yield about
+    finally:
+        batcher.close()
+        thread.join()
+
+
+def _noted(event: Event) -> None:
+    if event["kind"] == "note":
+        log("note", message=event["message"])
+
+
+def _describe(metrics: Metrics, parts: Parts) -> None:
+    about, batcher = parts.about, parts.batcher
+    metrics.describe(model=about.name, engine=about.engine, precision=about.precision)
+    metrics.watch("lockstep_queue_images", "Images that wait for the engine.", lambda: batcher.waiting)
+    metrics.watch(
+        "lockstep_admitted_images",
+        "Images that are received, decoded, waiting or computed; at most the size of the queue.",
+        lambda: batcher.admitted,
+    )
+    metrics.watch("lockstep_ready", "1 if the server takes requests, 0 if it is stopping.", lambda: not parts.stopping.begun)
+
+
+def _announce(sock: socket.socket, about: About, access: Access) -> None:
+    address, port = sock.getsockname()[:2]
+    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    if access.token is None and not is_loopback(address):
+        reason = "everyone who reaches this address can use the server, and nothing encrypts what is sent"
+        log("note", logging.WARNING, message=f"there is no token: {reason}")
+    fields: dict[str, Any] = {"url": url, "model": about.name, "engine": about.engine, "precision": about.precision}
+    log("listening", **fields, source=about.source)
+    with suppress(OSError, ValueError):  # nobody reads it
+        sys.stdout.write(f"serving {about.name} with {about.engine} in {about.precision} on {url} (Ctrl-C stops it)\n")
+        sys.stdout.flush()

@@ -1,0 +1,147 @@
+"use strict";
+const $ = (selector) => document.querySelector(selector);
+const MOST_RESULTS = 100, MOST_TRIES = 5;
+let token = "", done = 0, asked = 0, about = null;
+const waiting = [];
+let running = false;
+
+function node(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function headers() {
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+// What is served, and the token
+
+async function describe() {
+  const answer = await fetch("about", { headers: headers() });
+  const found = await answer.json(), isDenied = answer.status === 401;
+  $("#access").hidden = !isDenied;
+  $("#drop").hidden = !answer.ok;
+  if (isDenied) {
+    $("#denied").textContent = token ? "This token is wrong." : "";
+    $("#token").focus();
+    return;
+  }
+  if (!answer.ok) throw new Error(found.error);
+  about = found;
+  $("#about").textContent = `${about.model} · ${about.engine} · ${about.precision} · ${about.size} px · ${about.classes} classes`;
+  $("#explains").hidden = !about.explains;
+  $("#top").max = about.classes;
+}
+
+function report(error) {
+  $("#status").textContent = `The server does not answer: ${error.message}`;
+}
+
+$("#access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = $("#token").value.trim();
+  $("#token").value = "";
+  describe().catch(report);
+});
+
+// Images
+
+function take(files) {
+  const images = [...files].filter((file) => file.type.startsWith("image/") || !file.type);
+  if (files.length > images.length) $("#status").textContent = "Files that are not images are left out.";
+  if (!images.length || $("#drop").hidden) return;
+  waiting.push(...images);
+  asked += images.length;
+  if (!running) run();
+}
+
+async function run() {
+  running = true;
+  while (waiting.length) {
+    $("#status").textContent = `Image ${done + 1} of ${asked}`;
+    await classify(waiting.shift());
+    done += 1;
+  }
+  running = false;
+  $("#status").textContent = `${done} of ${asked} images are classified.`;
+}
+
+async function classify(file) {
+  const card = node("li", { className: "card result" }), pictures = node("div", { className: "pictures" });
+  const found = node("div", {}, node("h2", { textContent: file.name || "image" }));
+  card.append(pictures, found);
+  const image = node("img", { alt: file.name || "image", src: URL.createObjectURL(file) });
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  image.addEventListener("error", () => { URL.revokeObjectURL(image.src); image.remove(); });
+  pictures.append(image);
+  try {
+    const began = performance.now();
+    const result = await send(file);
+    show(result, found, pictures, performance.now() - began);
+  } catch (error) {
+    found.append(node("p", { className: "bad", textContent: error.message }));
+  }
+  $("#results").prepend(card);
+  $("#clear").hidden = false;
+  while ($("#results").children.length > MOST_RESULTS) $("#results").lastChild.remove();
+}
+
+async function send(file) {
+  const top = Math.max(1, Math.min(Number.parseInt($("#top").value, 10) || 5, about.classes));
+  const explain = about.explains && $("#explain").checked ? 1 : 0;
+  for (let number = 1; ; number += 1) {
+    const answer = await fetch(`predict?top=${top}&explain=${explain}`, { method: "POST", body: file, headers: headers() });
+    const result = await answer.json();
+    if (answer.ok) return result;
+    if (answer.status === 401) await describe();
+    if (answer.status !== 429 || number === MOST_TRIES) throw new Error(result.error);
+    await new Promise((resolve) => setTimeout(resolve, 1000 * Number(answer.headers.get("Retry-After") || 1)));
+  }
+}
+
+function show(result, found, pictures, milliseconds) {
+  if (result.explanation) {
+    pictures.append(node("img", { alt: `What speaks for ${result.names[0]}`, src: result.explanation }));
+  }
+  const bars = node("ul", { className: "bars" });
+  result.names.forEach((name, i) => {
+    const percent = 100 * result.probabilities[i], fill = node("div", { className: "fill" });
+    fill.style.width = `${percent}%`;
+    const track = node("div", { className: "track" }, fill);
+    track.setAttribute("aria-hidden", "true");
+    bars.append(node("li", {},
+      node("span", { className: "name", textContent: name }), track,
+      node("span", { className: "value", textContent: `${percent.toFixed(2)} %` })));
+  });
+  const times = ["decode", "wait", "compute"].map((name) => `${name} ${result.ms[name].toFixed(1)}`).join(", ");
+  found.append(bars, node("p", { className: "times faint", textContent: `${milliseconds.toFixed(0)} ms (server ${result.ms.total.toFixed(1)} ms: ${times})` }));
+}
+
+$("#files").addEventListener("change", (event) => { take(event.target.files); event.target.value = ""; });
+$("#clear").addEventListener("click", () => {
+  $("#results").replaceChildren();
+  $("#clear").hidden = true;
+  $("#status").textContent = "";
+  $("#files").focus();
+});
+document.addEventListener("paste", (event) => take(event.clipboardData.files));
+document.addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("over"); });
+document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("over"); });
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("over");
+  take(event.dataTransfer.files);
+});
+
+// Colours
+
+const themes = ["auto", "dark", "light"];
+$("#theme").addEventListener("click", () => {
+  const theme = themes[(themes.indexOf(document.documentElement.dataset.theme || "auto") + 1) % 3];
+  document.documentElement.dataset.theme = theme;
+  $("#theme").setAttribute("aria-label", `Colours: ${{ auto: "as in the system", dark: "dark", light: "light" }[theme]}`);
+  $("#theme span").textContent = { auto: "◐", dark: "☾", light: "☀" }[theme];
+});
+
+describe().catch(report);

@@ -1,0 +1,85 @@
+"""The command line of the server: what it refuses before it listens."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.backends import Framework
+from lockstep.inference.serving import INSTALL
+
+Run = Callable[..., tuple[int, str, str]]
+LONG = "0123456789-0123456789"
+
+
+def test_another_address_is_refused_without_a_token(answer: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_SERVE_TOKEN", raising=False)
+    code, output, errors = answer("serve", run_folder, "--host", "0.0.0.0", "--port", 0)
+    assert (code, output) == (2, "")
+    assert "everyone who reaches 0.0.0.0 could use this server" in errors
+    assert "--no-token" in errors
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"short\n", "the token has 5 characters"),
+        (b"", "the token has 0 characters"),
+        (b"\xff" * 30, "it is not ASCII"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_token_file_must_hold_a_token(
+    answer: Run, run_folder: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    code, _, errors = answer("serve", run_folder, "--port", 0, "--token-file", tmp_path / "token")
+    assert code == 2
+    assert message in errors
+
+
+def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, _, errors = answer("serve", run_folder, "--port", port)
+    assert code == 2
+    assert errors.startswith(f"lockstep: cannot listen on 127.0.0.1 port {port}: Address already in use; ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (["--port", 70000], "port is 70000; expected 0 to 65535"),
+        (["--name", "a/b"], "a name without slashes"),
+        (["--max-batch", 64, "--max-queue", 32], "queue_images is 32, but a batch has 64"),
+        (["--engine", "onnxrun"], "Did you mean onnxruntime?"),
+        (["--set", "epochs=3"], "the recipe comes with the weights"),
+    ],
+)
+def test_wrong_options_are_named(answer: Run, run_folder: Path, options: list[object], message: str) -> None:
+    code, _, errors = answer("serve", run_folder, "--port", 0, *options)
+    assert code == 2
+    assert message in errors
+
+
+def test_missing_weights_and_launchers_are_named(
+    answer: Run, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, errors = answer("serve", tmp_path / "none", "--port", 0)
+    assert (code, "none" in errors) == (2, True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    code, _, errors = answer("serve", run_folder, "--port", 0)
+    assert (code, "start it without the launcher" in errors) == (2, True)
+
+
+def test_a_missing_package_is_named_with_what_to_type(
+    answer: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Framework, "version", lambda self: None if self.distributions == ("uvicorn",) else "1")
+    code, _, errors = answer("serve", run_folder, "--port", 0)
+    assert (code, errors) == (2, f"lockstep: serving needs uvicorn: {INSTALL}\n")

@@ -1,0 +1,130 @@
+"""Real servers in separate processes, and requests to them."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import requests
+
+from lockstep.inference.engines import NATIVE, open_engine
+from lockstep.recipes import Execution
+from lockstep.weights.opening import open_weights
+from tests.processes import ONE_THREAD, command
+
+TOKEN = "a-token-of-the-tests-0123456789"
+ENGINE = "onnxruntime"
+"""It starts in less time than a framework."""
+
+
+class Server:
+    """A server that listens."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process, self.url, self._log = process, url, log
+        self.address = re.fullmatch(r"http://([\d.]+):(\d+)", url)
+        assert self.address is not None
+        self.host, self.port = self.address[1], int(self.address[2])
+        self.session = session()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the lines of the log."""
+        return [json.loads(line) for line in self._log.read_text(encoding="ascii").splitlines()]
+
+    def get(self, path: str, **how: Any) -> requests.Response:
+        return self.session.get(self.url + path, timeout=30, **how)
+
+    def post(self, path: str, data: Any = None, **how: Any) -> requests.Response:
+        return self.session.post(self.url + path, data, timeout=30, **how)
+
+    def connect(self, seconds: float = 20) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=seconds)
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a figure's samples with these labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        found = [
+            sample.value
+            for family in text_string_to_metric_families(self.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        assert found, name
+        return sum(found)
+
+
+def session() -> requests.Session:
+    """Return a client that the tester's environment does not send through a proxy."""
+    found = requests.Session()
+    found.trust_env = False
+    return found
+
+
+@contextmanager
+def serving(source: Path, log: Path, *options: object, **environment: str) -> Iterator[Server]:
+    """Start a server on a free port of the loopback interface. It is killed at the end of the block if it still runs."""
+    given = command("serve", source, "--port", 0, *options)
+    variables = ONE_THREAD | os.environ | environment
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            given, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"on (http://\S+) ", line)
+        assert found is not None, f"{line}{log.read_text()}"
+        server = Server(process, found[1], log)
+        try:
+            wait_for_port(server)
+            yield server
+        finally:
+            server.session.close()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for_port(server: Server) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            server.connect().close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
+    """Return the logits of the NumPy reference, float32 [N, logits], of uint8 images [N, S, S, 3]."""
+    execution = Execution(backend="reference", reference_dtype="float32")
+    with open_engine(NATIVE, open_weights(source).in_precision("fp32"), execution) as engine:
+        return engine.predict(images)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    found: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return found
+
+
+def noise(images: int, side: int, seed: int = 0) -> np.ndarray:
+    """Return uint8 images [N, side, side, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (images, side, side, 3), np.uint8)

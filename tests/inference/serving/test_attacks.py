@@ -1,0 +1,319 @@
+"""Damaged, huge, slow and half requests: the answers are bounded, and the server goes on."""
+
+import io
+import json
+import random
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+from PIL import Image
+
+from lockstep.inference.serving.limits import HELD_BODIES
+from lockstep.recipes import Recipe
+from tests.inference.cases import MEAN, STD, image_file, saved
+from tests.inference.serving.cases import ENGINE, Server, noise, serving, session
+from tests.processes import wait_until
+from tests.soak import SOAK
+
+MUTATED = 2000 if SOAK else 160
+TIMEOUT_SEC = 1
+BOUNDED_SEC = 12
+"""Longer than any answer may take: the time to send, the time to compute and the time to linger, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def strict(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with small limits. After all tests it still answers, and holds nothing."""
+    options = ("--max-body-mb", 1, "--max-megapixels", 2, "--timeout-sec", TIMEOUT_SEC, "--max-connections", 40)
+    log = tmp_path_factory.mktemp("log") / "strict.log"
+    with serving(weights, log, "--engine", ENGINE, *options) as found:
+        yield found
+        assert found.metric("lockstep_admitted_images") == 0
+        assert found.stop() == 0
+        assert [each for each in found.events() if each["level"] in ("error", "critical")] == []
+
+
+@pytest.fixture(autouse=True)
+def still_right(strict: Server, photos: list[Path]) -> Iterator[None]:
+    """Check that the server answers as before the test."""
+    data = photos[0].read_bytes()
+    before = strict.post("/predict", data).json()["probabilities"]
+    yield
+    wait_until(lambda: is_served(strict), 10)
+    assert strict.post("/predict", data).json()["probabilities"] == before
+
+
+def is_served(server: Server) -> bool:
+    """Return whether the server has closed enough connections to take another one."""
+    try:
+        return server.get("/v2/health/live").status_code == 200
+    except requests.ConnectionError:
+        return False
+
+
+def png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """Return a PNG with one bit a pixel that claims this size."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def as_jpeg(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (png(60_000, 60_000), 413),
+        (png(2_000_000_000, 2_000_000_000), 413),
+        (png(2000, 1001, bytes(251 * 1001)), 413),
+        (as_jpeg(2000, 1001), 413),
+        (png(200_000, 1, bytes(25_001)), 413),
+        (as_jpeg(2000, 999), 200),
+        (b"", 415),
+        (b"not an image", 415),
+        (as_jpeg(100, 100)[:-20], 415),
+        (png(100, 100), 415),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415),
+        (b"GIF89a" + b"\xff" * 100, 415),
+    ],
+    ids=["bomb", "absurd", "large png", "large jpeg", "strip", "fits", "empty", "text", "half", "no rows", "eps", "gif"],
+)
+def test_images_that_are_too_large_or_none_are_refused(strict: Server, data: bytes, status: int) -> None:
+    answer = strict.post("/predict", data)
+    assert answer.status_code == status, answer.text
+    assert ("error" in answer.json()) == (status != 200)
+
+
+def test_a_body_that_is_too_large_is_refused_and_its_sender_sees_why(strict: Server) -> None:
+    large = bytes(3 * 2**20)
+    for body in (large, iter([large[: 2**20], large[2**20 :]])):
+        answer = strict.post("/predict", body)
+        assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+        assert "expected at most 1 MiB" in answer.json()["error"]
+    assert exchange(strict, head(strict, len(large)), large).startswith(b"HTTP/1.1 413 ")
+
+
+def test_compressed_bodies_are_refused(strict: Server) -> None:
+    bomb = zlib.compress(bytes(10**7))
+    assert strict.post("/predict", bomb, headers={"Content-Encoding": "deflate"}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("multipart/form-data", b"x", 400),
+        ("multipart/form-data; boundary=" + "b" * 300, b"x", 400),
+        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\nx\r\n--b--\r\n", 400),
+        ("multipart/form-data; boundary=b", b"--b\r\n" + b"A: b\r\n" * 100 + b"\r\nx\r\n--b--\r\n", 400),
+        ("multipart/form-data; boundary=b", b"--b\r\n" * 100_000, 400),
+        ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\nx\r\n--b--\r\n", 415),
+        ("multipart/mixed; boundary=b", b"x", 415),
+    ],
+)
+def test_forms_without_an_image_are_refused(strict: Server, kind: str, body: bytes, status: int) -> None:
+    assert strict.post("/predict", body, headers={"Content-Type": kind}).status_code == status
+
+
+def test_json_that_grows_is_refused(strict: Server) -> None:
+    for text in (b"[" * 900_000, b'{"inputs":[' + b"{}," * 300_000 + b"{}]}", b'{"id":"' + b"x" * 900_000 + b'"}'):
+        assert strict.post("/v2/models/model/infer", text).status_code == 400
+
+
+def exchange(server: Server, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """Send pieces, and return all that comes until the server closes the connection; b"" if that is a reset."""
+    with server.connect(BOUNDED_SEC) as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause)
+            found = b""
+            while data := connection.recv(2**16):
+                found += data
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
+        return found
+
+
+def head(server: Server, length: object, path: str = "/predict") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"Host: {server.host}:{server.port}", f"Content-Length: {length}", "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def test_half_an_upload_is_answered_when_its_time_is_over(strict: Server) -> None:
+    answer = exchange(strict, head(strict, 1000) + b"\xff\xd8half")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in answer.lower()
+
+
+def test_an_upload_that_trickles_is_answered_when_its_time_is_over(strict: Server) -> None:
+    pieces = [b"x"] * 30
+    assert exchange(strict, head(strict, 1000), *pieces, pause=0.05).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /predict HTTP/1.1\r\nHost: x\r\nA", b"P"])
+def test_headers_that_do_not_come_close_the_connection(strict: Server, start: bytes) -> None:
+    assert exchange(strict, start) == b""
+
+
+def test_a_sender_that_asks_first_gets_its_refusal_and_sends_nothing(strict: Server) -> None:
+    asks = head(strict, 3 * 2**20)[:-2] + b"Expect: 100-continue\r\n\r\n"
+    assert exchange(strict, asks).startswith(b"HTTP/1.1 413 ")
+
+
+def test_large_uploads_at_the_same_time_are_bounded_together(strict: Server) -> None:
+    size = 2**20 - 1000
+    with ExitStack() as opened:
+        senders = [opened.enter_context(strict.connect()) for _ in range(12)]
+        for sender in senders:
+            sender.sendall(head(strict, size) + bytes(size - 1))
+        answers = [sender.recv(12) for sender in senders]
+    assert set(answers) == {b"HTTP/1.1 408", b"HTTP/1.1 429"}
+    assert answers.count(b"HTTP/1.1 408") <= HELD_BODIES
+
+
+def test_an_upload_whose_sender_leaves_is_forgotten(strict: Server) -> None:
+    for _ in range(20):
+        with strict.connect() as connection:
+            connection.sendall(head(strict, 10_000) + bytes(100))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_an_answer_that_nobody_reads_closes_the_connection(strict: Server) -> None:
+    request = f"GET / HTTP/1.1\r\nHost: {strict.host}\r\n\r\n".encode()
+
+    def send_on(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(request)
+
+    with strict.connect(BOUNDED_SEC) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            send_on(connection)
+
+
+def test_too_many_connections_are_closed_and_the_others_are_served(strict: Server) -> None:
+    strict.session.close()
+    idle = [strict.connect() for _ in range(60)]
+    try:
+        idle[0].sendall(f"GET /v2/health/live HTTP/1.1\r\nHost: {strict.host}\r\n\r\n".encode())
+        assert idle[0].recv(100).startswith(b"HTTP/1.1 200 ")
+        assert idle[-1].recv(100) == b""
+    except ConnectionResetError:
+        pass
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
+    names = ["/v2", "/v2/health/live", "/nothing"]
+    requests = [f"GET {name} HTTP/1.1\r\nHost: {strict.host}\r\n" for name in names]
+    requests[-1] += "Connection: close\r\n"
+    found = exchange(strict, "".join(f"{each}\r\n" for each in requests).encode())
+    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
+
+
+def mutations(server: Server, photos: list[Path]) -> Iterator[bytes]:
+    """Yield whole requests of all kinds with random damage, without end."""
+    draw = random.Random(7)
+    images = noise(2, 32)
+    tensor = {"name": "images", "shape": [2, 32, 32, 3], "datatype": "UINT8", "parameters": {"binary_data_size": 6144}}
+    text = json.dumps({"inputs": [tensor]}).encode()
+    numbers = json.dumps({"inputs": [tensor | {"data": images.ravel().tolist(), "parameters": {}}]}).encode()
+    form = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\n%s\r\n--b--\r\n'
+    infer, known = "/v2/models/model/infer", []
+    for path, kind, body in (
+        ("/predict", "image/jpeg", photos[1].read_bytes()),
+        ("/predict?top=3", "image/png", photos[0].read_bytes()),
+        ("/predict", "multipart/form-data; boundary=b", form % photos[1].read_bytes()),
+        (infer, f"x\r\nInference-Header-Content-Length: {len(text)}", text + images.tobytes()),
+        (infer, "application/json", numbers),
+    ):
+        lines = head(server, len(body), path)[:-2] + f"Content-Type: {kind}\r\n\r\n".encode()
+        known.append((lines, body))
+    while True:
+        lines, body = draw.choice(known)
+        if draw.random() < 0.4:
+            lines = damaged(lines, draw)
+        yield lines + (damaged(body, draw) if draw.random() < 0.8 else body)
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    found = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        start = draw.randrange(len(found) or 1)
+        how: list[Callable[[], None]] = [
+            lambda at=start: found.__setitem__(slice(at, at + 1), draw.randbytes(1)),
+            lambda at=start: found.__delitem__(slice(at, at + draw.randrange(200))),
+            lambda at=start: found.__setitem__(slice(at, at), draw.randbytes(draw.randrange(200))),
+            lambda at=start: found.__setitem__(slice(at, at), found[: draw.randrange(300)]),
+            lambda at=start: found.__delitem__(slice(at, None)),
+        ]
+        draw.choice(how)()
+    return bytes(found)
+
+
+@pytest.mark.slow
+def test_mutated_requests_get_bounded_answers(strict: Server, photos: list[Path]) -> None:
+    requests, lock = mutations(strict, photos), threading.Lock()
+
+    def send(_: int) -> tuple[bytes, float]:
+        with lock:
+            request = next(requests)
+        began = time.monotonic()
+        answer = exchange_once(strict, request)
+        return answer, time.monotonic() - began
+
+    with ThreadPoolExecutor(16) as clients:
+        found = list(clients.map(send, range(MUTATED)))
+    statuses = {answer[9:12] for answer, _ in found if answer}
+    assert {answer[:9] for answer, _ in found if answer} == {b"HTTP/1.1 "}
+    assert {b"200", b"400", b"415"} <= statuses
+    assert not {status for status in statuses if status.startswith(b"5")}
+    assert max(len(answer) for answer, _ in found) < 20_000
+    assert max(seconds for _, seconds in found) < BOUNDED_SEC
+
+
+def exchange_once(server: Server, request: bytes) -> bytes:
+    """Send a request and return the first part of its answer; b"" if the server closes the connection without one."""
+    try:
+        with server.connect(BOUNDED_SEC) as connection:
+            connection.sendall(request)
+            return connection.recv(2**16)
+    except (ConnectionResetError, BrokenPipeError):
+        return b""
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_again(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """The network gets images of 256 px, so that it takes longer than a request."""
+    large = saved(tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256), tmp_path)
+    data = image_file(tmp_path, 256, 256, ".jpg").read_bytes()
+    with serving(large, tmp_path / "log", "--engine", ENGINE, "--max-batch", 1, "--max-queue", 2) as server:
+
+        def client(_: int) -> tuple[int, str | None]:
+            with session() as own:
+                answer = own.post(server.url + "/predict", data)
+            return answer.status_code, answer.headers.get("retry-after")
+
+        with ThreadPoolExecutor(12) as clients:
+            found = list(clients.map(client, range(120)))
+        assert {status for status, _ in found} == {200, 429}
+        assert all(int(after or 0) >= 1 for status, after in found if status == 429)
+        assert server.post("/predict", data).status_code == 200
+        assert server.metric("lockstep_images_total") >= 1

@@ -1,0 +1,216 @@
+"""The queue in front of an engine: batches, bounds, errors, and the end. The engine is a sum over pixels."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from lockstep.inference.serving.batching import Batcher, Computed, Full
+from lockstep.inference.serving.limits import Limits
+from lockstep.system.errors import DivergedError, UserError
+from tests.processes import wait_until
+
+SIDE = 2
+
+
+class Sums:
+    """Logits are the sum of an image's pixels, and that times 2. It computes only while `gate` is set."""
+
+    def __init__(self) -> None:
+        self.gate, self.began, self.batches = threading.Event(), threading.Event(), list[int]()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        self.began.set()
+        assert self.gate.wait(10)
+        self.batches.append(len(images))
+        if self.error is not None:
+            raise self.error
+        sums = images.reshape(len(images), -1).sum(axis=1, dtype=np.float32)
+        sums[sums == 255 * SIDE * SIDE * 3] = np.nan
+        return np.stack([sums, 2 * sums], axis=1)
+
+    def explain(self, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(classes[:, None, None].astype(np.float32), (len(images), 1, 1))
+
+
+Start = Callable[..., tuple[Batcher, Sums]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """A function that starts a batcher with these limits."""
+    started: list[tuple[Batcher, Sums, threading.Thread]] = []
+
+    def begin(**limits: float) -> tuple[Batcher, Sums]:
+        batcher, sums = Batcher(Limits(**limits)), Sums()  # type: ignore[arg-type]
+        thread = threading.Thread(target=batcher.run, args=(sums,))
+        thread.start()
+        started.append((batcher, sums, thread))
+        return batcher, sums
+
+    yield begin
+    for batcher, sums, thread in started:
+        sums.gate.set()
+        batcher.close()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def images(*values: int) -> np.ndarray:
+    return np.stack([np.full((SIDE, SIDE, 3), value, np.uint8) for value in values])
+
+
+def put(batcher: Batcher, *values: int, explain: bool = False) -> "Future[Computed]":
+    with batcher.admit() as ticket:
+        ticket.grow(len(values))
+        return ticket.submit(images(*values), explain=explain)
+
+
+def blocked(batcher: Batcher, sums: Sums) -> "Future[Computed]":
+    """Put an image that the engine computes until `gate` is set."""
+    sums.gate.clear()
+    sums.began.clear()
+    found = put(batcher, 9)
+    assert sums.began.wait(10)
+    return found
+
+
+def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_own_results(start: Start) -> None:
+    batcher, sums = start(batch_images=8)
+    first = blocked(batcher, sums)
+    others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
+    sums.gate.set()
+    assert [each.result(10).logits[:, 0].tolist() for each in (first, *others)] == [[108], [12], [24, 36], [48]]
+    assert sums.batches == [1, 4]
+    assert {each.result().batch_images for each in others} == {4}
+
+
+def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start: Start) -> None:
+    batcher, sums = start(batch_images=4)
+    blocked(batcher, sums)
+    found = [put(batcher, *range(count)) for count in (3, 2, 2, 1, 4)]
+    sums.gate.set()
+    assert [len(each.result(10).logits) for each in found] == [3, 2, 2, 1, 4]
+    assert sums.batches == [1, 3, 4, 1, 4]
+
+
+def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -> None:
+    batcher, sums = start(batch_images=8, wait_ms=5000)
+    put(batcher, 1).result(4)  # nothing else is on its way
+    with batcher.admit() as late:
+        early = put(batcher, 1)
+        time.sleep(0.05)
+        assert not early.done()
+        found = late.submit(images(2))
+        assert early.result(4).batch_images == found.result(4).batch_images == 2
+    with batcher.admit():  # its image cannot be read
+        waiting = put(batcher, 3)
+    assert waiting.result(4).batch_images == 1
+    assert sums.batches == [1, 2, 1]
+
+
+def test_a_batch_waits_no_longer_than_allowed(start: Start) -> None:
+    batcher, _ = start(batch_images=8, wait_ms=1)
+    with batcher.admit():
+        assert put(batcher, 1).result(10).batch_images == 1
+
+
+def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
+    batcher, _ = start(batch_images=2, queue_images=3)
+    with batcher.admit(), batcher.admit() as second:
+        with pytest.raises(Full):
+            second.grow(3)
+        second.grow(2)
+        with pytest.raises(Full):
+            batcher.admit()
+        assert batcher.admitted == 3
+        assert batcher.retry_after_sec() >= 1
+    assert batcher.admitted == 0
+    assert put(batcher, 1, 2).result(10).batch_images == 2
+
+
+def test_a_cancelled_request_is_not_computed(start: Start) -> None:
+    batcher, sums = start()
+    blocked(batcher, sums)
+    left, stays = put(batcher, 1), put(batcher, 2)
+    assert left.cancel()
+    sums.gate.set()
+    assert stays.result(10).logits[0, 0] == 24
+    assert sums.batches == [1, 1]
+    assert batcher.waiting == 0
+
+
+def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_computed(start: Start) -> None:
+    batcher, sums = start()
+    sums.error = MemoryError("too much")
+    with pytest.raises(MemoryError, match="too much"):
+        put(batcher, 1).result(10)
+    sums.error = None
+    assert put(batcher, 1).result(10).logits[0, 0] == 12
+
+
+def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(start: Start) -> None:
+    batcher, sums = start()
+    blocked(batcher, sums)
+    bad, good = put(batcher, 255), put(batcher, 1)
+    sums.gate.set()
+    with pytest.raises(DivergedError, match="not finite"):
+        bad.result(10)
+    assert good.result(10).logits[0, 0] == 12
+
+
+def test_an_explanation_is_of_the_likeliest_class(start: Start) -> None:
+    batcher, _ = start()
+    heat = put(batcher, 1, explain=True).result(10).heat
+    assert heat is not None
+    assert heat.tolist() == [[[1.0]]]
+    assert put(batcher, 1).result(10).heat is None
+
+
+def test_what_is_queued_is_computed_before_the_end() -> None:
+    batcher, sums = Batcher(Limits(batch_images=2)), Sums()
+    found = [put(batcher, value) for value in range(5)]
+    batcher.close()
+    thread = threading.Thread(target=batcher.run, args=(sums,))
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [each.result(0).logits[0, 0] for each in found] == [0, 12, 24, 36, 48]
+
+
+def test_many_threads_get_their_own_results(start: Start) -> None:
+    batcher, sums = start(batch_images=16)
+    wrong: list[int] = []
+
+    def client(value: int) -> None:
+        wrong.extend(value for _ in range(50) if put(batcher, value).result(10).logits[0, 0] != 12 * value)
+
+    threads = [threading.Thread(target=client, args=(value,)) for value in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert sum(sums.batches) == 800
+    wait_until(lambda: batcher.admitted == 0, 5)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"batch_images": 0},
+        {"wait_ms": -1},
+        {"wait_ms": float("nan")},
+        {"queue_images": 8},
+        {"timeout_sec": 0},
+        {"body_mb": 10**10},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(limits))):
+        Limits(**limits)  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""A server in a process, and plain HTTP clients: answers compared with the NumPy reference, headers, figures, logs."""
+
+import io
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from lockstep.recipes import Execution
+from tests.inference.cases import CLASSES
+from tests.inference.serving.cases import ENGINE, TOKEN, Server, noise, reference_logits, serving, session, softmax
+from tests.processes import wait_until
+
+REFERENCE = Execution(backend="reference", reference_dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def expected(weights: Path, photos: list[Path]) -> list[lockstep.Prediction]:
+    """What the reference predicts of the photos."""
+    return lockstep.predict(weights, photos, top=10, execution=REFERENCE)
+
+
+def test_an_image_gets_the_classes_that_the_reference_predicts(
+    server: Server, photos: list[Path], expected: list[lockstep.Prediction]
+) -> None:
+    for photo, prediction in zip(photos, expected, strict=True):
+        answer = server.post("/predict", photo.read_bytes(), params={"top": 10})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+        found = answer.json()
+        assert tuple(found["classes"]) == prediction.classes
+        assert found["names"] == found["classes"]
+        assert found["probabilities"] == pytest.approx(prediction.probabilities, abs=2e-6)
+        assert found["ms"].keys() == {"receive", "decode", "wait", "compute", "total"}
+
+
+def test_a_form_with_an_image_gets_the_same_answer(server: Server, photos: list[Path]) -> None:
+    data = photos[1].read_bytes()
+    [raw, form] = [server.post("/predict", data), server.post("/predict", {"note": "x"}, files={"image": ("a b.jpg", data)})]
+    assert raw.json()["probabilities"] == form.json()["probabilities"]
+    assert len(raw.json()["classes"]) == 5
+    chunked = server.post("/predict", iter([data[:100], data[100:]]))
+    assert chunked.json()["probabilities"] == raw.json()["probabilities"]
+
+
+def test_tensors_as_json_and_binary_get_the_logits_of_the_reference(server: Server, weights: Path) -> None:
+    images = noise(3, 32)
+    logits = reference_logits(weights, images)
+    url = "/v2/models/model/infer"
+    tensor = {"name": "images", "shape": list(images.shape), "datatype": "UINT8"}
+    asked = {"outputs": [{"name": name} for name in ("logits", "probabilities", "classes")]}
+    as_json = server.post(url, json={"inputs": [tensor | {"data": images.ravel().tolist()}], **asked}).json()
+    tensor["parameters"] = {"binary_data_size": images.nbytes}
+    text = json.dumps({"inputs": [tensor], **asked}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    in_binary = server.post(url, text + images.tobytes(), headers=headers).json()
+    for found in (as_json, in_binary):
+        values = {each["name"]: np.reshape(each["data"], each["shape"]) for each in found["outputs"]}
+        assert values["logits"] == pytest.approx(logits, abs=1e-4 * float(np.abs(logits).max()))
+        assert values["probabilities"] == pytest.approx(softmax(logits), abs=1e-5)
+        assert values["classes"].tolist() == logits.argmax(axis=1)[:, None].tolist()
+
+
+def test_the_protocols_addresses(server: Server) -> None:
+    assert server.get("/v2/health/live").json() == {"live": True}
+    assert server.get("/v2/health/ready").json() == {"ready": True}
+    assert server.get("/v2").json()["name"] == "lockstep"
+    assert server.get("/v2/models/model/ready").status_code == 200
+    for path in ("/v2/models/model", "/v2/models/model/versions/1"):
+        assert server.get(path).json()["versions"] == ["1"]
+    for path in ("/v2/models/other", "/v2/models/model/versions/2", "/v2/models/other/ready", "/nothing", "/docs"):
+        answer = server.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["error"]
+    assert server.get("/predict").status_code == 405
+    assert "expected images or encoded" in server.post("/v2/models/model/infer", json={"inputs": [{}]}).json()["error"]
+
+
+@pytest.mark.parametrize("query", ["top=0", "top=x", "top=-1", "explain=maybe", "other=1", "explain=1"])
+def test_options_that_do_not_exist_are_refused(server: Server, photos: list[Path], query: str) -> None:
+    answer = server.post(f"/predict?{query}", photos[0].read_bytes())
+    assert answer.status_code == 400
+    if query == "explain=1":
+        assert answer.json()["error"] == "this engine computes no Grad-CAM; serve with --engine native and --backend torch"
+
+
+def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(server: Server, weights: Path) -> None:
+    images = noise(12, 32, seed=1)
+    logits = reference_logits(weights, images)
+    before = [server.metric(f"lockstep_batch_images_{what}") for what in ("sum", "count")]
+    wrong: list[float] = []
+
+    def client(number: int) -> None:
+        tensor = {"name": "images", "shape": [1, 32, 32, 3], "datatype": "UINT8", "parameters": {"binary_data_size": 3072}}
+        text = json.dumps({"inputs": [tensor], "outputs": [{"name": "logits"}]}).encode()
+        with session() as own:
+            for _ in range(10):
+                headers = {"Inference-Header-Content-Length": str(len(text))}
+                body = text + images[number].tobytes()
+                [found] = own.post(f"{server.url}/v2/models/model/infer", body, headers=headers).json()["outputs"]
+                wrong.append(float(np.abs(np.array(found["data"]) - logits[number]).max()))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(wrong) == 120
+    assert max(wrong) < 1e-4 * float(np.abs(logits).max())
+    images_done, batches = (
+        server.metric(f"lockstep_batch_images_{what}") - old for what, old in zip(("sum", "count"), before, strict=True)
+    )
+    assert images_done == 120
+    assert batches < 120
+
+
+def test_every_answer_has_the_headers_of_security(server: Server) -> None:
+    for answer in (server.get("/"), server.get("/nothing"), server.get("/metrics"), server.post("/predict", b"x")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_other_hosts_and_origins_are_refused(server: Server, photos: list[Path]) -> None:
+    data = photos[0].read_bytes()
+    assert server.post("/predict", data, headers={"Host": "evil.example"}).status_code == 403
+    assert server.post("/predict", data, headers={"Origin": "https://evil.example"}).status_code == 403
+    assert server.post("/predict", data, headers={"Host": "localhost", "Origin": "http://localhost"}).status_code == 200
+    assert server.get("/v2", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_figures_count_requests_by_path_and_status(server: Server) -> None:
+    labels = {"method": "GET", "path": "/v2/models/{name}", "status": "404"}
+    server.get("/v2/models/first")
+    before = server.metric("lockstep_requests_total", **labels)
+    server.get("/v2/models/second")
+    assert server.metric("lockstep_requests_total", **labels) == before + 1
+    server.session.request("BREW", server.url + "/coffee")
+    assert server.metric("lockstep_requests_total", method="other", path="other") >= 1
+    assert server.metric("lockstep_info", model="model", engine=ENGINE) == 1
+    assert server.metric("lockstep_ready") == 1
+    assert server.metric("process_resident_memory_bytes") > 1e6
+    assert server.metric("lockstep_admitted_images") == 0
+
+
+def test_the_log_is_lines_of_json(server: Server) -> None:
+    server.get("/v2/models/%1b[31m%0aforged")
+    wait_until(lambda: server.events()[-1].get("status") == 404, 10)  # it follows the answer
+    events = server.events()
+    assert events[-1].items() >= {"event": "request", "method": "GET", "status": 404}.items()
+    assert events[-1]["path"] == "/v2/models/\x1b[31m\nforged"
+    listening = next(each for each in events if each["event"] == "listening")
+    assert (listening["url"], listening["engine"]) == (server.url, ENGINE)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", each["time"]) for each in events)
+
+
+def test_a_token_is_asked_for_and_one_of_an_export_is_served(weights: Path, photos: list[Path], tmp_path: Path) -> None:
+    """Also: the environment gives the token, the model is an exported file with a name, and successes are not logged."""
+    lockstep.export(weights, tmp_path / "export", to="onnx", compare=False)
+    data, right = photos[0].read_bytes(), {"Authorization": f"Bearer {TOKEN}"}
+    options = ("--name", "tiny", "--quiet", "--allow-host", "api.example")
+    with serving(tmp_path / "export", tmp_path / "log", *options, LOCKSTEP_SERVE_TOKEN=TOKEN) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            for answer in (server.post("/predict", data, headers=headers), server.get("/metrics", headers=headers)):
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert server.get("/v2/health/ready").status_code == 200
+        found = server.post("/predict", data, headers=right | {"Host": "api.example"}).json()
+        assert server.get("/v2/models/tiny", headers=right).status_code == 200
+        assert server.stop() == 0
+        assert TOKEN not in (tmp_path / "log").read_text()
+        assert [each["status"] for each in server.events() if each["event"] == "request"] == [401] * 4
+    [expected] = lockstep.predict(weights, photos[0], execution=REFERENCE)
+    assert found["model"] == "tiny"
+    assert set(found["classes"]) <= set(CLASSES)
+    assert found["probabilities"] == pytest.approx(expected.probabilities, abs=2e-6)
+
+
+def test_files_of_pillow_are_images_too(server: Server, photos: list[Path]) -> None:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.open(photos[0]).save(file, "WEBP", lossless=True)
+    png, webp = (server.post("/predict", data).json() for data in (photos[0].read_bytes(), file.getvalue()))
+    assert png["probabilities"] == webp["probabilities"]
