@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,19 @@ def mxnet_python() -> Path:
     python = Path(os.environ.get("LOCKSTEP_MXNET_PYTHON") or ROOT / ".venv-mxnet" / "bin" / "python")
     assert python.is_file(), f"there is no {python}; make it with: make mxnet-env"
     return python
+
+
+def with_triton() -> dict[str, str]:
+    """Return the environment of a process that imports Triton.
+
+    `make` installs it outside of the packages: its import ends a process that has imported TensorFlow, and PyTorch's
+    compiler imports it wherever it can.
+    """
+    if find_spec("triton") is not None:  # a build of PyTorch with CUDA has it
+        return dict(os.environ)
+    folder = Path(sys.prefix) / "triton"
+    assert (folder / "triton").is_dir(), f"there is no Triton in {folder}; install it with: make .venv/.dev"
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
 def python(program: str, **more: Any) -> tuple[int, str, str]:

@@ -47,6 +47,7 @@ SCENARIOS = {
     "local": Scenario(RECIPE.replace(ema_decay=0.9)),
     "local in parts": Scenario(RECIPE, {"accumulation_steps": 2}),
     "synchronised": Scenario(RECIPE.replace(batch_norm="synchronised")),
+    "sent in bf16": Scenario(RECIPE, {"all_reduce_precision": "bf16"}),
     "synchronised bf16 in parts": Scenario(
         RECIPE.replace(batch_norm="synchronised", precision="bf16"), {"accumulation_steps": 2}
     ),

@@ -9,8 +9,9 @@ import struct
 import pytest
 
 from lockstep.backends.shared import loopback
-from lockstep.backends.shared.loopback import _on_loopback, is_loopback, listening, refuse_open_sockets
+from lockstep.backends.shared.loopback import _confined, is_loopback, listening, refuse_open_sockets
 from lockstep.system.errors import BackendError
+from lockstep.system.ranks import LISTEN_ADDRESS
 
 PORT = 4660
 
@@ -37,7 +38,7 @@ def sockaddr_in6(address: str) -> bytes:
     ],
 )
 def test_all_interfaces_become_the_loopback_interface_and_nothing_else_changes(asked: bytes, given: bytes) -> None:
-    assert _on_loopback(asked) == given
+    assert _confined(asked, "127.0.0.1") == given
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,8 @@ def test_a_process_knows_what_it_listens_on() -> None:
     assert not set(places) & set(listening(os.getpid()))
 
 
-def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port() -> None:
+def test_a_rank_that_listens_on_all_interfaces_is_refused_with_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LISTEN_ADDRESS, "127.0.0.1")
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
@@ -87,8 +89,8 @@ def test_a_port_that_is_taken_is_the_error_it_is() -> None:
 
 
 def test_a_socket_is_not_bound_when_something_fails_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(given: bytes) -> bytes:
+    def fail(given: bytes, own: str) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loopback, "_on_loopback", fail)
+    monkeypatch.setattr(loopback, "_confined", fail)
     assert bound(sockaddr_in("0.0.0.0", 0))[:2] == (-1, errno.EACCES)

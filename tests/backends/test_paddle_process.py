@@ -16,9 +16,10 @@ from lockstep.backends import paddle as paddle_backend
 # isort: split
 import paddle
 
-from lockstep.backends.paddle.launching import trainers
+from lockstep.backends.paddle.launching import trainer
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
+from lockstep.system.nodes import one_machine
 from tests.backends.cases import random_batch
 from tests.backends.conftest import Start
 from tests.backends.native.paddle import OfTwo
@@ -93,8 +94,8 @@ def test_gradients_are_added_up_so_many_megabytes_at_a_time(start: Start, tiny_r
 
 
 def test_trainers_of_one_machine_know_each_other() -> None:
-    environment = trainers(3)
-    told = [environment(rank) for rank in range(3)]
+    table = one_machine(3)
+    told = [trainer(table, rank) for rank in range(3)]
     addresses = told[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
     assert len({*addresses, told[0]["PADDLE_MASTER"]}) == 4
     assert [each["PADDLE_CURRENT_ENDPOINT"] for each in told] == addresses
@@ -108,7 +109,7 @@ def test_trainers_of_one_machine_know_each_other() -> None:
 def test_trainers_divide_the_cores_among_them(count: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {trainers(count)(rank)["OMP_NUM_THREADS"] for rank in range(count)} == {threads}
+    assert {trainer(one_machine(count), rank)["OMP_NUM_THREADS"] for rank in range(count)} == {threads}
 
 
 # Processes
@@ -116,8 +117,9 @@ def test_trainers_divide_the_cores_among_them(count: int, threads: str, monkeypa
 
 SHARE = """
 import os
-from lockstep.backends.paddle.launching import trainers
-print(trainers(int(os.environ["RANKS"]))(0)["OMP_NUM_THREADS"])
+from lockstep.backends.paddle.launching import trainer
+from lockstep.system.nodes import one_machine
+print(trainer(one_machine(int(os.environ["RANKS"])), 0)["OMP_NUM_THREADS"])
 """
 
 
@@ -218,7 +220,9 @@ def test_paddle_is_not_imported_after_tensorflow() -> None:
 
 SUMS = """
 import sys
-from lockstep.backends.paddle.launching import launch
+from lockstep.backends.paddle.launching import starting
+from lockstep.system.launching import launch_ranks
+from lockstep.system.nodes import one_machine
 
 program = '''
 import numpy as np
@@ -235,7 +239,7 @@ for megabytes in (0, 1, 2, 100):
     assert found.numpy().tobytes() == (own + other).tobytes(), megabytes
 world.close()
 '''
-sys.exit(launch(2, ["-c", program], "native"))
+sys.exit(launch_ranks(["-c", program], lambda: starting(one_machine(2), "native")))
 """
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from lockstep.backends import tensorflow as tensorflow_backend
 # isort: split
 import tensorflow as tf
 
-from lockstep.backends.tensorflow.launching import workers
+from lockstep.backends.tensorflow.launching import worker
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import LockstepError
+from lockstep.system.nodes import one_machine
 from tests.backends.cases import random_batch, random_state
 from tests.backends.native.tensorflow import OfTwo
 from tests.processes import python
@@ -92,7 +94,7 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
 
 
 def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest.MonkeyPatch) -> None:
-    environment = workers(3)
+    environment = partial(worker, one_machine(3))
     configs = [json.loads(environment(rank)["TF_CONFIG"]) for rank in range(3)]
     assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in range(3)]
     assert configs[0]["cluster"] == configs[1]["cluster"] == configs[2]["cluster"]
@@ -102,13 +104,13 @@ def test_workers_of_one_machine_have_one_cluster_and_an_index_each(alone: pytest
 
 def test_threads_that_the_user_has_set_stay(alone: pytest.MonkeyPatch) -> None:
     alone.setenv("TF_NUM_INTRAOP_THREADS", "5")
-    assert "TF_NUM_INTRAOP_THREADS" not in workers(2)(0)
+    assert "TF_NUM_INTRAOP_THREADS" not in worker(one_machine(2), 0)
 
 
 @pytest.mark.parametrize(("count", "threads"), [(1, "6"), (2, "3"), (4, "1"), (8, "1")])
 def test_workers_divide_the_cores_among_them(count: int, threads: str, alone: pytest.MonkeyPatch) -> None:
     alone.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
-    assert {workers(count)(rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)} == {threads}
+    assert {worker(one_machine(count), rank)["TF_NUM_INTRAOP_THREADS"] for rank in range(count)} == {threads}
 
 
 FAILED = tf.errors.UnavailableError(None, None, "Socket closed\nand where")

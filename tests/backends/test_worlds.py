@@ -13,6 +13,7 @@ import pytest
 from lockstep.backends import Backend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
+from lockstep.system.nodes import one_machine
 from tests.backends.cases import RATES, all_bits, random_batch, random_batches, random_state
 from tests.backends.conftest import BACKENDS, COMPILE, Start, of_frameworks
 from tests.backends.native import name_of
@@ -104,7 +105,7 @@ def test_horovod_that_does_not_work_or_is_missing_is_refused(backend: Backend, a
         backend.world(Execution(distributed="horovod"))
     if name not in HAVE_HOROVOD:
         with pytest.raises(BackendError, match=rf"{message}|the {name} engine runs in one process"):
-            backend.launch(2, ["doctor"], "horovod")
+            backend.starting(one_machine(2), "horovod").__enter__()
 
 
 # Memory

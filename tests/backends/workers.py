@@ -3,7 +3,10 @@
 import sys
 
 from lockstep import backends
+from lockstep.system.launching import launch_ranks
+from lockstep.system.nodes import one_machine
 
 if __name__ == "__main__":
     name, distributed, *arguments = sys.argv[1:]
-    sys.exit(backends.load(name).launch(2, ["-m", *arguments], distributed))
+    backend = backends.load(name)
+    sys.exit(launch_ranks(["-m", *arguments], lambda: backend.starting(one_machine(2), distributed)))

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lockstep import backends
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import LOCKSTEP
+from lockstep.system.launching import LOCKSTEP
+from lockstep.system.nodes import one_machine
 from tests.backends.conftest import BACKENDS
 from tests.processes import call
 
@@ -23,14 +26,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     found: Launched = []
 
     def load(name: str) -> SimpleNamespace:
-        def launch(processes: int, arguments: list[str], distributed: str) -> int:
-            assert tuple(arguments[:3]) == LOCKSTEP
-            found.append((name, processes, arguments[3:], distributed))
-            return 0
+        return SimpleNamespace(starting=lambda table, distributed: nullcontext((name, table.ranks, distributed)))
 
-        return SimpleNamespace(launch=launch)
+    def launch_ranks(arguments: list[str], starting: Callable[[], Any], *_: object) -> int:
+        assert tuple(arguments[:3]) == LOCKSTEP
+        with starting() as (name, ranks, distributed):
+            found.append((name, ranks, arguments[3:], distributed))
+        return 0
 
     monkeypatch.setattr(backends, "load", load)
+    monkeypatch.setattr("lockstep.system.launching.launch_ranks", launch_ranks)
     return found
 
 
@@ -42,7 +47,8 @@ def test_a_command_is_launched_as_it_stands(answer: Run, launched: Launched) -> 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75, 130])
 def test_the_launch_ends_with_the_code_of_its_ranks(answer: Run, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(backends, "load", lambda name: SimpleNamespace(launch=lambda *_: code))
+    monkeypatch.setattr(backends, "load", lambda name: SimpleNamespace(starting=lambda *_: nullcontext()))
+    monkeypatch.setattr("lockstep.system.launching.launch_ranks", lambda *_: code)
     assert answer("launch", "-n", 2, "--", "train")[0] == code
 
 
@@ -169,7 +175,7 @@ def test_an_unknown_way_to_add_up_is_refused_with_those_there_are(answer: Run, l
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
 def test_horovod_is_refused_to_pytorch_with_what_to_do() -> None:
     with pytest.raises(BackendError, match=r"engines; leave out distributed, or use --backend tensorflow or mxnet"):
-        backends.load("torch").launch(2, ["train"], "horovod")
+        backends.load("torch").starting(one_machine(2), "horovod").__enter__()
 
 
 @pytest.mark.skipif("torch" not in BACKENDS, reason="LOCKSTEP_BACKENDS leaves it out")
@@ -198,10 +204,10 @@ def test_where_horovod_is_missing_it_is_told_how_to_get_it(tmp_path: Path, monke
 
 
 @tensorflow_tests
-def test_two_ranks_run_the_command_with_what_the_launch_says() -> None:
+def test_two_ranks_run_the_command_with_what_the_launch_says_and_rank_0_prints() -> None:
     code, output, errors = call("launch", "-n", 2, "--backend", "tensorflow", "--", "train", "--help")
     assert (code, errors) == (0, "")
-    assert output.count("Usage: ") == 2
+    assert output.count("Usage: ") == 1
 
 
 @tensorflow_tests

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,9 +88,10 @@ def test_ranks_are_launched_on_the_engine_that_the_run_had(
 
     def load(name: str) -> SimpleNamespace:
         launched.append(name)
-        return SimpleNamespace(launch=lambda *_: 0)
+        return SimpleNamespace(starting=lambda *_: nullcontext())
 
     monkeypatch.setattr(backends, "load", load)
+    monkeypatch.setattr("lockstep.system.launching.launch_ranks", lambda *_: 0)
     assert answer("launch", "-n", 2, "--", "train", "--out", run, *said)[0] == 0
     assert launched == [backend]
 

@@ -12,6 +12,7 @@ from lockstep.system.machine import (
     arithmetic_of_gpu,
     cores,
     fast_precision,
+    free_memory_bytes,
     memory_bytes,
     processor,
     share_of_cores,
@@ -30,6 +31,30 @@ GRAVITON_3 = "Features\t: fp asimd fphp asimdhp asimddp sve svei8mm svebf16 i8mm
 
 def test_cores_are_those_this_process_may_use() -> None:
     assert cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4096_000),
+        ({"memory.max": "max\n", "memory.current": "7\n"}, 4096_000),
+        ({"memory.max": "3000000", "memory.current": "1000000"}, 2_000_000),
+        ({"memory.max": "3000000", "memory.current": "1000000", "memory.stat": "anon 5\ninactive_file 500\n"}, 2_000_500),
+        ({"memory.max": "3000000", "memory.current": "4000000"}, 0),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "5"}, 4096_000),
+        ({"memory/memory.limit_in_bytes": "100", "memory/memory.usage_in_bytes": "60"}, 40),
+    ],
+)
+def test_free_memory_is_that_of_the_system_and_of_the_container(
+    tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    assert free_memory_bytes(tmp_path) is None
+    texts = {"proc/meminfo": "MemTotal:  9 kB\nMemAvailable:    4000 kB\n"}
+    texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert free_memory_bytes(tmp_path) == expected
 
 
 def test_all_cores_count_where_a_system_does_not_say_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,14 @@ def test_the_end_of_a_worker_is_told_with_its_last_words(tmp_path: Path) -> None
 
 def test_a_worker_is_no_rank_and_leaves_its_files_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_launchers = ("TF_CONFIG", "PADDLE_TRAINER_ID", "HOROVOD_RANK", "MASTER_ADDR", "LOCKSTEP_TORCH_STORE")
+    of_launchers += (
+        "SLURM_STEP_ID",
+        "SLURM_PROCID",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "LOCKSTEP_RENDEZVOUS",
+        "LOCKSTEP_SECRET",
+    )
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", EXIT_CODE_FOLDER, *of_launchers)
     for name in names:
         monkeypatch.setenv(name, "3")

@@ -1,30 +1,79 @@
 """`lockstep launch`."""
 
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli import options
+from lockstep.cli.terminal import print
+
+if TYPE_CHECKING:
+    from lockstep.system.launching import Starting, Watch
+    from lockstep.system.meeting import Asked
+    from lockstep.system.rendezvous import Link
+
+LEAST_PATIENCE = 5.0
+"""Seconds. A shorter silence can be that of a busy machine."""
 
 
 def command(
     context: typer.Context,
-    processes: Annotated[int, typer.Option("-n", help="Processes on this machine, one for each GPU.", min=1)],
+    processes: Annotated[int, typer.Option("-n", help="Processes on each machine, one for each GPU.", min=1)],
     backend: Annotated[str | None, typer.Option(help="Framework; by default that of the command.")] = None,
     distributed: Annotated[
         str | None, typer.Option(help="Library that adds up over ranks: native or horovod; by default that of the command.")
     ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of machines (nodes). Default: those of the Slurm step, else 1.", min=1)
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Number of this machine, from 0. Default: that of Slurm.", min=0)
+    ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where the machines meet: node 0's address. Default: that of Slurm."),
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|INTERFACE",
+            help="Where this machine listens, and nowhere else. Default: its address on the way to node 0.",
+        ),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The secret that all machines share; - reads it from standard input."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(metavar="HOST,...", help="Other machines. They are started over ssh, and this one is node 0."),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(help="Seconds without a sign of life or a batch after which ranks are ended.", min=LEAST_PATIENCE),
+    ] = 120.0,
+    restarts: Annotated[
+        int, typer.Option(help="Start all ranks again after a failure, at most this many times.", min=0)
+    ] = 0,
 ) -> None:
     """Run a command in several processes, one for each GPU.
 
     Example: lockstep launch -n 2 -- train --recipe demo --data DATA --out RUN
+
+    On several machines: docs/many-machines.md
     """
     from lockstep import backends
     from lockstep.recipes import Execution
     from lockstep.system.errors import UserError
-    from lockstep.system.ranks import LOCKSTEP
+    from lockstep.system.launching import LOCKSTEP, Watch, launch_ranks
+    from lockstep.system.meeting import Asked
 
     if not context.args:
         raise UserError("nothing to launch; expected a command after --, such as: lockstep launch -n 2 -- train ...")
@@ -33,7 +82,62 @@ def command(
     found = {name: _agreed(name, value, arguments) for name, value in (("backend", backend), ("distributed", distributed))}
     how = Execution.of({name: value for name in found if (value := found[name] or last.get(name)) is not None})
     options.go_where_installed(how.backend)
-    raise typer.Exit(backends.load(how.backend).launch(processes, [*LOCKSTEP, *arguments], how.distributed))
+    engine = backends.load(how.backend)
+    asked = Asked(nodes, node_rank, rendezvous, bind, secret_file, tuple(hosts.split(",")) if hosts else ())
+    with ExitStack() as stack:
+        logs = stack.enter_context(logs_of(arguments))
+        watch = Watch(patience, restarts, logs, lambda text: print(text, file=sys.stderr))
+        machines = _machines(engine, how.distributed, processes, asked, watch, arguments)
+        starting, link = stack.enter_context(machines)
+        code = launch_ranks([*LOCKSTEP, *arguments], starting, link, watch)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _machines(
+    engine: Any, distributed: str, processes: int, asked: "Asked", watch: "Watch", arguments: list[str]
+) -> "Iterator[tuple[Starting, Link | None]]":
+    """Yield how ranks are started, once the machines have met, and the link to the other machines if there are any."""
+    from lockstep.system import remote
+    from lockstep.system.meeting import STDIN, meeting_of
+    from lockstep.system.nodes import one_machine
+    from lockstep.system.rendezvous import agree, met
+
+    meeting = meeting_of(asked, os.environ)
+    if meeting is None:
+        yield lambda: engine.starting(one_machine(processes), distributed), None
+        return
+    with ExitStack() as stack:
+        check = None
+        if asked.hosts:
+            command = remote.follower(meeting, processes, watch, arguments)
+            check = stack.enter_context(remote.launched_over_ssh(asked.hosts, command, meeting.secret)).refuse_loss
+        elif str(asked.secret_file) == STDIN:
+            remote.end_with_input()
+        link, address = stack.enter_context(met(meeting, watch.patience_sec / 2, check))
+        yield lambda: engine.starting(agree(link, meeting, address, processes, arguments), distributed), link
+
+
+@contextmanager
+def logs_of(arguments: list[str]) -> Iterator[Path | None]:
+    """Yield the folder for the output of the ranks of a launched command: in the folder of the run that it trains.
+
+    Yield None if it trains none, or in a folder with other things. If no run begins, the folder is removed again.
+    """
+    from lockstep.runs.folder import LOGS, RunFolder
+
+    out = Path(_said("out", arguments) or "") if arguments[0] == "train" else Path()
+    if out == Path() or RunFolder.others_in(out):
+        yield None
+        return
+    is_new = not out.exists()
+    try:
+        yield out / LOGS
+    finally:
+        if is_new and not (out / "recipe.yaml").exists():
+            shutil.rmtree(out / LOGS, ignore_errors=True)
+            with suppress(OSError):  # it holds something else
+                out.rmdir()
 
 
 def _last(arguments: list[str]) -> dict[str, Any]:

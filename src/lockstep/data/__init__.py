@@ -1,15 +1,38 @@
 """From images on disk to an index of all samples, and to batches as `order` plans them."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+
+
+class LentImages(Protocol):
+    """Images that a loader left where it decoded them, such as on a GPU, and lends by DLPack.
+
+    Whoever reads them keeps this object until it has read them: then their memory is used again.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, size, size, 3]."""
+
+    def __len__(self) -> int: ...
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        """Return a DLPack capsule of the images, which are there for work that is enqueued on `stream` from now on."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's type of the device, and the device's number."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return a copy in main memory."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """The images of one rank and step, as an engine receives them."""
 
-    images: np.ndarray
+    images: np.ndarray | LentImages
     """uint8 [N, size, size, 3], RGB."""
     labels: np.ndarray
     """int64 [N]. -1 marks padding, which does not count."""
@@ -19,3 +42,8 @@ class Batch:
     """int64 [N]: MixUp's partner, an index into the image's accumulation part of the batch."""
     is_held: bool = False
     """Whether every batch has the same array of images, so that an engine may keep it on its device."""
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The images in main memory: the array itself, or a copy of images that are lent, for which the host waits."""
+        return np.asarray(self.images)

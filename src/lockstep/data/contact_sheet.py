@@ -27,12 +27,12 @@ def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool
     size = recipe.eval_crop if evaluation else recipe.image_size
     with loader_of(index, recipe, Execution(), size=size, evaluation=evaluation) as loader:
         batch = next(iter(loader.batches([plan])))
-    count = len(batch.images)
+    count = len(batch.pixels)
     columns = min(int(np.ceil(np.sqrt(count * 1.6))), count)
     step = size + _MARGIN
     sheet = Image.new("RGB", (columns * step + _MARGIN, -(-count // columns) * (step + _LINE) + _MARGIN), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for i, (pixels, label) in enumerate(zip(batch.images, batch.labels.tolist(), strict=True)):
+    for i, (pixels, label) in enumerate(zip(batch.pixels, batch.labels.tolist(), strict=True)):
         left, top = _MARGIN + i % columns * step, _MARGIN + i // columns * (step + _LINE)
         sheet.paste(Image.fromarray(pixels), (left, top))
         name = index.classes[label].replace("\n", " ")

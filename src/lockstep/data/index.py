@@ -4,15 +4,13 @@ It is built once by decoding every image. It is kept next to the data, or in the
 is mapped into memory. It takes 32 bytes for each image plus its name, for every storage format.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shlex
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from lockstep.data.listing import (
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
+from lockstep.system.locks import locked
 from lockstep.system.machine import cores
 
 VERSION = 3
@@ -117,21 +116,22 @@ def open_index(
 
     These changes are noticed: added and removed files, and size and time of files that hold many images. An image file that
     was overwritten in place is refused when it is read. `anew` builds the index in any case. Labels are the positions of the
-    classes in `classes`, or in the source's own list. Several processes may call this at the same time; one builds the
-    index, the others wait. `progress` is called with the number of images done and of all images. Raises `DataError` if the
-    layout of the images does not fit any format.
+    classes in `classes`, or in the source's own list. Several processes may call this at the same time, also on several
+    machines that share the data; one builds the index, the others wait. `progress` is called with the number of images done
+    and of all images, also while another process builds. Raises `DataError` if the layout of the images does not fit any
+    format.
     """
     source = where if isinstance(where, Source) else find_source(Path(where))
     _check_folders(source, classes)
     index = None if anew else next(filter(None, (_load(source, folder) for folder in _cache_folders(source))), None)
     if index is None:
         cache = _writable_folder(source)
-        with _locked(cache / "lock"):
+        with locked(cache / "indexing.lock", progress) as lock:
             # Another process may have built it in the meantime.
             index = None if anew else _load(source, cache)
             if index is None:
                 stamp = _stamp(source)
-                index = _build(source, progress)
+                index = _build(source, lock.tell)
                 _store(index, cache, stamp)
     return index if classes is None else _of_classes(index, classes)
 
@@ -217,13 +217,6 @@ def _writable_folder(source: Source) -> Path:
     return of_user
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def quarantine_of(source: Source) -> dict[str, str]:
     """Return the images that a source's quarantine leaves out, and why. Raises `DataError` if the file is invalid."""
     path = source.root / QUARANTINE
@@ -236,7 +229,7 @@ def quarantine_of(source: Source) -> dict[str, str]:
         raise DataError(f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
 
 
-def _build(source: Source, progress: Progress | None) -> Index:
+def _build(source: Source, progress: Progress) -> Index:
     # Taken before the listing: a file that is written in the meantime is noticed when it is read.
     states = tuple(_state(source.root / name) for name in source.files)
     listing = list_images(source, quarantine=quarantine_of(source), progress=progress)
@@ -264,7 +257,7 @@ def _build(source: Source, progress: Progress | None) -> Index:
     )
 
 
-def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray, dict[int, str]]:
+def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, dict[int, str]]:
     """Decode all images and fill in height, width and length; return times, and the reasons of bad images."""
     rows, is_folder = listing.rows, listing.source.format == FOLDER
     times = np.zeros(len(rows) if is_folder else 0, np.uint32)
@@ -293,8 +286,7 @@ def _inspected(listing: Listing, progress: Progress | None) -> tuple[np.ndarray,
     # `inspected` is closed before the pool, so that an interruption does not wait for tasks not begun.
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
-            if progress is not None:
-                progress(done, len(rows))
+            progress(done, len(rows))
     return times, bad
 
 

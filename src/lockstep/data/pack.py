@@ -28,7 +28,7 @@ from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_
 from lockstep.data.pack_target import locked, states_of
 from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED, find_sources, noted_lengths
 from lockstep.system.errors import DataError
-from lockstep.system.files import naming, written_text
+from lockstep.system.files import lines, naming, written_text
 from lockstep.system.machine import cores
 
 SHARD_BYTES = 2**27
@@ -150,7 +150,7 @@ def pack(
 
 
 def _write_classes(path: Path, classes: Sequence[str]) -> None:
-    text = "".join(f"{name}\n" for name in classes)
+    text = lines(classes)
     if not path.exists() or path.read_bytes() != text.encode("utf-8", "surrogateescape"):
         with written_text(path) as file:
             file.write(text)

@@ -89,6 +89,18 @@ class EvaluateEvent(Summary):
     elapsed_sec: NotRequired[float]
 
 
+class RestartEvent(TypedDict):
+    """A launcher has started all ranks again after a failure. The entry follows that of the start."""
+
+    kind: Literal["restart"]
+    step: int
+    restart: int
+    """The number of the restart in its launch, from 1."""
+    reason: str
+    """What had happened, in a sentence."""
+    elapsed_sec: NotRequired[float]
+
+
 class DivergedEvent(TypedDict):
     """A loss, a score or a weight is not a finite number, and the run ends. The entry also has the figures that show it."""
 
@@ -98,7 +110,7 @@ class DivergedEvent(TypedDict):
     elapsed_sec: NotRequired[float]
 
 
-LogEvent = StartEvent | TrainEvent | EvaluateEvent | DivergedEvent
+LogEvent = StartEvent | RestartEvent | TrainEvent | EvaluateEvent | DivergedEvent
 
 _CHECKS: dict[str, Check] = {
     "step": is_count,
@@ -116,10 +128,17 @@ _CHECKS: dict[str, Check] = {
     "lr": is_figure,
     "elapsed_sec": is_number,
     "weights": is_text,
+    "restart": is_count,
+    "reason": is_text,
     "message": is_text,
 }
 _NEEDED_TO_RESUME = {"train": {"first_step", "images", "images_per_sec"}, "evaluate": {"weights"}}
-_WHOLE = {"train": TrainEvent.__required_keys__, "evaluate": EvaluateEvent.__required_keys__, "diverged": {"message"}}
+_WHOLE = {
+    "train": TrainEvent.__required_keys__,
+    "evaluate": EvaluateEvent.__required_keys__,
+    "restart": {"reason"},
+    "diverged": {"message"},
+}
 
 
 def problem_of_entry(entry: Any, *, whole: bool) -> str | None:

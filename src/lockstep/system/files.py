@@ -170,6 +170,21 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def lines(names: Sequence[str]) -> str:
+    r"""Return names as the text of a file: one on each line.
+
+    >>> lines(["ant", "bee"])
+    'ant\nbee\n'
+    """
+    return "".join(f"{name}\n" for name in names)
+
+
+def write_lines(path: Path, names: Sequence[str]) -> None:
+    """Write names into a folder that has no readers yet, one on each line, in UTF-8; nothing if there are none."""
+    if names:
+        path.write_text(lines(names), encoding="utf-8")
+
+
 @contextmanager
 def written_text(path: Path) -> Iterator[TextIO]:
     """Yield a text file that gets its name when it is complete. Names of files are written as their bytes are."""

@@ -26,13 +26,31 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+_GROUPS = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Of the control groups of Linux, versions 2 and 1: folder below /sys/fs/cgroup, file of the limit and of what is used."""
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return how much more main memory this process can use, in bytes; None if the system does not report it.
+
+    It is what the system can give away, and no more than is left of the limit of a container.
+    """
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(root / "proc" / "meminfo"), re.MULTILINE)
+    if found is None:
+        return None
+    left = [1024 * int(found[1])]
+    for folder, limit, used in _GROUPS:
+        group = root / "sys" / "fs" / "cgroup" / folder
+        most, taken = _text(group / limit).strip(), _text(group / used).strip()
+        if most.isdigit() and taken.isdigit():  # "max": there is no limit
+            kept = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
+            left.append(int(most) - int(taken) + (int(kept[1]) if kept else 0))  # copies of files are given back
+    return max(min(left), 0)
+
+
 def peak_memory_bytes() -> int | None:
     """Return the most main memory that this process has used so far, in bytes; None if the system does not report it."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", _text(Path("/proc/self/status")), re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
@@ -191,6 +209,18 @@ def fast_precision(on_gpu: bool) -> str:
     return found[1].pays if found is not None else "fp32"
 
 
+def process_facts(pid: int) -> tuple[str, float]:
+    """Return the state of a process in the letters of /proc, and the processor time in seconds that it has used.
+
+    They are "" and 0 if the system does not tell, or if there is no such process.
+    """
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return words[0], (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return "", 0.0
+
+
 def first_number(text: str) -> int | None:
     """Return the first number of what OMP_NUM_THREADS and its like may be: "4", or "4,2" for threads within threads."""
     found = re.match(r"\d+", text)
@@ -199,7 +229,12 @@ def first_number(text: str) -> int | None:
 
 @cache
 def _cpuinfo() -> str:
+    return _text(Path("/proc/cpuinfo"))
+
+
+def _text(file: Path) -> str:
+    """Return the text of one of the system's files; "" if it is missing."""
     try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
-from lockstep.data.loading.dali import DaliLoader
+from lockstep.data.loading.dali import DaliLoader, Lent
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.loaders import Loader, loader_of
 from lockstep.data.loading.synthetic import SyntheticLoader
@@ -62,6 +63,27 @@ def host(index: Index, *, antialias: bool = False) -> HostLoader:
 def test_dali_cuts_and_mirrors_what_the_host_loader_does(index: Index, mixed: Recipe) -> None:
     plans = training(mixed, index)
     assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+
+
+def test_images_that_dali_lends_are_the_same_and_stay_while_they_are_kept(index: Index, mixed: Recipe) -> None:
+    # On a CPU. Where DALI decodes on a GPU, images are lent in the same way.
+    plans = training(mixed, index)
+    lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
+    assert {type(batch.images) for batch in lent} == {Lent}
+    borrowed = [torch.from_dlpack(batch.images) for batch in lent]
+    assert [batch.images.shape for batch in lent] == [tuple(each.shape) for each in borrowed]
+    assert [len(batch.images) for batch in lent] == [len(plan.samples) for plan in plans]
+    pixels = [batch.pixels for batch in lent]
+    for expected, image, each in zip(batches(dali(index), plans), pixels, borrowed, strict=True):
+        assert np.array_equal(image, expected.pixels)
+        assert np.array_equal(each.numpy(), expected.pixels)
+
+
+def test_padded_batches_are_not_lent(index: Index, tiny_recipe: Recipe) -> None:
+    plans = list(evaluation_plans(tiny_recipe, index.sizes, 32))
+    assert (plans[-1].samples < 0).any()
+    lent = batches(DaliLoader(index, size=SIZE, antialias=False, threads=2, lends=True), plans)
+    assert [type(batch.images) for batch in lent] == [Lent] * (len(plans) - 1) + [np.ndarray]
 
 
 def test_dali_antialiases_where_the_recipe_says_so(index: Index, mixed: Recipe) -> None:

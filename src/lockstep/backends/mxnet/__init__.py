@@ -11,17 +11,17 @@ from lockstep.backends.mxnet.engine import MxnetEngine
 from lockstep.backends.mxnet.measuring import libraries, products
 from lockstep.backends.mxnet.module import load_module
 from lockstep.backends.mxnet.tracing import profile
-from lockstep.backends.mxnet.launching import launch
+from lockstep.backends.mxnet.launching import starting
 from lockstep.backends.mxnet.world import MxnetWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
-from lockstep.backends.frameworks import name_rank
+from lockstep.backends.shared.joining import join
 
-__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
+__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
 
 
 def world(execution: Execution) -> MxnetWorld:
     """Join the process group and choose the device."""
-    name_rank("mxnet")
+    join("mxnet", starting, execution.distributed, "DMLC_PS_ROOT_URI")
     if execution.distributed == "horovod":
         from lockstep.backends.mxnet.horovod_world import HorovodWorld
 

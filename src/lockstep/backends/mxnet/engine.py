@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy as np
 
-from lockstep.backends import Interval
+from lockstep.backends import Interval, refuse_exchange
 from lockstep.backends.mxnet.loss_scale import Array, LossScale
 from lockstep.backends.mxnet.model import Pass, variables
 from lockstep.backends.mxnet.world import MxnetWorld
@@ -65,6 +67,7 @@ class MxnetEngine:
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
             raise BackendError("a static graph has no batch norm over all ranks; leave compile at auto")
+        refuse_exchange(execution.all_reduce_precision, "fp32")
         _configure(recipe, execution, world)
         self._layout = layout = Layout(recipe)
         self._values, self._velocity = self._zeros(layout.size), self._zeros(layout.trained)
@@ -227,9 +230,9 @@ class MxnetEngine:
 
     def _images(self, batch: Batch) -> Array:
         if not batch.is_held:
-            return self._array(batch.images)
+            return self._array(batch.pixels)
         if self._held is None or self._held[0] is not batch.images:
-            self._held = batch.images, self._array(batch.images)
+            self._held = batch.pixels, self._array(batch.pixels)
         return self._held[1]
 
     def _normalised(self, images: Array) -> Array:
@@ -372,7 +375,10 @@ class MxnetEngine:
 
 
 def _beside(work: Callable[[], Result]) -> "Future[Result]":
-    """Do work that waits in a separate daemon thread, which does not keep the process from ending."""
+    """Do work that waits in a separate daemon thread, which does not keep the process from ending.
+
+    It is the same thread for all work: MXNet keeps 5 MB for every thread that has called it, also after the thread's end.
+    """
     future: Future[Result] = Future()
 
     def do() -> None:
@@ -381,8 +387,21 @@ def _beside(work: Callable[[], Result]) -> "Future[Result]":
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=do, name="lockstep-fetch", daemon=True).start()
+    _to_do().put(do)
     return future
+
+
+@cache
+def _to_do() -> "SimpleQueue[Callable[[], None]]":
+    """Return the queue of a thread that does what is put into it, in this order."""
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def go_on() -> None:
+        while True:
+            queue.get()()
+
+    threading.Thread(target=go_on, name="lockstep-fetch", daemon=True).start()
+    return queue
 
 
 class _SumOverRanks(mx.autograd.Function):  # type: ignore[misc]

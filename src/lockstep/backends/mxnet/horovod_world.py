@@ -3,7 +3,6 @@
 import os
 import secrets
 import socket
-from multiprocessing import AuthenticationError
 
 import mxnet as mx
 import numpy as np
@@ -13,8 +12,8 @@ from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.mxnet.world import Array, Ranks
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
+from lockstep.system.connections import reach
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import is_on_one_machine
 
 try:
     import horovod.mxnet as hvd
@@ -33,8 +32,7 @@ class HorovodWorld(Ranks):
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
-        if is_on_one_machine():
-            refuse_open_sockets()
+        refuse_open_sockets()
         # Under MPI only Horovod knows these numbers.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})
@@ -67,17 +65,14 @@ def _meet() -> Hosts:
     """
     if hvd.rank() > 0:
         host, port, key = _told(b"").decode().split()
-        try:
-            return Hosts(hvd.rank(), hvd.size(), [hosts.reach((host, int(port)), key)])
-        except (OSError, EOFError, AuthenticationError) as error:
-            raise BackendError(f"rank {hvd.rank()} cannot reach rank 0 at {host}:{port}: {error}") from None
+        return Hosts(hvd.rank(), hvd.size(), [reach(host, int(port), key, hosts.PATIENCE_SEC)])
     host, key = _own_host(), secrets.token_hex()
     try:
-        with hosts.listening((host, 0), hvd.size(), key) as listener:
-            _told(f"{host} {listener.address[1]} {key}".encode())
-            return Hosts(0, hvd.size(), hosts.come(listener, hvd.size()))
+        server = hosts.listening(host, 0, hvd.size())
     except OSError as error:
-        raise BackendError(f"the other ranks cannot reach rank 0 at {host}: {error}") from None
+        raise BackendError(f"rank 0 cannot listen at {host}, where the other ranks would reach it: {error}") from None
+    _told(f"{host} {server.getsockname()[1]} {key}".encode())
+    return Hosts(0, hvd.size(), hosts.come(server, hvd.size(), key))
 
 
 def _own_host() -> str:

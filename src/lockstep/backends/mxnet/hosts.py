@@ -2,20 +2,16 @@
 
 import socket
 import struct
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from contextlib import closing
+from multiprocessing.connection import Connection
 
+from lockstep.system.connections import admitted, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
 """Environment variables: the address where rank 0 listens, as host:port, and a shared secret."""
 PATIENCE_SEC = 120.0
 """Seconds to wait until rank 0 listens and the other ranks have connected."""
-ANSWER_SEC = 5
-"""Seconds for a new connection to prove that it knows the key. A silent stranger must not keep the ranks out."""
 
 
 class Hosts:
@@ -42,16 +38,8 @@ class Hosts:
 
     def refuse_loss(self) -> None:
         """Raise `LockstepError` if a rank has ended. Data that it sent before are not consumed."""
-        for other in self._others:
-            with socket.socket(fileno=socket.dup(other.fileno())) as line:
-                try:
-                    ended = not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    ended = False
-                except OSError:
-                    ended = True
-            if ended:
-                raise self.give_up()
+        if any(map(has_ended, self._others)):
+            raise self.give_up()
 
     def give_up(self) -> LockstepError:
         """Note that a rank has ended; return the error to raise."""
@@ -75,67 +63,36 @@ _LARGEST_MESSAGE_BYTES = 2**16
 
 def meet(rank: int, ranks: int, address: str, key: str) -> Hosts:
     """Return the connected ranks, once all have come to `address` (host:port). Raises `BackendError` if they do not."""
+    host, _, port = address.rpartition(":")
     try:
-        host, _, port = address.rpartition(":")
         if rank == 0:
-            with listening((host, int(port)), ranks, key) as listener:
-                return Hosts(rank, ranks, come(listener, ranks))
-        return Hosts(rank, ranks, [reach((host, int(port)), key)])
-    except (OSError, EOFError, ValueError, AuthenticationError) as error:
-        raise BackendError(f"the ranks do not find each other at {ADDRESS}={address}: {error or 'one has ended'}") from None
+            return Hosts(rank, ranks, come(listening(host, int(port), ranks), ranks, key))
+        return Hosts(rank, ranks, [reach(host, int(port), key, PATIENCE_SEC)])
+    except (BackendError, OSError, ValueError) as error:
+        raise BackendError(f"the ranks do not find each other at {ADDRESS}={address}: {error}") from None
 
 
-def listening(where: tuple[str, int], ranks: int, key: str) -> Listener:
-    """Return the listener of rank 0. Port 0 stands for any free port."""
-    return Listener(where, family="AF_INET", backlog=ranks, authkey=key.encode())
+def listening(host: str, port: int, ranks: int) -> socket.socket:
+    """Return the socket at which rank 0 listens. Port 0 stands for any free port."""
+    return socket.create_server((host, port), backlog=ranks)
 
 
-def come(listener: Listener, ranks: int) -> "list[Connection]":
-    """Return the connections of all other ranks; strangers are refused. Raises `TimeoutError`."""
+def come(server: socket.socket, ranks: int, key: str) -> "list[Connection]":
+    """Return the connections of all other ranks; strangers are refused. Closes the server.
+
+    Raises `BackendError` if ranks are missing after `PATIENCE_SEC`.
+    """
     others: list[Connection] = []
-    deadline = time.monotonic() + PATIENCE_SEC
-    with _limited(listener, deadline):
+    with server, closing(admitted(server, key, PATIENCE_SEC)) as arrivals:
         while len(others) < ranks - 1:
             try:
-                other = listener.accept()
-                _wait_for(other.fileno(), 0)
+                other = next(arrivals)
+            except TimeoutError:
+                raise BackendError(
+                    f"{len(others)} of {ranks - 1} other ranks came within {PATIENCE_SEC:.0f} s; the output of those "
+                    "that are missing says why"
+                ) from None
+            if other is not None:
+                limit_waiting(other, 0)  # a question may take as long as its slowest rank computes
                 others.append(other)
-            except TimeoutError:  # of the listener itself
-                raise
-            except (AuthenticationError, EOFError, OSError):  # no answer in time, or nonsense
-                if time.monotonic() > deadline:
-                    raise TimeoutError("not all ranks have connected") from None
     return others
-
-
-@contextmanager
-def _limited(listener: Listener, deadline: float) -> Iterator[None]:
-    """Let a listener wait until a deadline, and for data of a single connection only for `ANSWER_SEC`.
-
-    `Listener` has no arguments for these limits, but its socket has.
-    """
-    waiting = listener._listener._socket  # type: ignore[attr-defined]
-    waiting.settimeout(max(deadline - time.monotonic(), 0.0))
-    _wait_for(waiting.fileno(), ANSWER_SEC)  # accepted connections inherit it
-    try:
-        yield
-    finally:
-        waiting.settimeout(None)
-
-
-def _wait_for(connection: int, sec: int) -> None:
-    """Limit how many seconds each read from a socket may wait; 0: no limit."""
-    with socket.socket(fileno=socket.dup(connection)) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", sec, 0))
-
-
-def reach(where: tuple[str, int], key: str) -> "Connection":
-    """Return the connection to rank 0, once it listens."""
-    deadline = time.monotonic() + PATIENCE_SEC
-    while True:
-        try:
-            return Client(where, authkey=key.encode())
-        except ConnectionRefusedError:  # it does not listen yet
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)

@@ -1,7 +1,6 @@
-"""Starting MXNet's ranks and its parameter server on this machine."""
+"""Starting MXNet's ranks and its parameter server."""
 
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,58 +9,72 @@ from contextlib import contextmanager
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.shared.horovod_rendezvous import rendezvous
 from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, launch_ranks
-
-
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in this many processes that find each other; return the exit code."""
-    if distributed == "horovod":
-        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - fails once here instead of in every rank
-
-        threads = {"OMP_NUM_THREADS": _threads_of_a_rank(processes)}
-        with rendezvous(processes) as environment:
-            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
-    with parameter_server(processes) as (environment, held):
-        return launch_ranks(processes, arguments, lambda rank: environment, inherited=[held])
-
-
-def _threads_of_a_rank(ranks: int) -> str:
-    return loading.chosen or str(max(cores() // ranks, 1))
+from lockstep.system.nodes import Start, Table
+from lockstep.system.ranks import OF_NETWORKS
 
 
 @contextmanager
-def parameter_server(workers: int) -> Iterator[tuple[dict[str, str], int]]:
-    """Run a scheduler and a server for this many workers on this machine.
+def starting(table: Table, distributed: str) -> Iterator[Start]:
+    """Yield how this machine's ranks are started. Node 0 runs the scheduler and the server of all of them."""
+    if distributed == "horovod":
+        from lockstep.backends.mxnet import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
-    Yield the environment of a worker, and a file descriptor that every worker must inherit. Scheduler and server end when
-    no process has it open.
-    """
-    port, port_of_hosts = free_ports(2)
-    shared = {
-        hosts.ADDRESS: f"{LOOPBACK}:{port_of_hosts}",
-        hosts.KEY: secrets.token_hex(),
-        "DMLC_PS_ROOT_URI": LOOPBACK,
+        threads = {"OMP_NUM_THREADS": _threads_of_a_rank(table)}
+        with rendezvous(table) as environment:
+            yield Start(table, lambda local_rank: environment(local_rank) | threads)
+    elif table.here == 0:
+        with _parameter_server(variables(table)) as held:
+            yield Start(table, lambda local_rank: worker(table, local_rank), (held,))
+    else:
+        yield Start(table, lambda local_rank: worker(table, local_rank))
+
+
+def worker(table: Table, local_rank: int) -> dict[str, str]:
+    """Return the environment variables that make a rank of this machine one of the workers of MXNet's parameter server."""
+    return variables(table) | {"DMLC_ROLE": "worker"}
+
+
+def variables(table: Table) -> dict[str, str]:
+    """Return the environment variables by which this machine's workers, scheduler and server find each other."""
+    leading, (port, port_of_hosts) = table.nodes[0].address, table.shared_ports
+    return {
+        hosts.ADDRESS: f"{leading}:{port_of_hosts}",
+        hosts.KEY: table.secret,
+        "DMLC_PS_ROOT_URI": leading,
         "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": LOOPBACK,  # not on the network: a server executes what it receives
+        "DMLC_NODE_HOST": table.own.address,  # not on all interfaces: a server executes what it receives
         "DMLC_USE_KUBERNETES": "0",  # with 1, the scheduler would listen on all interfaces
         "DMLC_LOCAL": "0",
-        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_WORKER": str(table.ranks),
         "DMLC_NUM_SERVER": "1",
-        "OMP_NUM_THREADS": _threads_of_a_rank(workers),
+        "OMP_NUM_THREADS": _threads_of_a_rank(table),
     }
+
+
+def _threads_of_a_rank(table: Table) -> str:
+    return loading.chosen or str(max(cores() // table.own.processes, 1))
+
+
+@contextmanager
+def _parameter_server(shared: dict[str, str]) -> Iterator[int]:
+    """Run a scheduler and a server on this machine.
+
+    Yield a file descriptor that every worker must inherit. Scheduler and server end when no process has it open.
+    """
     heard, held = os.pipe()
     helpers: list[subprocess.Popen[bytes]] = []
     try:
         for role in ("scheduler", "server"):
-            environment = os.environ | shared | {"DMLC_ROLE": role}
+            inherited = {name: value for name, value in os.environ.items() if name not in OF_NETWORKS}
+            environment = inherited | shared | {"DMLC_ROLE": role}
             command = [sys.executable, "-P", "-c", _HELPER, str(heard)]
             helpers.append(subprocess.Popen(command, env=environment, pass_fds=[heard], start_new_session=True))
         os.close(heard)
-        yield shared | {"DMLC_ROLE": "worker"}, held
+        yield held
     finally:
         os.close(held)
         for helper in helpers:
-            helper.terminate()
+            helper.kill()  # also if it is stopped; it holds nothing
         for helper in helpers:
             helper.wait()
 

@@ -10,14 +10,13 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from lockstep.backends import HostQuestions, refuse_layout
+from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_layout, refuse_recompute
 from lockstep.backends.mxnet import hosts, loading
 from lockstep.backends.mxnet.hosts import Hosts
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import is_on_one_machine
 
 Array = Any
 """An `mx.nd.NDArray`: MXNet has no annotations."""
@@ -31,7 +30,10 @@ class MxnetWorld(HostQuestions):
     def __init__(self, execution: Execution) -> None:
         self.context = _context(execution, int(os.environ.get("LOCAL_RANK", "0")))
         self.on_gpu = self.context.device_type == "gpu"
+        refuse_fused(execution.fused)
         refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
+        refuse_cuda_graph(execution.cuda_graph)
+        refuse_recompute(execution.recompute)
         self.device = _name(self.context)
 
     @property
@@ -149,8 +151,7 @@ class Workers(Ranks):
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         super().__init__(execution, hosts.meet(rank, ranks, os.environ[hosts.ADDRESS], os.environ[hosts.KEY]))
         self._store = mx.kv.create("dist_sync")
-        if is_on_one_machine():
-            refuse_open_sockets()
+        refuse_open_sockets()
         # Otherwise a rank that fails would wait for the others before it ends.
         check_call(_LIB.MXKVStoreSetBarrierBeforeExit(self._store.handle, ctypes.c_int(0)))
 

@@ -1,36 +1,33 @@
-"""Starting Paddle's ranks on this machine."""
+"""Starting Paddle's ranks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lockstep.backends import refuse_horovod
 from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, launch_ranks
+from lockstep.system.nodes import Start, Table
 
 
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in this many processes that find each other; return the exit code.
+@contextmanager
+def starting(table: Table, distributed: str) -> Iterator[Start]:
+    """Yield how this machine's ranks are started. Each gets the addresses of all, as from Paddle's own launcher.
 
     Paddle's own launcher is not used: it writes the ranks' output to files and passes on only SIGTERM.
     """
     refuse_horovod(distributed)
-    return launch_ranks(processes, arguments, trainers(processes))
+    yield Start(table, lambda local_rank: trainer(table, local_rank))
 
 
-def trainers(count: int) -> Callable[[int], dict[str, str]]:
-    """Return a function from a rank to the environment variables that make it one of `count` trainers on this machine."""
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count + 1)]
-    # Each rank gets an equal share of the cores, unless the user has chosen a number.
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(cores() // count, 1)))
-
-    def environment(rank: int) -> dict[str, str]:
-        return {
-            "PADDLE_MASTER": addresses[-1],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(addresses[:-1]),
-            "PADDLE_CURRENT_ENDPOINT": addresses[rank],
-            "PADDLE_TRAINERS_NUM": str(count),
-            "PADDLE_TRAINER_ID": str(rank),
-            "OMP_NUM_THREADS": threads,
-        }
-
-    return environment
+def trainer(table: Table, local_rank: int) -> dict[str, str]:
+    """Return the environment variables that make a rank of this machine one of Paddle's trainers."""
+    rank = table.first + local_rank
+    return {
+        "PADDLE_MASTER": f"{table.nodes[0].address}:{table.shared_ports[0]}",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(table.places),
+        "PADDLE_CURRENT_ENDPOINT": table.places[rank],
+        "PADDLE_TRAINERS_NUM": str(table.ranks),
+        "PADDLE_TRAINER_ID": str(rank),
+        # Each rank gets an equal share of the cores, unless the user has chosen a number.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1))),
+    }

@@ -8,15 +8,13 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from lockstep.backends import HostQuestions, refuse_horovod, refuse_layout
-from lockstep.backends.frameworks import name_rank
+from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_horovod, refuse_layout, refuse_recompute
 from lockstep.backends.paddle import loading
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import silenced
-from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
+from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
-from lockstep.system.ranks import is_on_one_machine
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -27,11 +25,13 @@ class PaddleWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         refuse_horovod(execution.distributed)
-        name_rank("paddle")
         self.rank = int(os.environ.get("RANK", "0"))
         self.ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        refuse_fused(execution.fused)
         refuse_layout(execution.layout, "nhwc" if self.on_gpu else "nchw")
+        refuse_cuda_graph(execution.cuda_graph)
+        refuse_recompute(execution.recompute)
         self.device = _device_name(paddle.get_device())
         self._host_group: Any = None
         if self.ranks > 1:
@@ -42,14 +42,12 @@ class PaddleWorld(HostQuestions):
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
-            if is_on_one_machine():
-                keep_on_loopback()  # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
+            confine_sockets()  # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
             with self.watched(), silenced():
                 dist.init_parallel_env()
                 # Questions between hosts must not wait for the work of a GPU.
                 self._host_group = dist.new_group(backend="gloo") if self.on_gpu else None
-            if is_on_one_machine():
-                refuse_open_sockets()
+            refuse_open_sockets()
 
     @contextmanager
     def watched(self) -> Iterator[None]:

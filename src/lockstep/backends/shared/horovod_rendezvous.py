@@ -1,17 +1,26 @@
-"""Rendezvous for Horovod's ranks, without Horovod's own launcher."""
+"""Rendezvous for Horovod's ranks on one machine, without Horovod's own launcher."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
+from lockstep.system.errors import BackendError
+from lockstep.system.nodes import Table
+
 
 @contextmanager
-def rendezvous(processes: int) -> Iterator[Callable[[int], dict[str, str]]]:
-    """Serve a rendezvous for this many processes on this machine; yield a function from a rank to its environment variables.
+def rendezvous(table: Table) -> Iterator[Callable[[int], dict[str, str]]]:
+    """Serve a rendezvous for ranks on this machine; yield a function from a rank to its environment variables.
 
     It listens only on the loopback interface. Horovod's launcher would listen on the network, and its server accepts what
-    anyone writes to it.
+    anyone writes to it. Raises `BackendError` if there are several machines.
     """
+    if len(table.nodes) > 1:
+        raise BackendError(
+            "lockstep launch starts Horovod's ranks on one machine only; on several use horovodrun or mpirun "
+            "(docs/many-machines.md), or leave out distributed"
+        )
+    processes = table.own.processes
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer

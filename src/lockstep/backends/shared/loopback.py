@@ -1,9 +1,9 @@
-"""Keeping a framework's sockets on the loopback interface.
+"""Keeping a framework's sockets on one address: loopback on one machine, the chosen address on several.
 
 TensorFlow's server and Paddle's store bind to all interfaces and have no option for another address. TensorFlow's server
-executes any graph that it receives. So a rank whose peers are all on this machine replaces the C function `bind` in the
-loaded libraries: a request for all interfaces becomes a request for the loopback interface. This works on 64-bit Linux. If a
-rank still listens on another interface after it has met the others, it refuses to train.
+executes any graph that it receives. So a rank of `lockstep launch` replaces the C function `bind` in the loaded libraries: a
+request for all interfaces becomes a request for the rank's address (`listen_address`). This works on 64-bit Linux. If a rank
+still listens elsewhere after it has met the others, it refuses to train.
 """
 
 import ctypes
@@ -21,32 +21,43 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import LOOPBACK
+from lockstep.system.ranks import LOOPBACK, listen_address
 
 
-def keep_on_loopback() -> None:
-    """Make libraries of this process that bind a socket to all interfaces bind it to the loopback interface instead.
+def confine_sockets() -> None:
+    """Make libraries of this rank that bind a socket to all interfaces bind it to the rank's address instead.
 
-    This applies to the libraries that are already loaded. Python's own sockets are not changed. Raises `BackendError` if it
-    is not possible on this system.
+    This applies to the libraries that are already loaded, and only to ranks of `lockstep launch`. Python's own sockets are
+    not changed. Raises `BackendError` if it is not possible on this system.
     """
+    address = listen_address()
+    if address is None:
+        return
     try:
         if struct.calcsize("P") != 8:
             raise OSError("this is not a 64-bit system")
         replaced = sum(_replace(library) for library in _libraries())
     except (OSError, AttributeError, ValueError) as error:
         raise BackendError(
-            f"cannot keep this framework's sockets on the loopback interface here: {error}. {_ADVICE}"
+            f"cannot keep this framework's sockets on the address {address} here: {error}. {_ADVICE}"
         ) from error
     if not replaced:
-        raise BackendError(f"cannot keep this framework's sockets on the loopback interface on {sys.platform}. {_ADVICE}")
+        raise BackendError(f"cannot keep this framework's sockets on the address {address} on {sys.platform}. {_ADVICE}")
 
 
 def refuse_open_sockets() -> None:
-    """Raise `BackendError` if this process listens on another interface than the loopback interface."""
-    found = sorted({f"{address} port {port}" for address, port in listening("self") if not is_loopback(address)})
+    """Raise `BackendError` if this rank of `lockstep launch` listens elsewhere than at its address or on loopback."""
+    own = listen_address()
+    if own is None:
+        return
+    found = sorted({f"{address} port {port}" for address, port in listening("self") if not _is_allowed(address, own)})
     if found:
-        raise BackendError(f"this rank listens on {', '.join(found)}, expected the loopback interface only. {_ADVICE}")
+        expected = "the loopback interface only" if is_loopback(own) else f"{own} and the loopback interface only"
+        raise BackendError(f"this rank listens on {', '.join(found)}, expected {expected}. {_ADVICE}")
+
+
+def _is_allowed(address: str, own: str) -> bool:
+    return is_loopback(address) or address.removeprefix("::ffff:") == own
 
 
 _ADVICE = "Train in one process, or use --backend torch, which needs no server"
@@ -104,20 +115,21 @@ _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_u
 
 def _bind(number: int, address: int, length: int) -> int:
     try:
-        wanted = _on_loopback(ctypes.string_at(address, length) if address else b"")
+        given = ctypes.string_at(address, length) if address else b""
+        wanted = _confined(given, listen_address() or LOOPBACK)
         return ctypes.CDLL(None, use_errno=True).bind(number, wanted, len(wanted))  # the caller reads its errno
     except BaseException:  # a signal handler can raise here. Without this, C would assume that the socket is bound
         ctypes.set_errno(errno.EACCES)
         return -1
 
 
-def _on_loopback(given: bytes) -> bytes:
-    """Return a socket address in which the address of all interfaces is replaced by that of the loopback interface.
+def _confined(given: bytes, own: str) -> bytes:
+    """Return a socket address in which the address of all interfaces is replaced by an IPv4 address.
 
     Other addresses are returned unchanged.
     """
     family = int.from_bytes(given[:2], sys.byteorder)
-    v4 = socket.inet_pton(socket.AF_INET, LOOPBACK)
+    v4 = socket.inet_pton(socket.AF_INET, own)
     if family == socket.AF_INET and given[4:8] == bytes(4):  # family, port, address
         return given[:4] + v4 + given[8:]
     if family == socket.AF_INET6 and given[8:24] in (bytes(16), _MAPPED + bytes(4)):  # family, port, flow, address

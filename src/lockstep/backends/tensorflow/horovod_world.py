@@ -10,7 +10,6 @@ from lockstep.backends.shared.loopback import refuse_open_sockets
 from lockstep.backends.tensorflow.world import TensorflowWorld
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
-from lockstep.system.ranks import is_on_one_machine
 
 try:
     import horovod.tensorflow as hvd
@@ -26,8 +25,7 @@ class HorovodWorld(TensorflowWorld):
 
     def __init__(self, execution: Execution) -> None:
         hvd.init()
-        if is_on_one_machine():
-            refuse_open_sockets()
+        refuse_open_sockets()
         # Under MPI only Horovod knows these numbers.
         told = {"RANK": hvd.rank(), "WORLD_SIZE": hvd.size(), "LOCAL_RANK": hvd.local_rank()}
         os.environ.update({name: str(value) for name, value in told.items()})

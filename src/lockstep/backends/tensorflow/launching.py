@@ -1,38 +1,32 @@
-"""Starting TensorFlow's ranks on this machine."""
+"""Starting TensorFlow's ranks."""
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lockstep.backends.shared.horovod_rendezvous import rendezvous
 from lockstep.system.machine import cores
-from lockstep.system.ranks import LOOPBACK, free_ports, launch_ranks
+from lockstep.system.nodes import Start, Table
 
 
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in this many processes that find each other; return the exit code.
-
-    TensorFlow has no launcher. A worker finds the others in TF_CONFIG.
-    """
+@contextmanager
+def starting(table: Table, distributed: str) -> Iterator[Start]:
+    """Yield how this machine's ranks are started. TensorFlow has no launcher: a worker finds the others in TF_CONFIG."""
     if distributed == "horovod":
         from lockstep.backends.tensorflow import horovod_world  # noqa: F401 - fails once here instead of in every rank
 
-        threads = threads_of_a_rank(processes)
-        with rendezvous(processes) as environment:
-            return launch_ranks(processes, arguments, lambda rank: environment(rank) | threads)
-    return launch_ranks(processes, arguments, workers(processes))
+        threads = threads_of_a_rank(table.own.processes)
+        with rendezvous(table) as environment:
+            yield Start(table, lambda local_rank: environment(local_rank) | threads)
+    else:
+        yield Start(table, lambda local_rank: worker(table, local_rank))
 
 
-def workers(count: int) -> Callable[[int], dict[str, str]]:
-    """Return a function from a rank to the environment variables that make it one of `count` workers on this machine."""
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(count)]
-    threads = threads_of_a_rank(count)
-
-    def environment(rank: int) -> dict[str, str]:
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        return {"TF_CONFIG": json.dumps(config, allow_nan=False)} | threads
-
-    return environment
+def worker(table: Table, local_rank: int) -> dict[str, str]:
+    """Return the environment variables that make a rank of this machine one of TensorFlow's workers."""
+    config = {"cluster": {"worker": table.places}, "task": {"type": "worker", "index": table.first + local_rank}}
+    return {"TF_CONFIG": json.dumps(config, allow_nan=False)} | threads_of_a_rank(table.own.processes)
 
 
 def threads_of_a_rank(ranks: int) -> dict[str, str]:

@@ -7,14 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from lockstep.backends import HostQuestions, refuse_layout
+from lockstep.backends import HostQuestions, refuse_cuda_graph, refuse_fused, refuse_layout
 from lockstep.backends.shared.device import chosen_gpu
 from lockstep.backends.shared.import_side_effects import keeping_sigterm
-from lockstep.backends.shared.loopback import keep_on_loopback, refuse_open_sockets
+from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.machine import cores
-from lockstep.system.ranks import is_on_one_machine
 
 _QUESTIONS = 1 << 20
 """Group key of questions between hosts. It is far from the keys of the strategy, which are counted from 0."""
@@ -27,7 +26,9 @@ class TensorflowWorld(HostQuestions):
 
     def __init__(self, execution: Execution) -> None:
         self.on_gpu = _choose_device(execution, int(os.environ.get("LOCAL_RANK", "0")))
+        refuse_fused(execution.fused)
         refuse_layout(execution.layout, "nhwc")
+        refuse_cuda_graph(execution.cuda_graph)
         self.device = devices()[0]
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -70,12 +71,10 @@ class Workers(TensorflowWorld):
         kind = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind.NCCL if self.on_gpu else kind.RING)
         self._packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=execution.all_reduce_mb * 2**20)
-        if is_on_one_machine():
-            keep_on_loopback()  # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
+        confine_sockets()  # TensorFlow's server binds to all interfaces, even if TF_CONFIG names one
         with keeping_sigterm():  # workers replace the handler when they meet
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        if is_on_one_machine():
-            refuse_open_sockets()
+        refuse_open_sockets()
 
     def run(self, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in which `sum` may be called."""

@@ -1,24 +1,29 @@
-"""Starting PyTorch's ranks on this machine."""
+"""Starting PyTorch's ranks."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.backends import refuse_horovod
 from lockstep.backends.torch.world import STORE
 from lockstep.system.machine import cores
-from lockstep.system.ranks import launch_ranks
+from lockstep.system.nodes import Start, Table
 
 
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Run this Python with these arguments in this many processes that find each other; return the exit code.
+@contextmanager
+def starting(table: Table, distributed: str) -> Iterator[Start]:
+    """Yield how this machine's ranks are started. On one machine they meet through a file, on several at rank 0.
 
     torchrun is not used: its rendezvous listens on all interfaces and unpickles what it receives.
     """
     refuse_horovod(distributed)
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // table.own.processes, 1)))}
+    if len(table.nodes) > 1:
+        meeting = {"MASTER_ADDR": table.nodes[0].address, "MASTER_PORT": str(table.shared_ports[0])}
+        yield Start(table, lambda local_rank: threads | meeting)
+        return
     with tempfile.TemporaryDirectory() as folder:  # only this user can open it
-        shared = {
-            STORE: str(Path(folder) / "store"),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(cores() // processes, 1))),
-        }
-        return launch_ranks(processes, arguments, lambda rank: shared)
+        shared = threads | {STORE: str(Path(folder) / "store")}
+        yield Start(table, lambda local_rank: shared)

@@ -13,7 +13,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.size_limits import MOST_PIXELS, check_size, decoding
+from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels, check_size, decoding
 
 # Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
 # a baseline file should name all its coefficients.
@@ -149,5 +149,9 @@ def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
             yield image
     except UnidentifiedImageError:
         raise ValueError("not an image in a known format") from None
+    except TooManyPixels:
+        raise
+    except Image.DecompressionBombError as error:
+        raise TooManyPixels(str(error)) from None
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
         raise ValueError(str(error) or type(error).__name__) from None

@@ -20,14 +20,18 @@ MOST_PIXELS_A_BYTE = 2**14
 is made to take time."""
 
 
+class TooManyPixels(ValueError):
+    """An image has more pixels than allowed."""
+
+
 def check_size(height: int, width: int, size: int, most: int = MOST_PIXELS_IN_WHOLE) -> None:
-    """Raise `ValueError` if a file of `size` bytes claims more pixels than allowed. `most` is the format's limit."""
+    """Raise `TooManyPixels` if a file of `size` bytes claims more pixels than allowed. `most` is the format's limit."""
     pixels = height * width
     if pixels > most:
         kind = "" if most == MOST_PIXELS else f" unless it is a JPEG ({MOST_PIXELS:,})"
-        raise ValueError(f"{width} x {height} pixels are too many: at most {most:,}{kind}; reduce the image")
+        raise TooManyPixels(f"{width} x {height} pixels are too many: at most {most:,}{kind}; reduce the image")
     if pixels > max(SMALL, MOST_PIXELS_A_BYTE * size):
-        raise ValueError(f"{width} x {height} pixels are too many for a file of {size} bytes")
+        raise TooManyPixels(f"{width} x {height} pixels are too many for a file of {size} bytes")
 
 
 class _Decoding:

@@ -38,10 +38,14 @@ class DaliLoader:
         interpolation: str = "bilinear",
         sampling: str = "half_pixel",
         on_gpu: bool = False,
+        lends: bool = False,
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
-        """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize."""
+        """Raise `BackendError` if DALI is not installed, `RecipeError` if it has no such resize.
+
+        With `lends`, images stay where DALI made them (`lockstep.data.LentImages`), except those of batches with padding.
+        """
         if interpolation == "bicubic" and not antialias:
             raise RecipeError(
                 "DALI's bicubic resize without antialiasing weighs pixels differently (a = -0.5) than the host loader's "
@@ -52,6 +56,7 @@ class DaliLoader:
         self._antialias, self._interpolation, self._sampling = antialias, interpolation, sampling
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
+        self._lends = lends
         import_dali()
 
     def __enter__(self) -> "DaliLoader":
@@ -78,6 +83,8 @@ class DaliLoader:
                     yield self._inputs(plan)
 
         pipeline = self._pipeline(inputs(), len(first.samples))
+        # Other execution models use the memory of an output again as soon as the next one is asked for.
+        lends = self._lends and pipeline.exec_dynamic
         while True:
             try:
                 (output,) = pipeline.run()
@@ -85,9 +92,9 @@ class DaliLoader:
                 break
             except RuntimeError as error:
                 raise self._named(started[0], error) from None
-            yield self._batch(started.popleft(), output)
+            yield self._batch(started.popleft(), output, lends)
         for plan in started:
-            yield self._batch(plan, None)
+            yield self._batch(plan, None, lends)
 
     def _pipeline(self, inputs: Iterator[tuple[list[np.ndarray], ...]], most_images: int) -> Any:
         fn, types, pipeline_def = import_dali()
@@ -167,12 +174,14 @@ class DaliLoader:
         part = np.ascontiguousarray(image[top : top + height, left : left + width, ::-1])
         return cv2.imencode(".bmp", part)[1].tobytes(), np.array([0, 0, height, width], np.int32)
 
-    def _batch(self, plan: BatchPlan, output: Any) -> Batch:
+    def _batch(self, plan: BatchPlan, output: Any, lends: bool) -> Batch:
+        labels, padded = self._index.labels(plan.samples), plan.samples < 0
+        if lends and not padded.any():
+            return Batch(Lent(output.as_tensor()), labels, plan.coefficients, plan.partners)
         images = np.zeros((len(plan.samples), self._size, self._size, 3), np.uint8)
-        padded = plan.samples < 0
         if output is not None:
             images[~padded] = np.asarray((output if self._gpu is None else output.as_cpu()).as_tensor())
-        return Batch(images, self._index.labels(plan.samples), plan.coefficients, plan.partners)
+        return Batch(images, labels, plan.coefficients, plan.partners)
 
     def _named(self, plan: BatchPlan, error: RuntimeError) -> DataError:
         """Return the error that names the image DALI could not decode."""
@@ -183,6 +192,34 @@ class DaliLoader:
                 return self._index.changed(sample, str(reason))
         places = ", ".join(self._index.place(sample) for sample in plan.samples[plan.samples >= 0].tolist()[:4])
         return DataError(f"DALI could not make the batch of {places} ..., although libjpeg-turbo decodes these: {error}")
+
+
+class Lent:
+    """An output of DALI's pipeline, as images that are lent (`lockstep.data.LentImages`)."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, size, size, 3]."""
+        return tuple(self._tensor.shape())
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __dlpack__(self, **how: Any) -> Any:
+        """Return a capsule, which keeps the images' memory."""
+        return self._tensor.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's type of the device, and the device's number."""
+        kind, number = self._tensor.__dlpack_device__()
+        return int(kind), int(number)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return a copy in main memory."""
+        return np.array(self._tensor.as_cpu(), dtype)
 
 
 def import_dali() -> tuple[Any, Any, Any]:

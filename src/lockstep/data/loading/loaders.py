@@ -28,4 +28,5 @@ def loader_of(index: Index, recipe: Recipe, execution: Execution, *, size: int, 
         return HostLoader(index, **how)
     if how.pop("dct_scaling"):
         raise RecipeError("DALI decodes at full size only: leave out dct_scaling, or use the host loader")
-    return DaliLoader(index, on_gpu=execution.loader == "dali-gpu", **how)
+    on_gpu = execution.loader == "dali-gpu"
+    return DaliLoader(index, on_gpu=on_gpu, lends=on_gpu, **how)

@@ -1,0 +1,233 @@
+"""`lockstep benchmark scaling`."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from lockstep.cli import terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lockstep.benchmark.scaling import Cluster, Prediction, Step
+    from lockstep.benchmark.scaling_fit import Compared, Fit, Measured
+    from lockstep.benchmark.scaling_published import Base, Scaled
+
+_MOST_GPUS = 1_000_000
+_WIDTH = 500
+"""Columns that a line may take. A table row is one line on any terminal, so that tools can search and cut it."""
+
+
+def command(
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Measured steps to fit: reports of `benchmark train`, of benchmarks/scaling.py."),
+    ] = None,
+    counts: Annotated[str, typer.Option("-n", metavar="8,64", help="Numbers of GPUs to predict.")] = (
+        "8,16,32,64,128,256,512,1024"
+    ),
+    system: Annotated[str, typer.Option(help="Predict only for dgx-1, dgx-2, dgx-a100 or dgx-h100.")] = "",
+    global_batch: Annotated[
+        int, typer.Option(min=1, metavar="IMAGES", help="Images of a step in strong scaling, on all GPUs together.")
+    ] = 2048,
+    loader: Annotated[
+        float, typer.Option(min=0, metavar="RATE", help="Images per second that a computer loads; 0: no limit.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict the speed of up to 1,024 GPUs.
+
+    Without --measured: from published speeds of one GPU, and next to those of several. With --measured: from your own.
+    """
+    from lockstep.benchmark.scaling_fit import compared, fitted, read_measured
+    from lockstep.benchmark.scaling_published import clusters
+    from lockstep.cli.benchmark_grid import numbers
+    from lockstep.system.errors import UserError
+
+    ranks = numbers(counts, "-n")
+    if not all(1 <= each <= _MOST_GPUS for each in ranks):
+        raise UserError(f"-n is {counts}, expected numbers of GPUs from 1 to {_MOST_GPUS:,}")
+    if not math.isfinite(loader):
+        raise UserError(f"--loader is {loader}, expected images per second, or 0 for no limit")
+    systems = clusters(system, loader)
+    if not measured:
+        found = _published(systems, ranks, global_batch)
+    else:
+        rows = [row for path in measured for row in read_measured(path)]
+        fit = fitted(rows)
+        name, cluster = list(systems.items())[-1]
+        found = {"fit": fit, "measured": compared(fit, rows, cluster)}
+        if any(row.on_gpu for row in rows):
+            found["predicted"] = [_own(fit, rows, name, cluster, ranks, global_batch)]
+    if as_json:
+        terminal.print_json(_plain(found))
+    else:
+        _show(found)
+
+
+def _published(systems: "dict[str, Cluster]", ranks: list[int], global_batch: int) -> dict[str, Any]:
+    from lockstep.benchmark.scaling_published import BASES, base_step, mlperf_predictions, published_speedups
+    from lockstep.recipes.published_speeds import published_rows
+
+    bases = [base for base in BASES if base.system in systems]
+    return {
+        "published": published_speedups(published_rows(), systems),
+        "mlperf": mlperf_predictions() if "dgx-h100" in systems else [],
+        "predicted": [_scaled(base, base_step(base), systems[base.system], ranks, global_batch) for base in bases],
+    }
+
+
+def _own(
+    fit: "Fit", rows: "list[Measured]", name: str, cluster: "Cluster", ranks: list[int], global_batch: int
+) -> dict[str, Any]:
+    """Return predictions from the largest measured batch of one GPU."""
+    from lockstep.benchmark.scaling_published import Base
+
+    largest = max((row for row in rows if row.ranks == 1), key=lambda row: row.batch)
+    rate = largest.batch / largest.step_sec
+    base = Base(largest.model, name, largest.batch, rate, "measured")
+    return _scaled(base, fit.step(largest), cluster, ranks, global_batch)
+
+
+def _scaled(base: "Base", step: "Step", cluster: "Cluster", ranks: list[int], global_batch: int) -> dict[str, Any]:
+    from lockstep.benchmark.scaling import strong_scaling, weak_scaling
+
+    return {
+        "base": base,
+        "global_batch": global_batch,
+        "weak": weak_scaling(step, cluster, ranks, base.batch),
+        "strong": strong_scaling(step, cluster, ranks, base.batch, global_batch),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses as dictionaries, with the properties that tables show."""
+    from dataclasses import fields, is_dataclass
+
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_none=True)
+    if is_dataclass(value):
+        own = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        shown = ("published_speedup", "predicted_speedup", "difference")
+        return own | {name: getattr(value, name) for name in shown if hasattr(value, name)}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+# Tables
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = terminal.console(width=_WIDTH)
+    if "fit" in found:
+        _show_fit(console, found["fit"], found["measured"])
+    if found.get("published"):
+        _titled(console, "published speed-ups, and those predicted from the speed of one GPU in the same table")
+        console.print(_speedups(found["published"]))
+    if found.get("mlperf"):
+        _titled(console, "MLPerf's ResNet-50 on H100: the model is fitted to 8 and 64 GPUs, and predicts 3,584")
+        console.print(_mlperf(found["mlperf"]))
+    for each in found.get("predicted", []):
+        base = each["base"]
+        _titled(
+            console,
+            f"predicted: {base.model} on {base.system}, from {base.images_per_sec:.0f} images/s of one GPU ({base.source}); "
+            f"weak scaling: {base.batch} images a GPU; strong scaling: {each['global_batch']} images on all GPUs",
+        )
+        console.print(_predictions(each["weak"], each["strong"]))
+
+
+def _titled(console: "Console", text: str) -> None:
+    console.print(f"\n{text}", markup=False)
+
+
+def _table(*columns: str, words: int = 0) -> Table:
+    """Return a table whose first columns are of words, which are aligned left."""
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < words else "right")
+    return table
+
+
+def _show_fit(console: "Console", fit: "Fit", rows: "list[Compared]") -> None:
+    _titled(console, "fitted parameters")
+    table = _table("", "value", words=1)
+    table.add_row("fixed time of a step of one rank", f"{fit.fixed_sec * 1000:.1f} ms")
+    table.add_row("time of an image", f"{fit.image_sec * 1000:.2f} ms")
+    table.add_row("standard deviation of steps of one rank", f"{fit.variation:.1%}")
+    if fit.sharing is not None:
+        table.add_row("n ranks that share the cores take n times", f"{fit.sharing:.3f}")
+        table.add_row("bytes of messages that the cores handle", f"{fit.handling.bytes_per_sec / 1e9:.2f} GB/s")
+        table.add_row("handling of a message", f"{fit.handling.latency_sec * 1e6:.0f} µs")
+    if any(row.measured.hosts > 1 and row.measured.fitted for row in rows):
+        table.add_row("share of a link's rate that carries gradients", f"{fit.efficiency:.1%}")
+        table.add_row("share of the backward pass in which they are exchanged", f"{fit.overlap:.1%}")
+    console.print(table)
+    _titled(console, "measured and predicted steps")
+    columns = ("", "ranks", "hosts", "Mbit/s", "batch", "exchange, MB", "measured, s", "predicted, s", "difference")
+    table = _table(*columns, words=1)
+    for row in rows:
+        own = row.measured
+        is_fitted = own.fitted and (own.ranks == 1 or not own.on_gpu)
+        rate = "" if own.bits_per_sec is None else f"{own.bits_per_sec / 1e6:.0f}"
+        where = (str(own.ranks), str(own.hosts), rate, str(own.batch), str(own.all_reduce_mb))
+        times = (f"{own.step_sec:.4f}", f"{row.predicted_sec:.4f}", f"{row.difference:+.1%}")
+        table.add_row("fitted" if is_fitted else "check", *where, *times)
+    console.print(table)
+    checks = [abs(row.difference) for row in rows if not row.measured.fitted]
+    if checks:
+        _titled(console, f"the largest difference of a check is {max(checks):.1%}")
+
+
+def _speedups(rows: "list[Scaled]") -> Table:
+    table = _table(
+        "", "", "", "", "batch", "GPUs", "images/s of one", "images/s", "published", "predicted", "difference", words=4
+    )
+    for each in rows:
+        row = each.row
+        table.add_row(
+            row.model,
+            ", ".join(filter(None, (row.framework, row.variant))),
+            row.accelerator,
+            row.precision or "-",
+            str(row.batch_images or "-"),
+            str(row.accelerators),
+            f"{each.one.images_per_sec:.0f}",
+            f"{row.images_per_sec:.0f}",
+            f"{each.published_speedup:.2f}",
+            f"{each.predicted_speedup:.2f}",
+            f"{each.predicted_speedup / each.published_speedup - 1:+.1%}",
+        )
+    return table
+
+
+def _mlperf(rows: list[Any]) -> Table:
+    table = _table("", "GPUs", "batch", "images/s", "predicted", "difference", words=1)
+    for number, (row, rate) in enumerate(rows):
+        figures = (f"{row.images_per_sec:.0f}", f"{rate:.0f}", f"{rate / row.images_per_sec - 1:+.1%}")
+        table.add_row("fitted" if number < 2 else "check", str(row.gpus), str(row.batch), *figures)
+    return table
+
+
+def _predictions(weak: "list[Prediction]", strong: "list[Prediction]") -> Table:
+    columns = ("batch", "images/s", "speed-up", "bound by")
+    table = _table("GPUs", *(f"{name} {column}" for name in ("weak:", "strong:") for column in columns))
+    for column in (4, 8):
+        table.columns[column].justify = "left"
+    of_strong = {each.ranks: each for each in strong}
+    for each in weak:
+        cells = [str(each.ranks), *_cells(each)]
+        table.add_row(*cells, *(_cells(of_strong[each.ranks]) if each.ranks in of_strong else ("-",) * len(columns)))
+    return table
+
+
+def _cells(each: "Prediction") -> tuple[str, ...]:
+    return (str(each.batch), f"{each.images_per_sec:.0f}", f"{each.speedup:.2f}", each.bound_by)

@@ -1,0 +1,292 @@
+"""Launching: this machine's ranks are started as processes, watched, ended together, and started again.
+
+What is decided is in `lockstep.system.watching`; this file looks and acts.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, Self
+
+from lockstep.system.heartbeat import beat_file, read_beat
+from lockstep.system.machine import process_facts
+from lockstep.system.nodes import Start, Table
+from lockstep.system.rank_logs import RankLog, open_logs
+from lockstep.system.ranks import EXIT_CODE_FOLDER, LAUNCHER, OF_NETWORKS, PATIENCE, RESTARTED
+from lockstep.system.rendezvous import Link
+from lockstep.system.watching import (
+    PATIENCE_SEC,
+    Elsewhere,
+    Ending,
+    Fault,
+    Outcome,
+    Rank,
+    find_fault,
+    has_explained_itself,
+    is_busy,
+    joint_code,
+    next_signal,
+    seen,
+    sentence,
+    will_try_again,
+)
+
+LOCKSTEP = ("-P", "-m", "lockstep")
+"""What Python is called with to run the command line. -P: no module of the current folder is imported."""
+_LOOK_SEC = 0.1
+_LONGEST_LOOK_SEC = 1.0
+"""A longer time from one look to the next counts as this long: the launcher, and so the ranks, were suspended."""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a launch is watched, and what follows a fault."""
+
+    patience_sec: float = PATIENCE_SEC
+    """Seconds without a sign of life of a rank, or without a batch of any rank, after which the launch ends."""
+    restarts: int = 0
+    """All ranks are started again at most this many times."""
+    logs: Path | None = None
+    """The folder of `rank-N.log`, with the output of every rank except rank 0. None: a temporary folder."""
+    say: Callable[[str], None] = _say
+    """Shows a person some lines."""
+
+
+Starting = Callable[[], AbstractContextManager[Start]]
+"""What is entered for each start of the ranks. It yields how they are started, and keeps what they need while they run."""
+
+
+def launch_ranks(arguments: list[str], starting: Starting, link: Link | None = None, watch: Watch | None = None) -> int:
+    """Run this Python with these arguments as this machine's ranks; return the exit code (see `code_of_ranks`).
+
+    `starting` comes from the engine (`Backend.starting`). `link` are the other machines, whose ranks end with these.
+    SIGTERM, SIGINT and SIGUSR1 are passed on to every rank. When one rank fails or hangs, the others are asked to stop, and
+    killed if they do not. Then all are started again, at most `watch.restarts` times (`lockstep.system.watching`).
+
+    This process does not listen on any port, and reads only exit codes and heartbeats from the ranks.
+    """
+    watch = watch or Watch()
+    outcomes: list[Outcome] = []
+    with Signals() as signals:
+        while True:
+            restart = {"restart": len(outcomes), "reason": outcomes[-1].reason} if outcomes else {}
+            with starting() as start:
+                outcome = _attempt(arguments, start, restart, _Around(watch, signals, link))
+                if link is not None:  # the machines start their ranks together, and end together
+                    found = link.gather(outcome.to_json(), threading.TIMEOUT_MAX)
+                    outcome = outcome.joined([None if each is None else Outcome.from_json(each) for each in found])
+            outcomes.append(outcome)
+            again, why = will_try_again(outcomes, watch.restarts)
+            if why:
+                watch.say(f"lockstep: {why}")
+            if not again:
+                return outcome.code
+
+
+class _Around(NamedTuple):
+    """What stays the same in all attempts."""
+
+    watch: Watch
+    signals: "Signals"
+    link: Link | None
+
+
+def code_of_ranks(folder: Path) -> int:
+    """Return the exit code of a launch if not all ranks ended with 0: 2 if a rank had a user error, else 3 if one diverged,
+    else 130 or 75 if the ranks saved and stopped, else 1.
+
+    `folder` holds the codes of all ranks that could write one.
+    """
+    return joint_code({_told(file) for file in folder.iterdir()})
+
+
+def _told(file: Path) -> int | None:
+    """Return the exit code that a rank wrote; None if there is none. A rank that is killed may leave an empty file."""
+    with suppress(OSError, ValueError):
+        return int(file.read_text()) if file.name.isdigit() else None
+    return None
+
+
+class Signals:
+    """Signals to this process, passed on to the running ranks. A context manager."""
+
+    WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        """Signals from outside, also sent to ranks that start later."""
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._pass_on) for number in self.WATCHED}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        self.received.append(number)
+        self.send(number)
+
+    def send(self, number: int) -> None:
+        """Send a signal to every running rank."""
+        for process in self.running:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def start(self, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        """Start a rank."""
+        # In a separate session: the terminal's Ctrl-C reaches a rank only once, through this process.
+        process = subprocess.Popen(command, start_new_session=True, **how)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.WATCHED)
+        self.running.append(process)
+        early = list(self.received)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.WATCHED)
+        for number in early:
+            process.send_signal(number)
+        return process
+
+    def end_all(self) -> None:
+        """Kill every rank that is still running, and wait for it: if starting the ranks has failed."""
+        self.send(signal.SIGKILL)
+        for process in self.running:
+            process.wait()
+        self.running = []
+
+
+def _attempt(arguments: list[str], start: Start, restart: dict[str, Any], around: _Around) -> Outcome:
+    """Start all ranks, and return how they ended."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(around.signals.end_all)
+        table, logs = start.table, open_logs(around.watch.logs, folder, start.table, stack)
+        about = {EXIT_CODE_FOLDER: str(folder), LAUNCHER: str(os.getpid()), PATIENCE: str(around.watch.patience_sec)}
+        if restart:
+            about[RESTARTED] = json.dumps(restart, allow_nan=False)
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_NETWORKS}
+        ranks = []
+        for local_rank in range(table.own.processes):
+            rank = table.first + local_rank
+            output = logs[rank].file if rank in logs else None
+            # Unbuffered: what a killed rank has printed is in its log.
+            unbuffered = {"PYTHONUNBUFFERED": "1"} if rank in logs else {}
+            process = around.signals.start(
+                [sys.executable, *arguments],
+                env=inherited | unbuffered | table.variables(local_rank) | about | start.environment(local_rank),
+                pass_fds=start.inherited,
+                stdout=output,
+                stderr=output,
+            )
+            ranks.append(Rank(rank, process.pid))
+        return _Launched(ranks, table, folder, logs, around).watched()
+
+
+class _Launched:
+    """The ranks of this machine, from their start to their end."""
+
+    def __init__(self, ranks: list[Rank], table: Table, folder: Path, logs: dict[int, RankLog], around: _Around) -> None:
+        self.ranks, self.table, self.folder, self.logs = ranks, table, folder, logs
+        self.watch, self.signals, self.link = around
+        self.ending = Ending()
+        self.reason = ""
+        self._now, self._looked_at = 0.0, time.monotonic()
+        self._shared: bool | None = None
+        self._elsewhere = Elsewhere()
+
+    def watched(self) -> Outcome:
+        """Return how the ranks ended, when they have."""
+        while self.look():
+            time.sleep(_LOOK_SEC)
+        failed = self.ending.fault is not None
+        code = 0 if all(rank.code == 0 for rank in self.ranks) else code_of_ranks(self.folder)
+        step = max(rank.beat.step for rank in self.ranks)
+        return Outcome(code, self.reason, step, failed=failed, was_asked=bool(self.signals.received))
+
+    def look(self) -> bool:
+        """Look at all ranks once, and do what is to be done. Return whether one is still running."""
+        looked_at = time.monotonic()
+        self._now += min(looked_at - self._looked_at, _LONGEST_LOOK_SEC)
+        self._looked_at = looked_at
+        processes = self.signals.running
+        self.ranks = [self._seen(rank, process) for rank, process in zip(self.ranks, processes, strict=True)]
+        if self.ending.fault is None:
+            self._look_elsewhere()
+            fault = find_fault(self.ranks, self._now, self.watch.patience_sec, self._elsewhere) or self._fault_elsewhere()
+            if fault is not None:
+                self.ending = replace(self.ending, fault=fault, found_at=self._now)
+                self._explain(fault)
+        if self.ending.insisted_at is None and self.signals.received.count(signal.SIGINT) > 1:
+            self.ending = replace(self.ending, insisted_at=self._now)
+        number = next_signal(self.ranks, self._now, self.watch.patience_sec, self.ending)
+        if number is not None:
+            self.signals.send(number)
+            self.ending = replace(self.ending, asked_at=self._now)
+        return any(rank.code is None for rank in self.ranks)
+
+    def _seen(self, rank: Rank, process: subprocess.Popen[bytes]) -> Rank:
+        """Return a rank as it is now."""
+        if rank.code is not None:
+            return rank
+        state, processor_sec = process_facts(rank.pid)  # before it is waited for
+        code = process.poll()
+        return seen(
+            rank,
+            self._now,
+            beat=read_beat(beat_file(self.folder, rank.number)),
+            state=state,
+            processor_sec=processor_sec,
+            code=code,
+            told=None if code is None else _told(self.folder / str(rank.number)),
+        )
+
+    def _look_elsewhere(self) -> None:
+        """Exchange with the other machines whether a rank is busy with what the ranks of all machines wait for."""
+        if self.link is None:
+            return
+        here = is_busy(self.ranks)
+        if here != self._shared:
+            self._shared = here
+            self.link.share({"is_busy": here})
+        others = any(state.get("is_busy") is True for state in self.link.states().values())
+        if others != self._elsewhere.is_busy:
+            self._elsewhere = Elsewhere(others, self._now)
+
+    def _fault_elsewhere(self) -> Fault | None:
+        """Return the fault of another machine, or None."""
+        if self.link is None:
+            return None
+        told = [str(news["fault"]) for news in self.link.news() if "fault" in news]
+        for node in self.link.lost():
+            address = self.table.nodes[node].address
+            told.append(f"the launcher of node {node} ({address}) has ended, or cannot be reached")
+        return Fault("elsewhere", self._now, reason=told[0]) if told else None
+
+    def _explain(self, fault: Fault) -> None:
+        """Show a fault, and tell the other machines."""
+        self.reason = sentence(fault, self.ranks, socket.gethostname(), self._now)
+        if self.link is not None and fault.rank is not None:
+            self.link.tell({"fault": self.reason})
+        if has_explained_itself(fault, self.ranks):
+            return
+        text = f"lockstep: {self.reason}. All ranks are ended."
+        log = self.logs.get(fault.rank.number) if fault.rank is not None else None
+        if log is not None and (lines := log.last_lines()):
+            text += f"\nThe last lines of its output{f', {log.path}' if log.stays else ''}:\n{lines}"
+        self.watch.say(text)

@@ -1,0 +1,147 @@
+"""Where launchers of several machines meet, from options, environment variables and Slurm."""
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.system.errors import UserError
+from lockstep.system.nodes import address_towards, resolve_bind
+from lockstep.system.rank_variables import slurm_step
+from lockstep.system.ranks import free_ports
+
+RENDEZVOUS, BIND, SECRET = "LOCKSTEP_RENDEZVOUS", "LOCKSTEP_BIND", "LOCKSTEP_SECRET"
+"""Environment variables for what `--rendezvous`, `--bind` and `--secret-file` give."""
+SECRET_LENGTH = 16
+"""A shared secret has at least this many characters."""
+STDIN = "-"
+"""Stands for a secret file that is the first line of standard input."""
+_MAKE = """(umask 077; python3 -c 'import secrets; print(secrets.token_hex(16))' > FILE)"""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and as which node a launcher meets the others."""
+
+    node: int
+    nodes: int
+    host: str
+    """Where node 0 listens."""
+    port: int
+    secret: str = field(repr=False)
+    """What all launchers know, and nobody else."""
+    bind: str | None = None
+    """The address of this machine at which it and its ranks listen. By default the one that reaches node 0."""
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < SECRET_LENGTH:
+            raise UserError(f"the shared secret has {len(self.secret)} characters; expected at least {SECRET_LENGTH}")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of `lockstep launch` say about machines. None: not given."""
+
+    nodes: int | None = None
+    node_rank: int | None = None
+    rendezvous: str | None = None
+    bind: str | None = None
+    secret_file: Path | None = None
+    hosts: tuple[str, ...] = ()
+    """Other machines, to be started from this one."""
+
+
+def meeting_of(asked: Asked, environment: Mapping[str, str]) -> Meeting | None:
+    """Return where this launcher meets the others; None if there are no others. Raises `UserError` if something is missing.
+
+    Under srun, the number of nodes, this node's number and the place come from Slurm, if they are not given.
+    """
+    if asked.hosts:
+        return _leading(asked, environment)
+    step = slurm_step(environment)
+    nodes = asked.nodes or (step.nodes if step else 1)
+    if step and step.tasks != step.nodes:
+        raise UserError(
+            f"srun starts {step.tasks} tasks on {step.nodes} nodes; expected one `lockstep launch` on each node, "
+            "which starts its ranks: srun --ntasks-per-node=1"
+        )
+    if nodes == 1:
+        if asked.node_rank:
+            raise UserError(f"--node-rank is {asked.node_rank}, but --nodes is 1; give every machine the same --nodes")
+        return None
+    node = asked.node_rank if asked.node_rank is not None else (step.node if step else None)
+    place = asked.rendezvous or environment.get(RENDEZVOUS) or (f"{step.first_host}:{step.port}" if step else None)
+    if node is None or place is None:
+        missing = " and ".join(
+            name for name, value in (("--node-rank", node), ("--rendezvous HOST:PORT", place)) if value is None
+        )
+        raise UserError(f"--nodes is {nodes}, but {missing} is missing; expected this machine's number and node 0's address")
+    if node >= nodes:
+        raise UserError(f"--node-rank is {node}, expected 0 to {nodes - 1}")
+    host, port = split_place(place)
+    bind = _bind(asked, environment)
+    return Meeting(node, nodes, host, port, read_secret(asked.secret_file, environment), bind)
+
+
+def _leading(asked: Asked, environment: Mapping[str, str]) -> Meeting:
+    """Return the meeting of node 0 with machines that it starts itself."""
+    if asked.nodes is not None or asked.node_rank is not None:
+        raise UserError("--hosts numbers the machines; leave out --nodes and --node-rank")
+    if not all(asked.hosts) or any(host.startswith("-") for host in asked.hosts):
+        raise UserError(f"--hosts is {','.join(asked.hosts)!r}, expected names such as node2,node3")
+    bind = _bind(asked, environment)
+    if asked.rendezvous:
+        host, port = split_place(asked.rendezvous)
+    else:
+        host = bind or address_towards(asked.hosts[0].rpartition("@")[2])
+        port = free_ports(1, host)[0]
+    is_given = asked.secret_file is not None or bool(environment.get(SECRET))
+    secret = read_secret(asked.secret_file, environment) if is_given else secrets.token_hex(16)
+    return Meeting(0, 1 + len(asked.hosts), host, port, secret, bind)
+
+
+def meeting_of_rank(environment: Mapping[str, str]) -> Meeting | None:
+    """Return where ranks meet that srun or mpirun started, each as a node; None if there is one rank, or no place is known.
+
+    Raises `UserError` if the place or the secret is wrong.
+    """
+    ranks, step = int(environment.get("WORLD_SIZE", "1")), slurm_step(environment)
+    place = environment.get(RENDEZVOUS) or (f"{step.first_host}:{step.port}" if step else None)
+    if ranks == 1 or place is None or "RANK" not in environment:
+        return None
+    host, port = split_place(place)
+    bind = _bind(Asked(), environment)
+    return Meeting(int(environment["RANK"]), ranks, host, port, read_secret(None, environment), bind)
+
+
+def _bind(asked: Asked, environment: Mapping[str, str]) -> str | None:
+    text = asked.bind or environment.get(BIND)
+    return resolve_bind(text) if text else None
+
+
+def split_place(text: str) -> tuple[str, int]:
+    """Return host and port of a text such as node1:29400. Raises `UserError`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"the rendezvous is {text!r}, expected HOST:PORT such as node1:29400")
+    return host, int(port)
+
+
+def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
+    """Return the shared secret from a file, from standard input, or from LOCKSTEP_SECRET. Raises `UserError`."""
+    if file is None:
+        if environment.get(SECRET):
+            return environment[SECRET].strip()
+        raise UserError(
+            f"several nodes need a shared secret; make one with\n  {_MAKE}\ncopy it to every node, and give "
+            f"--secret-file FILE or set {SECRET}"
+        )
+    if str(file) == STDIN:
+        return sys.stdin.readline().strip()
+    with file.open(encoding="utf-8") as opened:
+        if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
+        return opened.read().strip()

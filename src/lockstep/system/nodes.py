@@ -1,0 +1,233 @@
+"""Nodes: the machines of a launch, the addresses where their ranks listen, and the table by which all ranks meet."""
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import secrets
+import socket
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lockstep.system.errors import UserError
+from lockstep.system.ranks import LISTEN_ADDRESS, LOOPBACK, free_ports
+from lockstep.system.version import version
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of a launch, and the ranks on it."""
+
+    address: str
+    """The IPv4 address at which its ranks listen."""
+    interface: str
+    """The network interface that has the address."""
+    processes: int
+    """Number of ranks on it."""
+    ports: tuple[int, ...]
+    """Free TCP ports at the address: one for each rank, and `SHARED_PORTS` more."""
+
+
+SHARED_PORTS = 2
+"""Ports of a node besides those of its ranks: for a store or a scheduler, and for questions between hosts."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All nodes of one start of the ranks. Every node has the same table, apart from `here`."""
+
+    nodes: tuple[Node, ...]
+    here: int
+    """Which of the nodes this machine is."""
+    secret: str = field(repr=False)
+    """A secret that the ranks of this start share. It is never sent."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks on all nodes."""
+        return sum(node.processes for node in self.nodes)
+
+    @property
+    def own(self) -> Node:
+        """This machine's row."""
+        return self.nodes[self.here]
+
+    @property
+    def first(self) -> int:
+        """The number of this node's first rank."""
+        return sum(node.processes for node in self.nodes[: self.here])
+
+    @property
+    def places(self) -> list[str]:
+        """An address of each rank, as host:port."""
+        return [f"{node.address}:{port}" for node in self.nodes for port in node.ports[: node.processes]]
+
+    @property
+    def shared_ports(self) -> tuple[int, ...]:
+        """Ports of node 0 that belong to no rank."""
+        return self.nodes[0].ports[self.nodes[0].processes :]
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """Return the environment variables that identify a rank of this node, and confine it to the node's address."""
+        own = {
+            "RANK": self.first + local_rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": self.ranks,
+            "LOCAL_WORLD_SIZE": self.own.processes,
+            "GROUP_RANK": self.here,
+        }
+        interface = self.own.interface
+        network = {
+            LISTEN_ADDRESS: self.own.address,
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # = means an exact match
+        }
+        return {name: str(value) for name, value in own.items()} | network
+
+
+def one_machine(processes: int) -> Table:
+    """Return the table of a launch on this machine alone, on loopback."""
+    return Table((offer_of(LOOPBACK, processes),), 0, secrets.token_hex())
+
+
+def offer_of(address: str, processes: int) -> Node:
+    """Return this machine's row of a table. Raises `UserError` if it does not have the address."""
+    interface = _interface_of(address)
+    return Node(address, interface, processes, tuple(free_ports(processes + SHARED_PORTS, address)))
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an engine's ranks are started on this machine."""
+
+    table: Table
+    environment: Callable[[int], dict[str, str]]
+    """From the number of a rank on this machine to its environment variables, in addition to `Table.variables`."""
+    inherited: tuple[int, ...] = ()
+    """File descriptors that every rank gets."""
+
+
+# Agreeing on a table
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What each launcher tells the others before ranks start."""
+
+    node: Node
+    run: str
+    """Chosen at random. That of node 0 counts."""
+    command: str
+    """A digest of the command that the ranks run."""
+    version: str
+    """The version of Lockstep."""
+
+    @classmethod
+    def of(cls, node: Node, arguments: Sequence[str]) -> "Offer":
+        """Return what this launcher tells. `arguments` is the launched command."""
+        command = hashlib.sha256(json.dumps(list(arguments), allow_nan=False).encode()).hexdigest()
+        return cls(node, secrets.token_hex(8), command, version())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the offer as an object of JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Offer":
+        """Return the offer in an object of JSON. Raises `ValueError` if it is not one."""
+        try:
+            node = found["node"]
+            ports = tuple(int(port) for port in node["ports"])
+            row = Node(str(ipaddress.IPv4Address(node["address"])), str(node["interface"]), int(node["processes"]), ports)
+            return cls(row, str(found["run"]), str(found["command"]), str(found["version"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an offer: {error}") from error
+
+
+def table_of(offers: Sequence[Offer], here: int, secret: str) -> Table:
+    """Return the table that follows from the offers of all nodes, in their order. `secret` is the one that launchers share.
+
+    Raises `UserError`, the same on every node, if two nodes were not started alike.
+    """
+    first = offers[0]
+    for number, offer in enumerate(offers):
+        differences = {
+            "Lockstep's version": (first.version, offer.version),
+            "-n": (first.node.processes, offer.node.processes),
+            "the digest of the command after --": (first.command[:12], offer.command[:12]),
+        }
+        for name, (expected, found) in differences.items():
+            if found != expected:
+                raise UserError(
+                    f"the nodes were not started alike: {name} is {expected} on node 0 and {found} on node {number}; "
+                    "give every node the same command"
+                )
+    run = hmac.new(secret.encode(), first.run.encode(), "sha256").hexdigest()
+    return Table(tuple(offer.node for offer in offers), here, run)
+
+
+# Addresses of this machine
+
+_SIOCGIFCONF = 0x8912
+_ROW_BYTES = 40
+"""Bytes of `struct ifreq` on 64-bit Linux: 16 of a name, then a socket address."""
+
+
+def addresses() -> dict[str, str]:
+    """Return the IPv4 addresses of this machine, each with the interface that has it. Only on Linux; elsewhere loopback."""
+    if not sys.platform.startswith("linux"):
+        return {LOOPBACK: "lo0"}
+    import fcntl  # not on every system
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        room = array("B", bytes(_ROW_BYTES * 1024))
+        asked = struct.pack("iL", len(room), room.buffer_info()[0])
+        length = struct.unpack("iL", fcntl.ioctl(line.fileno(), _SIOCGIFCONF, asked))[0]
+    rows = [room[start : start + _ROW_BYTES].tobytes() for start in range(0, length, _ROW_BYTES)]
+    return {socket.inet_ntoa(row[20:24]): row[:16].split(b"\0")[0].decode() for row in rows}
+
+
+def _interface_of(address: str) -> str:
+    found = addresses()
+    if address not in found:
+        raise UserError(f"this machine does not have the address {address}; it has {_listed(found)}")
+    return found[address].partition(":")[0]  # of an alias such as eth0:1
+
+
+def resolve_bind(text: str) -> str:
+    """Return the address of this machine that `--bind` names: an address or an interface. Raises `UserError`."""
+    found = addresses()
+    if text in found:
+        return text
+    of_interface = [address for address, interface in found.items() if interface == text]
+    if len(of_interface) == 1:
+        return of_interface[0]
+    if of_interface:
+        raise UserError(f"--bind {text}: the interface has several addresses; give one of {', '.join(of_interface)}")
+    raise UserError(f"--bind {text}: expected an IPv4 address or an interface of this machine; it has {_listed(found)}")
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{address} ({interface})" for address, interface in found.items())
+
+
+def resolve(host: str) -> str:
+    """Return the IPv4 address of a host's name. Raises `UserError`."""
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UserError(f"{host} is not the name or IPv4 address of a machine: {error}") from None
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's IPv4 address on the way to a host. Nothing is sent. Raises `UserError`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        try:
+            line.connect((resolve(host), 9))  # any port
+        except OSError as error:
+            raise UserError(f"this machine cannot reach {host}: {error.strerror}") from None
+        return str(line.getsockname()[0])

@@ -1,0 +1,118 @@
+"""Starting the launchers of other machines over ssh, and ending them."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from lockstep.system.errors import LockstepError, UserError
+from lockstep.system.launching import LOCKSTEP, Watch
+from lockstep.system.meeting import STDIN, Meeting
+
+_SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+"""BatchMode: ssh asks for no password. -T: no terminal, so that the other launcher ends when its input closes."""
+_TO_END_SEC = 10.0
+NODE = "{node}"
+"""Stands for a node's number in a command."""
+
+
+@contextmanager
+def launched_over_ssh(hosts: Sequence[str], command: Sequence[str], secret: str) -> Iterator["Remotes"]:
+    """Run a command on other machines, in this folder and with this Python, as nodes 1, 2, ....
+
+    `command` are the arguments of Python (see `follower`). The secret is the first line of the command's standard input. The
+    input closes when the context is left or this process ends. Output is printed with the host's name before each line.
+    """
+    remotes = Remotes(hosts)
+    try:
+        for node, host in enumerate(hosts, start=1):
+            remotes.start(host, [str(node) if word == NODE else word for word in command], secret)
+        yield remotes
+    finally:
+        remotes.end()
+
+
+class Remotes:
+    """The ssh processes of a launch."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts = hosts
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._printing: list[threading.Thread] = []
+
+    def start(self, host: str, command: Sequence[str], secret: str) -> None:
+        """Start a command on a host."""
+        line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([sys.executable, *command])}"
+        try:
+            started = subprocess.Popen(
+                [*_SSH, "--", host, line],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C ends this launch, which ends the others
+            )
+        except FileNotFoundError:
+            raise UserError("--hosts needs ssh, which is not installed here; start the launchers yourself") from None
+        self._running.append(started)
+        assert started.stdin is not None
+        assert started.stdout is not None
+        assert started.stderr is not None
+        with suppress(BrokenPipeError):  # `refuse_loss` reports it
+            started.stdin.write(f"{secret}\n".encode())
+            started.stdin.flush()
+        for source, target in ((started.stdout, sys.stdout), (started.stderr, sys.stderr)):
+            thread = threading.Thread(target=_print, args=(host, source, target), daemon=True)
+            thread.start()
+            self._printing.append(thread)
+
+    def refuse_loss(self) -> None:
+        """Raise `LockstepError` if a host's launcher has ended."""
+        for host, process in zip(self._hosts, self._running, strict=False):
+            if process.poll() is not None:
+                raise LockstepError(f"the launcher on {host} has ended with exit code {process.returncode}; see its output")
+
+    def end(self) -> None:
+        """Wait until the other launchers have ended. Closing their input asks them to."""
+        for process in self._running:
+            with suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+        for process in self._running:
+            try:
+                process.wait(_TO_END_SEC)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for thread in self._printing:
+            thread.join(_TO_END_SEC)
+
+
+def _print(host: str, source: IO[bytes], target: IO[str]) -> None:
+    with source:
+        for line in source:
+            target.write(f"[{host}] {line.decode(errors='replace')}")
+            target.flush()
+
+
+def end_with_input() -> None:
+    """Ask this process to stop (SIGTERM) when its standard input closes: the connection or the launch there has ended."""
+
+    def follow() -> None:
+        while os.read(0, 1024):
+            continue
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, name="lockstep-input", daemon=True).start()
+
+
+def follower(meeting: Meeting, processes: int, watch: Watch, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of Python that start the launcher of another node; {node} in them stands for its number."""
+    place = f"{meeting.host}:{meeting.port}"
+    nodes = ["--nodes", str(meeting.nodes), "--node-rank", NODE, "--rendezvous", place, "--secret-file", STDIN]
+    alike = ["--patience", str(watch.patience_sec), "--restarts", str(watch.restarts)]
+    return [*LOCKSTEP, "launch", "-n", str(processes), *nodes, *alike, "--", *arguments]

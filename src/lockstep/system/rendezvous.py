@@ -1,0 +1,278 @@
+"""The launchers of several machines: how they find each other, and how each hears from the others until the launch ends.
+
+Node 0 listens until all nodes have come. Each node has one connection to it. Node 0 passes messages on.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lockstep.system import connections
+from lockstep.system.connections import receive, send
+from lockstep.system.errors import BackendError, LockstepError, UserError
+from lockstep.system.meeting import Meeting
+from lockstep.system.nodes import Offer, Table, offer_of, resolve, table_of
+
+MEET_SEC = 600.0
+"""Seconds to wait until all nodes have come."""
+_BEYOND_SEC = 30
+"""Seconds that other nodes wait longer for node 0 than it waits for them: it says which node is missing."""
+_BEAT_SEC = 1.0
+"""Seconds between two signs of life of a launcher."""
+_LOOK_SEC = 0.1
+
+
+class Link:
+    """This launcher's connections to the launchers of the other nodes. Safe to use from several threads.
+
+    Every launcher sends a sign of life each second. A launcher from which nothing has come for `silence_sec` is lost, as is
+    one whose connection has closed.
+    """
+
+    def __init__(self, node: int, nodes: int, peers: "Mapping[int, Connection]", silence_sec: float) -> None:
+        self.node, self.nodes = node, nodes
+        self.silence_sec = silence_sec
+        self._peers = dict(peers)
+        """All other nodes on node 0; only node 0 on the others."""
+        self._sending = {peer: threading.Lock() for peer in peers}
+        self._heard = dict.fromkeys(peers, time.monotonic())
+        self._changed = threading.Condition(threading.RLock())
+        self._news: list[dict[str, Any]] = []
+        self._states: dict[int, dict[str, Any]] = {}
+        self._lost: set[int] = set()
+        self._round = 0
+        self._given: dict[tuple[int, int], Any] = {}
+        self._gathered: dict[int, list[Any]] = {}
+        self._closed = threading.Event()
+        loops = [(self._listen, (peer,)) for peer in peers] + ([(self._beat, ())] if peers else [])
+        for loop, arguments in loops:
+            threading.Thread(target=loop, args=arguments, name="lockstep-link", daemon=True).start()
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message to every other node. It is a small object of JSON. A lost node is left out."""
+        self._send_all({"kind": "news", "news": message | {"node": self.node}})
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the messages that have come since the last call, each with the number of its sender as `node`."""
+        with self._changed:
+            found, self._news = self._news, []
+        return found
+
+    def share(self, state: dict[str, Any]) -> None:
+        """Tell all other nodes this node's state, in place of the one that it shared before."""
+        self._send_all({"kind": "state", "state": state, "node": self.node})
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Return the latest states of other nodes by their numbers, of those that have shared one and are not lost."""
+        with self._changed:
+            return {node: state for node, state in self._states.items() if node not in self._lost}
+
+    def lost(self) -> list[int]:
+        """Return the nodes that are gone: their launcher has ended or is not heard. Without node 0 all others are gone."""
+        with self._changed:
+            return sorted(self._lost)
+
+    def gather(self, value: Any, patience_sec: float) -> list[Any]:
+        """Return the values of all nodes, in their order. Every node must call it as often as the others.
+
+        The value of a lost node, or of one that gives none within `patience_sec`, is None.
+        """
+        with self._changed:
+            self._round += 1
+            number = self._round
+            if self.node > 0:
+                self._send(0, {"kind": "one", "round": number, "value": value})
+                self._changed.wait_for(lambda: number in self._gathered or 0 in self._lost, patience_sec)
+                alone = [value if node == self.node else None for node in range(self.nodes)]
+                return self._gathered.pop(number, alone)
+            others = range(1, self.nodes)
+            self._changed.wait_for(
+                lambda: all((number, node) in self._given or node in self._lost for node in others), patience_sec
+            )
+            values = [value, *(self._given.pop((number, node), None) for node in others)]
+        self._send_all({"kind": "all", "round": number, "values": values})
+        return values
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closed.set()
+        for peer in self._peers.values():
+            _shut(peer)  # the thread that reads it closes it
+
+    def _send_all(self, message: dict[str, Any], but: int | None = None) -> None:
+        for peer in self._peers:
+            if peer != but and peer not in self._lost:
+                self._send(peer, message)
+
+    def _send(self, peer: int, message: dict[str, Any]) -> None:
+        try:
+            with self._sending[peer]:
+                send(self._peers[peer], message)
+        except (OSError, ValueError):  # closed, or its buffer is full
+            self._lose([peer])
+
+    def _lose(self, nodes: Sequence[int]) -> None:
+        """Note that nodes are gone, and tell the others."""
+        with self._changed:
+            found = [node for node in nodes if node not in self._lost]
+            self._lost.update(range(self.nodes) if 0 in found else found)
+            self._lost.discard(self.node)
+            self._changed.notify_all()
+        if found and self.node == 0 and not self._closed.is_set():
+            self._send_all({"kind": "lost", "nodes": found})
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_SEC):
+            self._send_all({"kind": "beat"})
+            now = time.monotonic()
+            if silent := [peer for peer, heard in self._heard.items() if now - heard > self.silence_sec]:
+                self._lose(silent)
+                for peer in silent:
+                    _shut(self._peers[peer])  # a launcher that was only asleep learns that it is given up
+
+    def _listen(self, peer: int) -> None:
+        try:
+            while True:
+                message = receive(self._peers[peer])
+                self._heard[peer] = time.monotonic()
+                self._take(peer, message)
+        except (EOFError, OSError, ValueError, KeyError, TypeError):  # it has ended, or sends nonsense
+            self._lose([peer])
+        finally:
+            self._peers[peer].close()
+
+    def _take(self, peer: int, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        with self._changed:
+            if kind == "news":
+                self._news.append(dict(message["news"]))
+            elif kind == "state":
+                self._states[int(message["node"])] = dict(message["state"])
+            elif kind == "one":
+                self._given[int(message["round"]), peer] = message["value"]
+            elif kind == "all":
+                self._gathered[int(message["round"])] = list(message["values"])
+            elif kind == "lost":
+                self._lose([int(node) for node in message["nodes"]])
+            self._changed.notify_all()
+        if kind in ("news", "state") and self.node == 0:
+            self._send_all(message, but=peer)
+
+
+def _shut(connection: "Connection") -> None:
+    """Make all reads of a connection return, on both sides."""
+    with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+# Coming together
+
+
+@contextmanager
+def met(meeting: Meeting, silence_sec: float, check: Callable[[], None] | None = None) -> Iterator[tuple[Link, str]]:
+    """Yield the link to all other launchers once they have come, and this machine's address for its ranks.
+
+    While node 0 waits for them, it calls `check`, which may raise an error to end the waiting. Raises `BackendError` if they
+    do not come, `UserError` if the meeting is not possible.
+    """
+    if meeting.node == 0:
+        address = meeting.bind or resolve(meeting.host)
+        if meeting.nodes > 1 and is_misleading(meeting.host, address):
+            raise UserError(
+                f"{meeting.host} is {address} on this machine, which other machines cannot reach; give --bind ADDRESS"
+            )
+        peers = _receive_all(meeting, address, check)
+    else:
+        line = connections.reach(meeting.host, meeting.port, meeting.secret, MEET_SEC, meeting.bind)
+        address, peers = connections.address_of(line), {0: _introduced(line, meeting)}
+    for peer in peers.values():
+        connections.limit_waiting(peer, 0)
+    link = Link(meeting.node, meeting.nodes, peers, silence_sec)
+    try:
+        yield link, address
+    finally:
+        link.close()
+
+
+def agree(link: Link, meeting: Meeting, address: str, processes: int, arguments: Sequence[str]) -> Table:
+    """Return the table of a start of the ranks, with ports that are free at this moment. All nodes call it together.
+
+    Raises `UserError` if the nodes were not started alike, `LockstepError` if one is gone.
+    """
+    own = Offer.of(offer_of(address, processes), arguments)
+    found = link.gather(own.to_json(), MEET_SEC)
+    if missing := [node for node, offer in enumerate(found) if offer is None]:
+        raise LockstepError(f"node {', '.join(map(str, missing))} is gone before the ranks started; its output says why")
+    try:
+        return table_of([Offer.from_json(offer) for offer in found], meeting.node, meeting.secret)
+    except ValueError as error:
+        raise LockstepError(f"a node sends what this version does not understand: {error}") from error
+
+
+def _introduced(line: "Connection", meeting: Meeting) -> "Connection":
+    """Tell node 0 which node this is; return the connection once all nodes have come."""
+    send(line, {"node": meeting.node, "nodes": meeting.nodes})
+    connections.limit_waiting(line, int(MEET_SEC) + _BEYOND_SEC)  # node 0 may lose its power or its link
+    try:
+        answer = receive(line)
+    except (EOFError, OSError, ValueError):
+        raise BackendError(
+            "node 0 has ended, or cannot be reached, before all nodes came; its own output says why"
+        ) from None
+    if "refused" in answer:
+        raise UserError(f"node 0 refuses this node: {answer['refused']}")
+    return line
+
+
+def is_misleading(host: str, address: str) -> bool:
+    """Return whether a name that other machines know stands for loopback here, as in /etc/hosts of Debian."""
+    return address.startswith("127.") and host not in ("localhost", address)
+
+
+def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | None) -> "dict[int, Connection]":
+    """Return the connections of all other nodes."""
+    try:
+        server = socket.create_server((address, meeting.port), backlog=meeting.nodes)
+    except OSError as error:
+        raise UserError(
+            f"node 0 cannot listen at {address}:{meeting.port}: {error}. Expected an address of this machine and a free port"
+        ) from None
+    peers: dict[int, Connection] = {}
+    with server, closing(connections.admitted(server, meeting.secret, MEET_SEC)) as arrivals:
+        while len(peers) < meeting.nodes - 1:
+            try:
+                line = next(arrivals)
+            except TimeoutError:
+                missing = sorted(set(range(1, meeting.nodes)) - set(peers))
+                raise BackendError(f"node {', '.join(map(str, missing))} did not come within {MEET_SEC:.0f} s") from None
+            if check is not None:
+                check()
+            if line is not None:
+                _take_place(line, peers, meeting)
+    for peer in peers.values():
+        send(peer, {"all": "here"})
+    return peers
+
+
+def _take_place(line: "Connection", peers: "dict[int, Connection]", meeting: Meeting) -> None:
+    """Give a newcomer its place, or refuse it. A node that ended and came again replaces itself."""
+    try:
+        told = receive(line)
+        node, nodes = int(told["node"]), int(told["nodes"])
+        if nodes != meeting.nodes:
+            refused = f"--nodes is {meeting.nodes} on node 0 and {nodes} on node {node}"
+        elif not 0 < node < nodes:
+            refused = f"--node-rank is {node}, expected 1 to {nodes - 1} (node 0 is here)"
+        elif node in peers and not connections.has_ended(peers[node]):
+            refused = f"there is already a node {node}; give each node another --node-rank"
+        else:
+            peers[node] = line
+            return
+        send(line, {"refused": refused})
+    except (EOFError, OSError, ValueError, KeyError, TypeError):  # it has ended, or sends nonsense
+        pass
+    line.close()

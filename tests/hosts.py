@@ -1,0 +1,130 @@
+"""Two hosts on this machine: network namespaces with an address each, and a cable between them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ONE_THREAD
+
+SECRET = "a secret of the tests"
+PORT = 29400
+
+
+def _why_not() -> str:
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    if shutil.which("ip") is None:
+        return "ip (iproute2) is not installed"
+    name = f"lockstep-try-{os.getpid()}"
+    cable = ("ip", "link", "add", f"try{os.getpid()}", "netns", name, "type", "veth", "peer", "name", "other", "netns", name)
+    for command in (("ip", "netns", "add", name), cable):
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        if tried.returncode:
+            break
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return tried.stderr.strip()
+
+
+with_hosts = pytest.mark.skipif(bool(WHY_NOT := _why_not()), reason=f"no network namespaces here: {WHY_NOT}")
+"""Skips a test, with the reason, where network namespaces cannot be made."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace."""
+
+    name: str
+    interface: str
+    address: str
+
+    def inside(self, *arguments: object) -> list[str]:
+        """Return a command that runs another one on this host."""
+        return ["ip", "netns", "exec", self.name, *map(str, arguments)]
+
+    def run(self, *arguments: object) -> str:
+        """Run a command on this host, and return its output."""
+        return subprocess.run(self.inside(*arguments), capture_output=True, text=True, check=True).stdout
+
+    def start(self, *arguments: object, **more: str) -> subprocess.Popen[str]:
+        """Start a command of Lockstep on this host."""
+        return self.python("-m", "lockstep", *arguments, **more)
+
+    def python(self, *arguments: object, **more: str) -> subprocess.Popen[str]:
+        """Start Python on this host, with the secret in its environment."""
+        return subprocess.Popen(
+            self.inside(sys.executable, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ONE_THREAD | os.environ | {"LOCKSTEP_SECRET": SECRET} | more,
+        )
+
+    def processes(self) -> list[int]:
+        """Return the processes on this host."""
+        return [int(line) for line in self.run_outside("ip", "netns", "pids", self.name).split()]
+
+    def run_outside(self, *arguments: str) -> str:
+        """Run a command on the machine that has this host."""
+        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+    def cut(self) -> None:
+        """Take the cable out: nothing is sent or received, and nobody is told."""
+        self.run("ip", "link", "set", self.interface, "down")
+
+    def slow_down(self, rate: str) -> None:
+        """Limit what this host sends to a rate such as 10mbit."""
+        self.run(
+            "tc", "qdisc", "add", "dev", self.interface, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms"
+        )
+
+
+@contextmanager
+def two_hosts(number: int = 0) -> Iterator[tuple[Host, Host]]:
+    """Make two hosts with a cable between them, and remove them with all their processes."""
+    names = [f"lockstep-{os.getpid()}-{number}-{end}" for end in "ab"]
+    one, other = hosts = tuple(
+        Host(name, f"ls{os.getpid() % 10**6}{end}{number}", f"10.{77 + number}.0.{place}")
+        for place, (name, end) in enumerate(zip(names, "ab", strict=True), start=1)
+    )
+    try:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "add", host.name], check=True)
+        cable = ["type", "veth", "peer", "name", other.interface, "netns", other.name]
+        subprocess.run(["ip", "link", "add", one.interface, "netns", one.name, *cable], check=True)
+        for host in hosts:
+            host.run("ip", "addr", "add", f"{host.address}/24", "dev", host.interface)
+            host.run("ip", "link", "set", host.interface, "up")
+            host.run("ip", "link", "set", "lo", "up")
+        yield one, other
+    finally:
+        for host in hosts:
+            kill_all(host)
+            subprocess.run(["ip", "netns", "del", host.name], check=False)
+
+
+def kill_all(host: Host) -> None:
+    """End everything on a host at once, as if its power was cut."""
+    for process in subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True).stdout.split():
+        subprocess.run(["kill", "-9", process], check=False, capture_output=True)
+
+
+def listening(process: int) -> set[str]:
+    """Return the addresses at which a process listens, as /proc writes them."""
+    folder = Path(f"/proc/{process}")
+    links = {str(file.readlink()) for file in (folder / "fd").iterdir() if file.is_symlink()}
+    rows = [row.split() for name in ("tcp", "tcp6") for row in (folder / "net" / name).read_text().splitlines()]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+
+
+def as_proc_writes(address: str) -> set[str]:
+    """Return an IPv4 address as /proc writes it on a little-endian processor, and the same within IPv6."""
+    digits = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    return {digits, f"0000000000000000FFFF0000{digits}"}

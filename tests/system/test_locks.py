@@ -1,0 +1,138 @@
+"""The lock that several machines share. Other machines are other names in its file; its holders are real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.system import locks
+from lockstep.system.locks import locked
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from lockstep.system import locks
+
+locks.BEAT_SEC = 0.1
+with locks.locked(Path(sys.argv[1])) as lock:
+    lock.tell(3, 7)
+    lock.beat()
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+COUNTS = """
+import sys
+from pathlib import Path
+from lockstep.system.locks import locked
+
+folder = Path(sys.argv[1])
+for _ in range(25):
+    with locked(folder / "lock"):
+        count = int((folder / "count").read_text())
+        (folder / "count").write_text(str(count + 1))
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(locks, "STALE_SEC", 1.0)
+    return tmp_path / "lock"
+
+
+def holder(path: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds\n"
+    return process
+
+
+def on_another_machine(path: Path) -> None:
+    """Make a lock look as if its holder were on another machine."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "elsewhere"}))
+
+
+def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    both = [subprocess.Popen([sys.executable, "-c", COUNTS, str(tmp_path)]) for _ in range(3)]
+    assert [process.wait(60) for process in both] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "75"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["count"]
+
+
+def test_a_process_waits_for_the_holder_and_sees_its_progress(path: Path) -> None:
+    process, seen = holder(path), []
+
+    def waiting(done: int, total: int) -> None:
+        seen.append((done, total))
+        if len(seen) == 8:  # longer than a lock without beats lasts
+            process.communicate()
+
+    with locked(path, waiting):
+        assert process.returncode == 0
+    assert seen == [(3, 7)] * 8
+    assert not path.exists()
+
+
+def test_the_lock_of_a_killed_process_of_this_machine_is_free_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "STALE_SEC", 1e9)
+    process = holder(path)
+    process.kill()
+    process.communicate()
+    with locked(path, lambda done, total: pytest.fail("it waits")):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_of_another_machine_is_taken_over_when_its_beats_end(path: Path) -> None:
+    process = holder(path)
+    process.kill()
+    process.communicate()
+    on_another_machine(path)
+    began = time.monotonic()
+    with locked(path):
+        assert time.monotonic() - began > 1.0
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_suspended_holder_that_lost_its_lock_does_not_remove_the_next_one(path: Path) -> None:
+    process = holder(path)
+    process.send_signal(signal.SIGSTOP)
+    with locked(path):
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.3)  # it would beat
+        process.communicate()
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"machine": 3, "pid": "x"}', '{"beat": 1e999}'])
+def test_a_file_that_is_no_lock_is_taken_over(text: str, path: Path) -> None:
+    path.write_text(text)
+    with locked(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_an_exception_ends_the_wait_and_leaves_the_lock_to_its_holder(path: Path) -> None:
+    process = holder(path)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), locked(path, stop):
+        pytest.fail("it is not held")
+    assert json.loads(path.read_text())["pid"] == process.pid
+    process.communicate()
+
+
+def test_an_error_in_the_block_frees_the_lock(path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), locked(path):
+        raise ValueError("mine")
+    assert not path.exists()
+    assert "lockstep-lock" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,328 @@
+"""Launchers that meet over real sockets of this machine, each in a thread; and strangers."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from multiprocessing.connection import Client, Connection, wait
+from typing import Any
+
+import pytest
+
+from lockstep.system import rendezvous
+from lockstep.system.connections import admitted, reach, receive, send
+from lockstep.system.errors import BackendError, LockstepError, UserError
+from lockstep.system.meeting import Meeting
+from lockstep.system.nodes import Table
+from lockstep.system.ranks import free_ports
+from lockstep.system.rendezvous import Link, agree, met
+from tests.processes import wait_until
+
+SECRET = "a secret of the tests"
+SILENCE_SEC = 60.0
+SOON_SEC = 30.0
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for minutes if a test fails."""
+    monkeypatch.setattr(rendezvous, "MEET_SEC", SOON_SEC)
+
+
+def meeting(node: int, nodes: int, port: int, secret: str = SECRET) -> Meeting:
+    return Meeting(node, nodes, "127.0.0.1", port, secret)
+
+
+def together(count: int, port: int, work: Callable[[Link, Meeting, str], Any], silence: float = SILENCE_SEC) -> list[Any]:
+    """Return what `work` returns for each of n launchers that have met, or the error that it raises."""
+
+    def one(node: int) -> Any:
+        place = meeting(node, count, port)
+        try:
+            with met(place, silence) as (link, address):
+                return work(link, place, address)
+        except LockstepError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return [each.result(SOON_SEC) for each in [pool.submit(one, node) for node in range(count)]]
+
+
+@contextmanager
+def links(count: int, port: int, silence: float = SILENCE_SEC) -> Iterator[list[Link]]:
+    """Yield the links of n launchers that have met."""
+    with ExitStack() as stack, ThreadPoolExecutor(count) as pool:
+        entered: list[Future[tuple[Link, str]]] = [
+            pool.submit(stack.enter_context, met(meeting(node, count, port), silence)) for node in range(count)
+        ]
+        yield [each.result(SOON_SEC)[0] for each in entered]
+
+
+# The table
+
+
+def test_all_nodes_agree_on_one_table_in_which_each_finds_itself(port: int) -> None:
+    tables: list[Table] = together(3, port, lambda link, place, address: agree(link, place, address, 2, ["train"]))
+    assert [table.here for table in tables] == [0, 1, 2]
+    assert [table.first for table in tables] == [0, 2, 4]
+    assert len({table.nodes for table in tables}) == 1
+    assert {table.ranks for table in tables} == {6}
+    assert len(set(tables[0].places)) == 6
+    assert not {int(place.rpartition(":")[2]) for place in tables[0].places} & set(tables[0].shared_ports)
+
+
+def test_the_ranks_of_each_start_have_another_secret_that_only_members_know(port: int) -> None:
+    def twice(link: Link, place: Meeting, address: str) -> list[str]:
+        return [agree(link, place, address, 1, []).secret for _ in range(2)]
+
+    first, second = together(2, port, twice)
+    assert first == second
+    assert first[0] != first[1]
+    assert all(SECRET not in secret and len(secret) == 64 for secret in first)
+
+
+@pytest.mark.parametrize(
+    ("processes", "arguments", "reason"),
+    [
+        (2, ["train", "--out", "here"], "the digest of the command after --"),
+        (3, ["train"], "-n is 2 on node 0 and 3 on node 1"),
+    ],
+    ids=["another command", "other numbers of ranks"],
+)
+def test_nodes_that_were_not_started_alike_are_all_refused(
+    port: int, processes: int, arguments: list[str], reason: str
+) -> None:
+    def start(link: Link, place: Meeting, address: str) -> Table:
+        return agree(link, place, address, *((processes, arguments) if place.node == 1 else (2, ["train"])))
+
+    errors = together(2, port, start)
+    assert all(isinstance(error, UserError) and reason in str(error) for error in errors), errors
+
+
+def test_another_version_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = iter(["1.0", "1.1"])
+    monkeypatch.setattr("lockstep.system.nodes.version", lambda: next(versions))
+    errors = together(2, port, lambda link, place, address: agree(link, place, address, 1, []))
+    assert all(isinstance(error, UserError) and "Lockstep's version" in str(error) for error in errors), errors
+
+
+# What they tell each other
+
+
+def test_every_node_sees_the_latest_state_of_the_others(port: int) -> None:
+    with links(3, port) as (first, second, third):
+        second.share({"is_busy": True})
+        wait_until(lambda: third.states() == {1: {"is_busy": True}} == first.states())
+        second.share({"is_busy": False})
+        first.share({"is_busy": True})
+        wait_until(lambda: third.states() == {0: {"is_busy": True}, 1: {"is_busy": False}})
+        assert second.states() == {0: {"is_busy": True}}
+        second.close()
+        wait_until(lambda: third.states() == {0: {"is_busy": True}})
+
+
+def test_a_node_0_that_admits_and_then_says_nothing_is_not_waited_for_without_end(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "MEET_SEC", 0.0)
+    monkeypatch.setattr(rendezvous, "_BEYOND_SEC", 1)
+    with (
+        socket.create_server(("127.0.0.1", port)) as server,
+        closing(admitted(server, SECRET, SOON_SEC)) as arrivals,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        coming = pool.submit(enter, meeting(1, 2, port))
+        admitted_line = next(line for line in arrivals if line is not None)
+        with admitted_line, pytest.raises(BackendError, match="node 0 has ended, or cannot be reached"):
+            coming.result(SOON_SEC)
+
+
+# Who may come
+
+
+@pytest.mark.parametrize(
+    ("node", "nodes", "reason"),
+    [(1, 3, "--nodes is 2 on node 0 and 3 on node 1"), (0, 2, "--node-rank is 0, expected 1 to 1")],
+)
+def test_a_node_that_has_no_place_is_refused_and_the_others_still_meet(
+    port: int, node: int, nodes: int, reason: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(enter, meeting(0, 2, port))
+        line = newcomer(port, node, nodes)
+        assert reason in receive(line)["refused"]
+        with met(meeting(1, 2, port), SILENCE_SEC):
+            leading.result(SOON_SEC).close()
+
+
+def enter(place: Meeting) -> Link:
+    return met(place, SILENCE_SEC).__enter__()[0]
+
+
+def newcomer(port: int, node: int, nodes: int) -> Connection:
+    """Return a connection that has introduced itself."""
+    line = reach("127.0.0.1", port, SECRET, SOON_SEC)
+    send(line, {"node": node, "nodes": nodes})
+    return line
+
+
+def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(enter, meeting(0, 3, port))
+        both = [newcomer(port, 1, 3) for _ in range(2)]
+        (refused,) = wait(both, SOON_SEC)
+        assert receive(refused)["refused"] == "there is already a node 1; give each node another --node-rank"
+        with met(meeting(2, 3, port), SILENCE_SEC):
+            leading.result(SOON_SEC).close()
+
+
+def test_a_node_that_ended_may_come_again(port: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(enter, meeting(0, 3, port))
+        newcomer(port, 1, 3).close()
+        again = newcomer(port, 1, 3)
+        with met(meeting(2, 3, port), SILENCE_SEC):
+            assert receive(again) == {"all": "here"}
+            leading.result(SOON_SEC).close()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_who_does_not_know_the_secret_is_refused_and_keeps_nobody_out(port: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(enter, meeting(0, 2, port))
+        wait_until(lambda: is_open(port))
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        with pytest.raises(BackendError, match="has another secret"), met(meeting(1, 2, port, SECRET[::-1]), SILENCE_SEC):
+            pass
+        nonsense = socket.create_connection(("127.0.0.1", port))
+        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with met(meeting(1, 2, port), SILENCE_SEC):
+            leading.result(SOON_SEC).close()
+        for each in [*silent, nonsense]:
+            each.close()
+
+
+def test_nothing_listens_after_all_have_come(port: int) -> None:
+    with links(2, port):
+        assert not is_open(port)
+
+
+def test_a_node_that_does_not_come_is_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
+    with pytest.raises(BackendError, match=r"node 1, 2 did not come"), met(meeting(0, 3, port), SILENCE_SEC):
+        pass
+
+
+def test_a_node_0_that_does_not_come_is_named_with_its_place(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "MEET_SEC", 0.5)
+    with pytest.raises(BackendError, match=f"nothing answers at 127.0.0.1:{port}"), met(meeting(1, 2, port), SILENCE_SEC):
+        pass
+
+
+def test_a_port_that_is_taken_is_refused_with_the_address(port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(UserError, match=f"cannot listen at 127.0.0.1:{port}"),
+        met(meeting(0, 2, port), SILENCE_SEC),
+    ):
+        pass
+
+
+def test_waiting_ends_when_the_check_fails(port: int) -> None:
+    def check() -> None:
+        raise LockstepError("it is gone")
+
+    with pytest.raises(LockstepError, match="it is gone"), met(meeting(0, 2, port), SILENCE_SEC, check):
+        pass
+
+
+def test_a_name_that_is_loopback_here_alone_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "resolve", lambda host: "127.0.1.1")
+    place = Meeting(0, 2, "node0", port, SECRET)
+    with pytest.raises(UserError, match=r"node0 is 127.0.1.1 on this machine.*--bind"), met(place, SILENCE_SEC):
+        pass
+
+
+# The link
+
+
+def test_what_one_node_tells_all_others_hear_with_its_number(port: int) -> None:
+    with links(3, port) as (zero, one, two):
+        zero.tell({"step": 1})
+        two.tell({"step": 2})
+        heard: dict[int, list[dict[str, Any]]] = {0: [], 1: [], 2: []}
+
+        def all_heard() -> bool:
+            for node, link in enumerate((zero, one, two)):
+                heard[node] += link.news()
+            return [len(found) for found in heard.values()] == [1, 2, 1]
+
+        wait_until(all_heard)
+        of_zero, of_two = {"step": 1, "node": 0}, {"step": 2, "node": 2}
+        assert heard[0] == [of_two]
+        assert sorted(heard[1], key=json.dumps) == sorted([of_zero, of_two], key=json.dumps)
+        assert heard[2] == [of_zero]
+        assert [link.lost() for link in (zero, one, two)] == [[], [], []]
+
+
+def test_every_node_gathers_the_values_of_all(port: int) -> None:
+    found = together(3, port, lambda link, place, _: [link.gather([place.node, round], SOON_SEC) for round in (1, 2)])
+    assert found == [[[[0, 1], [1, 1], [2, 1]], [[0, 2], [1, 2], [2, 2]]]] * 3
+
+
+def test_a_node_that_ends_is_lost_to_all_and_gives_no_value(port: int) -> None:
+    with links(3, port) as (zero, one, two):
+        two.close()
+        wait_until(lambda: zero.lost() == one.lost() == [2])
+        with ThreadPoolExecutor(2) as pool:
+            values = [pool.submit(link.gather, link.node, SOON_SEC) for link in (zero, one)]
+            assert [value.result() for value in values] == [[0, 1, None]] * 2
+
+
+def test_without_node_0_all_others_are_lost(port: int) -> None:
+    with links(3, port) as (zero, one, two):
+        zero.close()
+        wait_until(lambda: one.lost() == [0, 2] and two.lost() == [0, 1])
+        assert one.gather("a value", SOON_SEC) == [None, "a value", None]
+
+
+def test_a_node_that_is_not_heard_is_lost(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_BEAT_SEC", 0.05)
+    with links(2, port, silence=0.5) as (zero, one):
+        monkeypatch.setattr(one, "_send_all", lambda message: None)
+        wait_until(lambda: zero.lost() == [1] and one.lost() == [0])
+
+
+def test_nodes_that_say_nothing_but_live_are_not_lost(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_BEAT_SEC", 0.05)
+    with links(2, port, silence=0.5) as (zero, one):
+        threading.Event().wait(1.0)
+        assert zero.lost() == one.lost() == []
+
+
+def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp_path: Any) -> None:
+    class Touch:
+        def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+            return (tmp_path / "touched").touch, ()
+
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(enter, meeting(0, 2, port))
+        wait_until(lambda: is_open(port))
+        stranger = Client(("127.0.0.1", port), authkey=SECRET.encode())
+        stranger.send_bytes(b'{"node": 1, "nodes": 2}')
+        link = leading.result(SOON_SEC)
+        stranger.send(Touch())
+        wait_until(lambda: link.lost() == [1])
+        link.close()
+    assert not (tmp_path / "touched").exists()
