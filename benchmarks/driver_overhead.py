@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.index import open_index
+from lockstep.data.split import Sets
 from lockstep.data.textures import draw_data_set
 from lockstep.recipes import Execution
-from lockstep.runs.driver import Training
+from lockstep.runs.driver import Driver
 from lockstep.runs.recorder import Recorder
 from lockstep.system.signals import StopRequests
 from measuring import BATCH, engine, held_batch, in_turns, median, recipe, record, rounded, seconds
@@ -30,9 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Recorder(lambda event: None) as recorder, StopRequests() as stop:
         out = Path(folder)
         draw_data_set(out / "data", train_images=8000, val_images=10)
-        sets = open_index(out / "data" / "train"), open_index(out / "data" / "val")
+        train, val = (open_index(out / "data" / split) for split in ("train", "val"))
         recorder.open(out, 0, np.full(100_000, 0.001))
-        run = Training(settings, execution, world, built, sets, out, stop, recorder)
+        run = Driver(settings, execution, world, built, Sets(train, val, out / "data", []), out, stop, recorder)
         done = 0
 
         def through_the_driver() -> float:

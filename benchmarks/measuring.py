@@ -1,6 +1,7 @@
 """Helpers for all benchmarks: a held batch, an engine at 224 px, alternating measurements, and the result file."""
 
 import json
+import math
 import shlex
 import statistics
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import Engine, World
 from lockstep.data import Batch
+from lockstep.models.architectures import model_spec, tensors
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.published import RECIPES
@@ -37,6 +39,19 @@ def engine(recipe: Recipe, execution: Execution | None = None) -> tuple[Engine, 
     built = backend.engine(recipe, np.full(100_000, 0.001), world, execution)
     built.write(initial_state(recipe))
     return built, world
+
+
+def random_tensors(recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return random weights and statistics, scaled so that activations neither vanish nor grow."""
+    random, values = np.random.default_rng(0), {}
+    for tensor in tensors(model_spec(recipe.model), recipe.logits):
+        drawn = random.standard_normal(tensor.shape, np.float32)
+        if tensor.role in ("conv_weight", "fc_weight"):
+            drawn *= np.float32(math.sqrt(2 / math.prod(tensor.shape[1:])))
+        elif tensor.role in ("bn_scale", "bn_var"):
+            drawn = np.exp(np.float32(0.2) * drawn)
+        values[tensor.name] = drawn
+    return values
 
 
 def held_batch(size: int = 224) -> Batch:
@@ -64,8 +79,9 @@ def record(name: str, result: dict[str, Any], backend: str = "torch") -> None:
     for key, value in result.items():
         print(f"{key:<32} {value}")
     command = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
-    if "--data" in command:
-        command[command.index("--data") + 1] = "DIR"  # the path means nothing on other machines
+    for option, shown in (("--data", "DIR"), ("--baseline", "OLD/src")):
+        if option in command:
+            command[command.index(option) + 1] = shown  # the path means nothing on other machines
     about = {"command": shlex.join(command), "environment": environment(backend)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result | about, indent=1) + "\n")
 

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from lockstep.backends import FRAMEWORKS
 from lockstep.data.loading import dali
+from lockstep.inference import serving
 from lockstep.inference.engines import ENGINES
 from lockstep.runs.loggers import LOGGERS
 from lockstep.weights.formats import keras_variables
@@ -27,6 +28,7 @@ MESSAGES = {
     **{row.extra: row.install for row in ENGINES.values()},
     "dali": dali.INSTALL,
     "keras": keras_variables.INSTALL,
+    "serve": serving.INSTALL,
 }
 
 

@@ -34,6 +34,7 @@ def test_exactly_these_names_are_public() -> None:
         "load_recipe",
         "predict",
         "report",
+        "serve",
         "train",
         "verify",
     ]
@@ -106,7 +107,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_names_every_command() -> None:
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    names = "demo train evaluate predict convert export verify report recipes data benchmark launch doctor"
+    names = "demo train evaluate predict convert export serve verify report recipes data benchmark launch doctor"
     for command in names.split():
         assert f"\n  {command} " in done.stdout
 

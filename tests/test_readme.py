@@ -15,7 +15,7 @@ from lockstep.weights.conversion import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README, COMMANDS, WEIGHTS = ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "docs" / "weights.md"
-ORIGINALS, PREDICT = ROOT / "docs" / "originals.md", ROOT / "docs" / "predict.md"
+ORIGINALS, PREDICT, SERVE = (ROOT / "docs" / f"{name}.md" for name in ("originals", "predict", "serve"))
 ON_THE_WEB = re.compile(r"https://(?:raw\.githubusercontent|github)\.com/lockstep-vision/lockstep/(?:blob/)?main/")
 
 
@@ -67,12 +67,13 @@ def test_every_command_shown_is_one_of_lockstep(page: Path) -> None:
     assert shown <= known
 
 
-def test_the_page_of_predict_shows_options_that_exist() -> None:
-    page = PREDICT.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", [PREDICT, SERVE], ids=lambda path: path.stem)
+def test_the_page_of_a_command_shows_options_that_exist(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
     lines = re.findall(r"^\$ (?:.* \| )?lockstep (.*)$", page, flags=re.MULTILINE)
-    assert len(lines) > 5
+    assert len(lines) > 3
     assert {line: found for line in lines if (found := unknown_options(shlex.split(line, comments=True)) - {"-"})} == {}
-    assert unknown_options(["predict", *re.findall(r"`(--[a-z-]+)", page)]) == set()
+    assert unknown_options([path.stem, *re.findall(r"`(--[a-z-]+)", page)]) == set()
 
 
 def unknown_options(words: list[str]) -> set[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep.inference.exporting import export
     from lockstep.inference.loaded_engine import load
     from lockstep.inference.prediction import Prediction, Predictor, predict
+    from lockstep.inference.serving import serve
     from lockstep.recipes import Execution, Recipe, load_recipe
     from lockstep.reporting import report
     from lockstep.runs.train import train
@@ -33,6 +34,7 @@ __all__ = [
     "load_recipe",
     "predict",
     "report",
+    "serve",
     "train",
     "verify",
 ]
@@ -51,6 +53,7 @@ _HOME = {
     "load_recipe": "recipes",
     "predict": "inference.prediction",
     "report": "reporting",
+    "serve": "inference.serving",
     "train": "runs.train",
     "verify": "verification",
 }

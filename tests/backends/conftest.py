@@ -1,4 +1,7 @@
-"""The engines to test: LOCKSTEP_BACKENDS names them, comma-separated. If one cannot be loaded, its tests fail."""
+"""The engines to test: LOCKSTEP_BACKENDS names them, comma-separated. If one cannot be loaded, its tests fail.
+
+LOCKSTEP_TEST_DEVICE is the device that they compute on: "cpu", "cuda" or "auto", a GPU if there is one.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,6 +22,8 @@ from tests.backends.cases import RATES, lacks, random_state
 
 DEFAULT = "paddle,reference,tensorflow,torch"
 BACKENDS = tuple(os.environ.get("LOCKSTEP_BACKENDS", DEFAULT).split(","))
+DEVICE = os.environ.get("LOCKSTEP_TEST_DEVICE", "auto")
+"""The device of the engines, unless a test is for one device."""
 COMPILE = "on" if BACKENDS == ("mxnet",) else "off"
 """Whether engines are compiled if a test does not choose. Only MXNet builds a graph very quickly."""
 
@@ -113,7 +118,7 @@ def starter(backend: Backend, world: World, stack: ExitStack, kept: Kept | None 
     ) -> Engine:
         if why := lacks(natives.name_of(backend), recipe.precision):
             pytest.skip(why)
-        how = Execution.of({"compile": COMPILE, "reference_dtype": "float32"} | execution)
+        how = Execution.of({"compile": COMPILE, "device": DEVICE, "reference_dtype": "float32"} | execution)
         table = np.asarray(rates, np.float64)
         if new or kept is None:
             engine = stack.enter_context(backend.engine(recipe, table, world, how))
@@ -135,7 +140,7 @@ def grounds() -> Iterator[Grounds]:
 
     def ground(backend: Backend) -> tuple[World, Kept]:
         if id(backend) not in found:
-            found[id(backend)] = backend.world(Execution()), Kept()
+            found[id(backend)] = backend.world(Execution.of({"device": DEVICE})), Kept()
         return found[id(backend)]
 
     yield ground

@@ -1,6 +1,8 @@
 """Unusual inputs, and what an engine must make of them: arrays and batches in memory, and logits far apart."""
 
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,57 @@ def check_refilled(start: Any, recipe: Recipe) -> None:
         engine.train(each, 0)
         ends.append(all_bits(engine.read()))
     assert ends[0] == ends[1]
+
+
+class Lender:
+    """Images that are lent by DLPack, and nothing else. When the last of those who borrowed them are gone, it is noted."""
+
+    def __init__(self, array: np.ndarray, given_back: list[str], name: str) -> None:
+        self._array, self.shape = array.copy(), array.shape
+        self.is_borrowed = False
+        weakref.finalize(self._array, given_back.append, name)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        self.is_borrowed = True
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._array.copy()
+
+    def overwrite(self) -> None:
+        """Do what a loader may do with the memory when it has been read."""
+        self._array[:] = 0
+
+
+def check_lent(start: Any, recipe: Recipe, *, borrows: bool) -> None:
+    """Check that images that are lent are trained and evaluated as others, and given back.
+
+    `borrows` says whether the engine reads them by DLPack.
+    """
+    batches, given_back, ends = random_batches(recipe, 3, mixup="sample"), [], []
+    lenders: list[Lender] = []
+
+    def lent() -> Iterator[Batch]:
+        for number, batch in enumerate(batches):
+            lenders.append(Lender(batch.pixels, given_back, f"batch {number}"))
+            yield replace(batch, images=lenders[-1])
+            lenders[-1].overwrite()
+
+    for each in (lambda: batches, lent):
+        engine = start(recipe)
+        scores = engine.evaluate(each())
+        losses = engine.fetch(engine.train(each(), 0)).losses
+        ends.append((all_bits(engine.read()), losses.tobytes(), scores.losses.tobytes()))
+    assert ends[0] == ends[1]
+    assert {lender.is_borrowed for lender in lenders} == {borrows}
+    lenders.clear()
+    assert sorted(given_back) == ["batch 0", "batch 0", "batch 1", "batch 1", "batch 2", "batch 2"]
 
 
 def check_far_logits(start: Any, recipe: Recipe, mixup: str) -> None:

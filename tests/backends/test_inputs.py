@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.backends import Backend
+from lockstep.backends import Backend, World
 from lockstep.recipes import Execution, Recipe
 from lockstep.verification.bounds import BOUNDS, distance
 from tests.backends.cases import random_images
 from tests.backends.conftest import Start
-from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_refilled
+from tests.backends.inputs import KINDS, check_arrays, check_far_logits, check_lent, check_refilled
+from tests.backends.native import name_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,6 +21,11 @@ def test_arrays_of_a_batch_may_lie_in_memory_as_they_like(start: Start, tiny_rec
 
 def test_a_batch_may_be_filled_again_when_the_next_is_asked_for(start: Start, tiny_recipe: Recipe) -> None:
     check_refilled(start, tiny_recipe)
+
+
+def test_lent_images_are_taken_and_given_back(backend: Backend, world: World, start: Start, tiny_recipe: Recipe) -> None:
+    # They are in main memory. Engines on a GPU copy them there as other images.
+    check_lent(start, tiny_recipe, borrows=name_of(backend) in ("paddle", "torch") and not world.on_gpu)
 
 
 @pytest.mark.parametrize("mixup", ["none", "sample"])

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Backend, Framework
-from lockstep.recipes import Execution
+from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
 from tests.backends.conftest import BACKENDS, DEFAULT
 
@@ -27,12 +28,15 @@ assert not loaded, loaded
 
 IMPORT_THE_CORE = (
     f"""
-import importlib, sys
+import importlib, importlib.util, sys
 from pathlib import Path
 import lockstep
+serves = all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "prometheus_client", "python_multipart")))
 root = Path(lockstep.__file__).parent
 for file in root.rglob("*.py"):
     parts = file.relative_to(root.parent).with_suffix("").parts
+    if parts[1:3] == ("inference", "serving") and not serves:
+        continue  # without the packages of the extra
     if parts[-1] != "__main__" and parts[1:3] not in {[("backends", name) for name in FRAMEWORKS]}:
         importlib.import_module(".".join(part for part in parts if part != "__init__"))
 assert "lockstep.runs.train" in sys.modules and "lockstep.backends.shared.host_memory" in sys.modules
@@ -89,6 +93,12 @@ LAYOUTS_ON_A_CPU = {"torch": ["nhwc", "nchw"], "reference": ["nhwc"], "tensorflo
 LAYOUTS_ON_A_CPU |= {"paddle": ["nchw"], "mxnet": ["nchw"]}
 
 
+def test_a_cuda_graph_is_refused_on_a_cpu(backend: Backend, tiny_recipe: Recipe) -> None:
+    execution = Execution(device="cpu", cuda_graph="on")
+    with pytest.raises(BackendError, match=r"cuda_graph is on, but .*; leave out cuda_graph"):
+        backend.engine(tiny_recipe, np.zeros(1), backend.world(execution), execution)
+
+
 def test_a_layout_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
     found = []
     for layout in ("nhwc", "nchw"):
@@ -98,6 +108,25 @@ def test_a_layout_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
         except BackendError as error:
             assert f"layout is {layout}, but this engine computes in" in str(error)  # noqa: PT017 - some have both
     assert found == LAYOUTS_ON_A_CPU[backend.__name__.rpartition(".")[2]]
+
+
+def test_fused_kernels_are_refused_by_engines_that_have_none(backend: Any) -> None:
+    found = ""
+    try:
+        backend.world(Execution(device="cpu", fused="on")).close()
+    except BackendError as error:
+        found = str(error)
+    has_kernels = backend.__name__.endswith(".torch")
+    assert found == ("" if has_kernels else "fused is on, but this engine has no fused kernels; use --backend torch")
+
+
+def test_recomputation_that_an_engine_does_not_have_is_refused(backend: Any) -> None:
+    name, execution = backend.__name__.rpartition(".")[2], Execution(device="cpu", recompute="blocks")
+    if name in ("tensorflow", "torch"):
+        backend.world(execution).close()
+        return
+    with pytest.raises(BackendError, match=r"keeps all activations.* --backend tensorflow or torch"):
+        backend.world(execution)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from lockstep.models.quantisation import weight_scales
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
+from lockstep.system.nodes import one_machine
 from lockstep.verification.bounds import BOUNDS, angle, distance
 from tests.backends import autograd
 from tests.backends.cases import RATES, Step, moved, random_batch, random_batches, random_images, random_state, statistics
@@ -233,7 +234,7 @@ def test_there_is_no_gpu_and_no_second_process(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BackendError, match="leave device at auto"):
         backend.world(Execution(device="cuda"))
     with pytest.raises(BackendError, match="runs in one process"):
-        backend.launch(2, [], "native")
+        backend.starting(one_machine(2), "native")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BackendError, match="runs in one process"):
         backend.world(Execution())

@@ -33,6 +33,19 @@ def test_an_engine_that_is_not_native_has_cells_of_inference_once_for_all_backen
     assert {cell.computes for cell in native} == {"torch", "mxnet"}
 
 
+def test_int8_is_measured_on_engines_that_run_onnx_models() -> None:
+    names = ("native", "onnxruntime", "openvino", "paddle-inference")
+    cells = grid(("train", "inference"), dtypes=("fp32", "int8"), batches=(1,), inference_engines=names)
+    assert [cell.computes for cell in cells if cell.dtype == "int8"] == ["onnxruntime", "openvino"]
+    assert [(cell.what, cell.computes) for cell in cells if cell.dtype == "fp32"] == [
+        ("train", "torch"),
+        *(("inference", name) for name in ("torch", "onnxruntime", "openvino", "paddle-inference")),
+    ]
+    assert {Plan().recipe_of(cell).precision for cell in cells} == {"fp32"}
+    with pytest.raises(UserError, match="int8 needs one that runs ONNX models, such as --engine onnxruntime"):
+        grid(("inference",), dtypes=("int8",))
+
+
 def test_the_seeds_batches_are_the_default() -> None:
     assert [cell.batch for cell in grid(("train",))] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 

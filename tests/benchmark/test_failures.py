@@ -31,6 +31,9 @@ def test_numpys_own_error_is_want_of_memory() -> None:
         "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "Fail to alloc memory of 1073741824 size, error code is 2.",
         "Failed to alloc 4294967296 bytes",
+        "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.",
+        "Operation received an exception:Status: 1, message: could not create a primitive, in file mkl_conv.cc",
+        "_bounded_integers.so: failed to map segment from shared object",
         "[12:00:00] src/storage/./cpu_device_storage.h: Cannot malloc 9 bytes",
     ],
 )

@@ -72,17 +72,26 @@ def test_a_cell_is_measured_in_a_process_of_its_own(what: str, engine: str) -> N
 
 
 @pytest.mark.slow
-def test_another_engine_is_measured_without_a_limit_of_its_own() -> None:
-    report = benchmark(cells("inference", inference_engines=["onnxruntime"]), PLAN)
-    entry = one(report)
-    assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(4 * len(entry["times_sec"]))
-    assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
-    assert entry["roofline"]["share_of_limit"] is None
+def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() -> None:
+    report = benchmark(cells("inference", inference_engines=["onnxruntime"], dtypes=("fp32", "int8")), PLAN)
+    assert [(entry["status"], entry["dtype"]) for entry in report["cells"]] == [("ok", "fp32"), ("ok", "int8")]
+    for entry in report["cells"]:
+        assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(4 * len(entry["times_sec"]))
+        assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
+        assert entry["roofline"]["share_of_limit"] is None
+        first = max(entry["times_sec"])
+        assert first < entry["first_answer_sec"] < 60
+        assert 50e6 < entry["peak_memory_bytes"] < 4e9
     assert report["environment"].keys() == {"onnxruntime"}
     assert report["environment"]["onnxruntime"]["onnxruntime"] == importlib.metadata.version("onnxruntime")
-    first = max(entry["times_sec"])
-    assert first < entry["first_answer_sec"] < 60
-    assert 50e6 < entry["peak_memory_bytes"] < 4e9
+
+
+@pytest.mark.slow
+def test_a_cell_in_int8_runs_the_model_that_was_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "_in_int8", lambda recipe, engine: b"not a model")
+    [entry] = benchmark(cells("inference", inference_engines=["onnxruntime"], dtypes=("int8",)), PLAN)["cells"]
+    assert entry["status"] == "failed"
+    assert "ONNX Runtime cannot run this model" in entry["reason"]
 
 
 def test_an_engine_that_is_missing_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,15 @@ def test_packing_says_how_many_images_went_where(format: str, folder: Path, tmp_
     assert files_of(target) == files_of(packed(folder, tmp_path / "expected", format, shards=2))
 
 
+def test_staging_says_what_it_copied(few: Path, tmp_path: Path, answer: Run) -> None:
+    target = tmp_path / "local"
+    code, output, errors = answer("data", "stage", few, "--to", target)
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[-1] == f"15 files in {target}, 15 of them copied now: 0.00 GB"
+    assert answer("data", "stage", few, "--to", target)[1].splitlines()[-1].endswith("0 of them copied now: 0.00 GB")
+    assert answer("data", "info", target)[1] == answer("data", "info", few)[1]
+
+
 def test_packing_can_reduce_images(tmp_path: Path, answer: Run) -> None:
     source = image_folder(tmp_path / "source", {"a/x.jpg": jpeg(200, 300)})
     for quality in (30, 95):

@@ -35,7 +35,7 @@ def test_versions_cores_and_devices_are_shown(answer: Run) -> None:
         assert line.startswith(f"{name:<10} {version or '1.9.1'}: ")
         assert "CPU, " in line
         assert line.endswith("/.venv-mxnet/bin/python)") == (version is None)
-    assert [line.split()[0] for line in lines[3 + len(found) : -2]] == list(ENGINES)
+    assert [line.split()[0] for line in lines[3 + len(found) : -3]] == list(ENGINES)
 
 
 def test_engines_of_inference_are_described_with_what_they_need() -> None:
@@ -47,8 +47,9 @@ def test_engines_of_inference_are_described_with_what_they_need() -> None:
 def test_what_decodes_images_is_shown(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "found_here", lambda name: "")  # this needs no framework to be loaded
     _, output, _ = answer("doctor")
-    assert output.splitlines()[-2:] == [
+    assert output.splitlines()[-3:] == [
         f"dali       {importlib.metadata.version('nvidia-dali-cuda120')}",
+        "memory     lockstep find batch: the largest batch that fits",
         "jpeg       compiled: windows of baseline JPEGs",
     ]
     monkeypatch.setattr(jpeg, "_jpeg", None)

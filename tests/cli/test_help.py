@@ -16,7 +16,9 @@ def test_the_version_is_said(answer: Run) -> None:
     assert answer("--version") == (0, f"lockstep {version('lockstep-vision')}\n", "")
 
 
-@pytest.mark.parametrize("command", ["", "train", "data", "data check", "recipes show", "benchmark train", "launch"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "data", "data check", "recipes show", "benchmark train", "find batch", "launch"]
+)
 def test_h_is_help_everywhere(answer: Run, command: str) -> None:
     short, long = (answer(*command.split(), option) for option in ("-h", "--help"))
     assert short == long

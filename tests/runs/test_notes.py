@@ -1,13 +1,14 @@
 """Notes before a run's first step."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.published import RECIPES
-from lockstep.runs.notes import RunFacts, seldom_meant
+from lockstep.runs.notes import RunFacts, cost_of_determinism, seldom_meant
 
 SENSIBLE = Recipe(logits=10, epochs=20, global_batch_images=32)
 
@@ -16,6 +17,21 @@ def facts(classes: int = 10, steps: int = 4, **counts: list[int]) -> RunFacts:
     names = [f"class {i}" for i in range(classes)]
     images = {split: np.array(counts.get(split, [3] * classes)) for split in ("training", "validation")}
     return RunFacts(names, images["training"], images["validation"], steps)
+
+
+@pytest.mark.parametrize(("on_gpu", "deterministic", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_what_determinism_costs_can_be_measured_by_what_is_said(on_gpu: bool, deterministic: bool, expected: int) -> None:
+    world: Any = SimpleNamespace(on_gpu=on_gpu, ranks=4)
+    recipe = Recipe(model="resnext101-32x4d", precision="bf16", global_batch_images=512)
+    execution = Execution(deterministic=deterministic, accumulation_steps=2, recompute="blocks")
+    said = cost_of_determinism(recipe, execution, world)
+    assert len(said) == expected
+    for note in said:
+        assert "--set deterministic=false" in note
+        command = (
+            "lockstep benchmark train --backend torch --model resnext101-32x4d -b 64 --set recompute=blocks --dtype bf16"
+        )
+        assert note.endswith(f": {command}")
 
 
 def test_nothing_is_said_of_what_is_usual() -> None:

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 import lockstep
 from lockstep.recipes import Execution, Recipe, load_recipe
 from lockstep.runs.report import read_report
-from lockstep.runs.resuming import complete, last_execution, refusal
+from lockstep.runs.resuming import complete, last_execution, refusal, with_the_same_parts
 from lockstep.system.errors import CheckpointError, DataError, RecipeError, UserError
 from lockstep.system.event_log import read_log
 
@@ -45,6 +45,30 @@ def test_what_is_not_given_is_taken_from_the_runs_folder(run: Path, tiny_recipe:
         "data": f"its images ({tmp_path / 'images'})",
         "execution": "backend=tensorflow, loader_threads=3",
     }
+
+
+@pytest.mark.parametrize(("ranks", "accumulation"), [(1, 12), (2, 6), (3, 4), (6, 2), (12, 1)])
+def test_a_step_keeps_its_parts_on_any_number_of_ranks(run: Path, ranks: int, accumulation: int) -> None:
+    note(run, ranks=4, execution={"accumulation_steps": 3})
+    kept = with_the_same_parts(Execution(keep_global_batch=True), run, ranks)
+    assert kept == Execution(keep_global_batch=True, accumulation_steps=accumulation)
+
+
+def test_ranks_that_cannot_share_the_parts_are_refused_with_those_that_can(run: Path) -> None:
+    note(run, ranks=4, execution={})
+    with pytest.raises(
+        RecipeError, match=r"computes a step in 4 parts, which 3 ranks cannot share equally; use 1, 2, 4 ranks"
+    ):
+        with_the_same_parts(Execution(keep_global_batch=True), run, 3)
+
+
+def test_parts_are_kept_only_if_asked_for_and_if_there_were_some(run: Path, tmp_path: Path) -> None:
+    note(run, ranks=4, execution={"accumulation_steps": 3})
+    assert with_the_same_parts(Execution(), run, 2) == Execution()
+    new = Execution(keep_global_batch=True, accumulation_steps=5)
+    assert with_the_same_parts(new, tmp_path / "new", 2) == new
+    note(run, ranks="four")
+    assert with_the_same_parts(new, run, 2) == new
 
 
 def test_what_is_given_comes_before_what_is_in_the_folder(run: Path, tiny_recipe: Recipe) -> None:

@@ -23,6 +23,7 @@ from lockstep.models.metrics import Counts, Scores
 from lockstep.models.state import State
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError, nearest
+from lockstep.system.nodes import Start, Table
 
 __all__ = [
     "FRAMEWORKS",
@@ -38,9 +39,13 @@ __all__ = [
     "check_installed",
     "interpreter",
     "load",
+    "refuse_cuda_graph",
+    "refuse_exchange",
+    "refuse_fused",
     "refuse_horovod",
     "refuse_layout",
     "refuse_quantisation",
+    "refuse_recompute",
 ]
 
 
@@ -222,10 +227,11 @@ class Backend(Protocol):
     def products(self, on_gpu: bool) -> Products:
         """Return how the framework multiplies matrices, to measure the ceiling of a machine."""
 
-    def launch(self, processes: int, arguments: list[str], distributed: str) -> int:
-        """Run this Python with these arguments in this many processes on this machine; return the exit code.
+    def starting(self, table: Table, distributed: str) -> AbstractContextManager[Start]:
+        """Return a context within which the ranks of a table can run. It yields how those of this machine are started.
 
-        `distributed` is the field of the `Execution` that the processes will have.
+        `distributed` is the field of the `Execution` that the ranks will have. Servers that the ranks need run within the
+        context.
         """
 
 
@@ -246,12 +252,43 @@ def refuse_layout(asked: str, own: str) -> None:
         )
 
 
+def refuse_cuda_graph(asked: str) -> None:
+    """Raise `BackendError` if `asked` is "on", for backends that capture no CUDA graphs."""
+    if asked == "on":
+        raise BackendError("cuda_graph is on, but this engine captures no steps; leave out cuda_graph")
+
+
+def refuse_exchange(asked: str, *own: str) -> None:
+    """Raise `BackendError` if the precision `asked` for sums over ranks is not one of the backend's."""
+    if asked not in own:
+        raise BackendError(
+            f"all_reduce_precision is {asked}, but this engine adds up gradients in {' or '.join(own)} on this device; use "
+            f"--set all_reduce_precision={own[-1]}, or --backend torch"
+        )
+
+
+def refuse_fused(asked: str) -> None:
+    """Raise `BackendError` if fused kernels are requested, for backends that have none."""
+    if asked == "on":
+        raise BackendError("fused is on, but this engine has no fused kernels; use --backend torch")
+
+
 def refuse_quantisation(recipe: Recipe, name: str) -> None:
     """Raise `BackendError` if the recipe is quantised and the engine of backend `name` does not support it."""
     if recipe.quantisation != "none" and not FRAMEWORKS[name].quantises:
         able = " or ".join(each for each, framework in FRAMEWORKS.items() if framework.quantises)
         raise BackendError(
             f"the {name} engine cannot quantise, and the recipe has quantisation={recipe.quantisation}; use --backend {able}"
+        )
+
+
+def refuse_recompute(asked: str) -> None:
+    """Raise `BackendError` if `asked` is not "off", for backends that keep all activations."""
+    if asked != "off":
+        able = " or ".join(name for name, framework in FRAMEWORKS.items() if framework.recomputes)
+        raise BackendError(
+            f"recompute is {asked}, but this engine keeps all activations; use --set recompute=off with more "
+            f"accumulation_steps, or --backend {able}"
         )
 
 

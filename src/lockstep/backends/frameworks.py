@@ -4,7 +4,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lockstep.system import ranks
+from lockstep.system import rank_variables
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Framework:
     """Origins of the weights files that are the framework's own; see `lockstep.weights.opening.Opened.origin`."""
     quantises: bool = False
     """Whether its engine is a `QuantisingEngine`."""
+    recomputes: bool = False
+    """Whether its engine supports every value of the execution's `recompute`."""
     explains: bool = False
     """Whether its module `explaining` has an `Explainer`, for `lockstep predict --explain`."""
     nvidia_example: str = "PyTorch"
@@ -90,6 +92,7 @@ FRAMEWORKS: dict[str, Framework] = {
         slower={"bf16": "several times"},
         always_emulates=("fp16",),
         origins=("NVIDIA TensorFlow", "Keras"),
+        recomputes=True,
         nvidia_example="TensorFlow",
     ),
     "torch": Framework(
@@ -100,6 +103,7 @@ FRAMEWORKS: dict[str, Framework] = {
         slower_with_avx_512={"bf16": "5 times"},
         origins=("Lockstep", "NVIDIA PyTorch", "PyTorch", "timm", "torchvision"),
         quantises=True,
+        recomputes=True,
         explains=True,
     ),
 }
@@ -114,4 +118,4 @@ def name_rank(backend: str) -> None:
     """Set RANK, WORLD_SIZE and LOCAL_RANK where a launcher of a backend's framework names this rank in other variables."""
     framework = FRAMEWORKS.get(backend)
     if framework is not None:
-        ranks.name_rank(framework.rank_variables, reads_tf_config=framework.reads_tf_config)
+        rank_variables.name_rank(framework.rank_variables, reads_tf_config=framework.reads_tf_config)

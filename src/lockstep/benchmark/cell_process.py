@@ -1,6 +1,7 @@
 """The processes that measure one cell: a launcher of ranks, or a rank (see `lockstep.benchmark.grid`, which starts them).
 
-The folder holds `cell.json`. Every rank writes `rank-<r>.json` or `failure-<r>.json` into it.
+The folder holds `cell.json`, and `model.onnx` if a given model is measured. Every rank writes `rank-<r>.json` or
+`failure-<r>.json` into it.
 """
 
 import json
@@ -15,13 +16,24 @@ from lockstep.benchmark.failures import FAILED, OUT_OF_MEMORY, is_out_of_memory
 from lockstep.benchmark.fingerprint import fingerprint
 from lockstep.benchmark.measuring import measure
 from lockstep.recipes import Execution, Recipe
-from lockstep.system.files import write_json
-from lockstep.system.ranks import LOCKSTEP, is_leading
+from lockstep.system.files import write_bytes, write_json
+from lockstep.system.launching import LOCKSTEP, launch_ranks
+from lockstep.system.nodes import one_machine
+from lockstep.system.ranks import is_leading
 from lockstep.system.workers import end_with_parent, tell
 
+_MODEL = "model.onnx"
 
-def save_task(folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution) -> None:
-    """Write the task of a worker, which is started right after this: what it must measure, and the present time."""
+
+def save_task(
+    folder: Path, cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, exported: bytes | None = None
+) -> None:
+    """Write the task of a worker, which is started right after this: what it must measure, and the present time.
+
+    `exported` is the ONNX model that it measures; None: one of the initial weights.
+    """
+    if exported is not None:
+        write_bytes(folder / _MODEL, exported, is_flushed=False)
     task = {"cell": cell.fields(), "plan": plan.fields(), "recipe": recipe.fields(), "execution": execution.fields()}
     write_json(folder / "cell.json", task | {"started": time.perf_counter()})
 
@@ -36,13 +48,18 @@ def work(folder: Path) -> int:
     execution = Execution.of(task["execution"])
     if cell.ranks > 1 and "RANK" not in os.environ:
         end_with_parent()
-        launch = backends.load(cell.backend).launch
-        return launch(cell.ranks, [*LOCKSTEP, "benchmark", "cell", str(folder)], execution.distributed)
+        backend = backends.load(cell.backend)
+        return launch_ranks(
+            [*LOCKSTEP, "benchmark", "cell", str(folder)],
+            lambda: backend.starting(one_machine(cell.ranks), execution.distributed),
+        )
     if cell.ranks == 1:
         end_with_parent()  # ranks end with their launcher
-    rank = os.environ.get("RANK", "0")
+    rank, model = os.environ.get("RANK", "0"), folder / _MODEL
+    exported = model.read_bytes if model.exists() else None
     try:
-        found = measure(cell, plan, Recipe.of(task["recipe"]), execution, tell if is_leading() else _say_nothing)
+        listener = tell if is_leading() else _say_nothing
+        found = measure(cell, plan, Recipe.of(task["recipe"]), execution, listener, exported)
     except Exception as error:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else FAILED
         write_json(folder / f"failure-{rank}.json", {"status": status, "reason": _reason(error)})

@@ -18,6 +18,8 @@ from lockstep.system.errors import BackendError, RecipeError, UserError, nearest
 SYNTHETIC = "synthetic"
 """Used in place of a folder: one batch of noise, which every step uses again."""
 TRAIN, INFERENCE = "train", "inference"
+INT8 = "int8"
+"""The `dtype` of a model that is quantised after training. Only engines that run ONNX models have such cells."""
 GIVEN_OTHERWISE = {
     "model": "--model",
     "precision": "--dtype",
@@ -39,7 +41,7 @@ class Cell:
     model: str
     """The model's name, with "-v1.5" if there is a v1 of the same name."""
     dtype: str
-    """The recipe's `precision`."""
+    """The recipe's `precision`, or `INT8`."""
     batch: int
     """Images of one rank in a step."""
     ranks: int
@@ -96,7 +98,8 @@ class Plan:
 
     def recipe_of(self, cell: Cell) -> Recipe:
         """Return the recipe that a cell is measured with. Raises `RecipeError` if there is none."""
-        own = {"model": plain_name(cell.model), "precision": cell.dtype, "global_batch_images": cell.batch * cell.ranks}
+        precision = "fp32" if cell.dtype == INT8 else cell.dtype
+        own = {"model": plain_name(cell.model), "precision": precision, "global_batch_images": cell.batch * cell.ranks}
         return load_recipe(self.recipe).replace(**self.changes | own)
 
     def execution_of(self, cell: Cell) -> Execution:
@@ -149,7 +152,7 @@ def grid(
     """Return a cell for every combination of values. The batch changes fastest.
 
     `engines` are backends. Of `inference_engines`, those that are not native have only cells of inference on one rank, once
-    for all backends, compilers and layouts.
+    for all backends, compilers and layouts. Only those of them that run ONNX models have cells in `INT8`.
 
     Raises `UserError` for an unknown engine or model, a number below 1, or if no cell is left.
     """
@@ -166,6 +169,7 @@ def grid(
     native = [
         Cell(what, engine, model, dtype, batch, count, compiler, layout, data)
         for what, engine, model, compiler, layout, count, dtype, batch in product(*axes)
+        if dtype != INT8
     ]
     others = product([name for name in inference_engines if name != NATIVE], names, dtypes, batches)
     cells = native if NATIVE in inference_engines else []
@@ -173,7 +177,11 @@ def grid(
         cells = cells + [
             Cell(INFERENCE, engines[0], model, dtype, batch, 1, "auto", data=data, engine=name)
             for name, model, dtype, batch in others
+            if dtype != INT8 or row_of(name).runs_onnx
         ]
     if not cells:
-        raise UserError(f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1)")
+        raise UserError(
+            f"no cell is left: engines besides {NATIVE} only infer, on one rank (-n 1), and {INT8} needs one that runs ONNX "
+            "models, such as --engine onnxruntime"
+        )
     return cells

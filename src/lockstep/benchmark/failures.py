@@ -10,10 +10,12 @@ OK, OUT_OF_MEMORY, FAILED, MISSING = "ok", "out of memory", "failed", "missing"
 _WORDS = re.compile(
     r"out.of.memory|too little memory|not enough memory|can't allocate memory|cannot allocate memory|unable to allocate"
     r"|could not allocate|fail(ed)? to alloc|alloc_failed|cannot malloc|\boom when allocating|bad_alloc"
-    r"|could not create a memory|ResourceExhausted",
+    r"|could not create a memory|ResourceExhausted|memory allocation (still )?failed|failed to map segment"
+    r"|Status: 1, message: could not create",
     re.IGNORECASE,
 )
-"""The words of the frameworks, NumPy, oneDNN, C++ and the system for lack of memory."""
+"""The words of the frameworks, NumPy, oneDNN (whose status 1 is `dnnl_out_of_memory`), OpenBLAS, C++ and the system for
+lack of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,27 +4,34 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep import backends
 from lockstep.benchmark.cell_process import save_task
-from lockstep.benchmark.cells import SYNTHETIC, TRAIN, Cell, Plan
+from lockstep.benchmark.cells import INT8, SYNTHETIC, TRAIN, Cell, Plan
 from lockstep.benchmark.failures import FAILED, MISSING, OK, OUT_OF_MEMORY, system_kills, why
 from lockstep.benchmark.figures import NOTHING, figures
 from lockstep.benchmark.fingerprint import gpus
 from lockstep.benchmark.report_file import KIND, VERSION, BenchmarkReport, read_benchmark
 from lockstep.data.sources import find_sources
 from lockstep.inference.engines import NATIVE, row_of
+from lockstep.inference.quantising import for_speed
+from lockstep.inference.targets import TARGETS
 from lockstep.recipes import Recipe
+from lockstep.recipes.initial_weights import initial_state
 from lockstep.recipes.order import check_batch_norm
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from lockstep.system.errors import EXIT_INTERRUPTED, Interrupted, LockstepError, UserError
 from lockstep.system.files import write_json
 from lockstep.system.machine import cores, processor
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
+from lockstep.weights.opening import LOCKSTEP, Opened
 
 
 def benchmark(
@@ -171,7 +178,11 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
         return entry | {"status": MISSING, "reason": install}
     with tempfile.TemporaryDirectory(prefix="lockstep-benchmark-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        save_task(folder, cell, plan, recipe, plan.execution_of(cell))
+        try:
+            exported = _in_int8(recipe.replace(global_batch_images=1), cell.engine) if cell.dtype == INT8 else None
+        except LockstepError as error:
+            return entry | {"status": FAILED, "reason": str(error)}
+        save_task(folder, cell, plan, recipe, plan.execution_of(cell), exported)
         kills = system_kills()
         command: list[str | Path] = [python, "-P", "-m", "lockstep", "benchmark", "cell", folder]
         try:
@@ -185,6 +196,14 @@ def _measured(cell: Cell, plan: Plan, recipe: Recipe, recorder: Recorder) -> dic
     remarks = list(dict.fromkeys(remark for rank in ranks for remark in rank["remarks"]))
     found = entry | figures(cell, plan, recipe, ranks)
     return found | {"remarks": remarks, "environment": ranks[0]["environment"]}
+
+
+@lru_cache(maxsize=2)
+def _in_int8(recipe: Recipe, engine: str) -> bytes:
+    """Return an ONNX model of the recipe's initial weights in int8. Raises `BackendError` without ONNX Runtime."""
+    images = np.random.default_rng(0).integers(0, 256, (2, recipe.eval_crop, recipe.eval_crop, 3), dtype=np.uint8)
+    weights = Opened(recipe, initial_state(recipe), (), Path("initial weights"), LOCKSTEP)
+    return for_speed(weights, images, symmetric=engine in TARGETS and TARGETS[engine].takes_symmetric_int8)
 
 
 def _left(folder: Path, what: str) -> list[dict[str, Any]]:

@@ -84,8 +84,13 @@ Step = Callable[[Engine, Batch, int], Handle | None]
 Tell = Callable[[int, int], None]
 
 
-def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell) -> Measured:
-    """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations done, and the total."""
+def measure(
+    cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: Tell, exported: Callable[[], bytes] | None = None
+) -> Measured:
+    """Measure a cell on this rank. Every rank must call this. `tell` gets the number of iterations done, and the total.
+
+    `exported` returns the ONNX model that an engine that is not native runs; None: it makes one of the initial weights.
+    """
     world: World = backends.load(cell.backend).world(execution) if cell.engine == NATIVE else Alone(cell.engine, execution)
     counted, warmup = plan.iterations * plan.epochs, plan.iterations * plan.warmup_epochs
     ceiling = 0 if cell.data == SYNTHETIC else min(counted, CEILING_ITERATIONS) + CEILING_WARMUP
@@ -94,7 +99,7 @@ def measure(cell: Cell, plan: Plan, recipe: Recipe, execution: Execution, tell: 
     progress = _Progress(tell, total)
     try:
         source = _Source(cell, plan, recipe, execution, world)
-        with _opened(cell, recipe, execution, world, total) as engine:
+        with _opened(cell, recipe, execution, world, total, exported) as engine:
             with source.batches() as batches:
                 before = _run(engine, step, batches, 0, warmup, progress)
                 world.wait()  # all ranks start together
@@ -149,12 +154,14 @@ class Alone(HostQuestions):
 
 
 @contextmanager
-def _opened(cell: Cell, recipe: Recipe, execution: Execution, world: World, steps: int) -> Iterator[Any]:
+def _opened(
+    cell: Cell, recipe: Recipe, execution: Execution, world: World, steps: int, exported: Callable[[], bytes] | None
+) -> Iterator[Any]:
     """Yield the engine of a cell, with the recipe's initial weights. Native ones are prepared for this many steps."""
     state = initial_state(recipe)
     if cell.engine != NATIVE:
         weights = Opened(recipe, state, (), Path("initial weights"), LOCKSTEP)
-        with open_engine(cell.engine, weights, execution, most_images=cell.batch) as other:
+        with open_engine(cell.engine, weights, execution, most_images=cell.batch, exported=exported) as other:
             yield other
         return
     # The measured steps are an epoch to the engine, which compiles if that pays in an epoch.
@@ -200,7 +207,7 @@ def _enqueued(engine: Engine, batch: Batch, step: int) -> Handle:
 
 
 def _predicted(engine: Engine, batch: Batch, step: int) -> None:
-    engine.predict(batch.images)
+    engine.predict(batch.pixels)
 
 
 def _run(engine: Engine, step: Step, batches: Iterator[Batch], first: int, steps: int, progress: _Progress) -> Timeline:

@@ -15,17 +15,20 @@ from lockstep.cli import (
     doctor,
     evaluate,
     export,
+    find,
     from_nvidia,
     launch,
     predict,
     recipes,
     report,
+    serve,
     sparsify,
     train,
     verify,
 )
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print
+from lockstep.system import heartbeat
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.ranks import follow_launcher, leave_exit_code
 
@@ -64,12 +67,14 @@ app.command("evaluate", cls=Command)(evaluate.command)
 app.command("predict", cls=Command)(predict.command)
 app.command("convert", cls=Command)(convert.command)
 app.command("export", cls=Command)(export.command)
+app.command("serve", cls=Command)(serve.command)
 app.command("sparsify", cls=Command)(sparsify.command)
 app.command("verify", cls=Command)(verify.command)
 app.command("report", cls=Command)(report.command)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(benchmark.app, name="benchmark")
+app.add_typer(find.app, name="find")
 app.command("launch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch.command)
 app.command("from-nvidia", context_settings={"allow_extra_args": True, "allow_interspersed_args": False})(
     from_nvidia.command
@@ -81,6 +86,7 @@ def run() -> None:
     """Run the command line and exit. Exit codes: 0 done, 1 failed, 2 wrong use, 3 not finite, 75 saved and stopped,
     130 interrupted (see `lockstep.system.errors`)."""
     follow_launcher()
+    heartbeat.begin()
     code = _code()
     leave_exit_code(code)
     sys.exit(code)

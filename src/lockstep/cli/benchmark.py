@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published
+from lockstep.cli import benchmark_convert, benchmark_grid, benchmark_published, benchmark_scaling
 from lockstep.cli.hints import Command
 from lockstep.cli.terminal import print, print_json
 
@@ -15,6 +15,7 @@ for name, summary in benchmark_grid.COMMANDS.items():
 app.command("cell", hidden=True)(benchmark_grid.cell)
 app.command("compare-published")(benchmark_published.command)
 app.command("convert")(benchmark_convert.command)
+app.command("scaling")(benchmark_scaling.command)
 
 
 @app.command("loader")

@@ -28,7 +28,9 @@ COMMANDS = {
 
 Ranks = Annotated[str, typer.Option("-n", metavar="1,2", help="Numbers of ranks: processes that compute together.")]
 Batches = Annotated[str, typer.Option("-b", metavar="1,2,4", help="Batch sizes: images of one rank in a step.")]
-Dtypes = Annotated[str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16.")]
+Dtypes = Annotated[
+    str, typer.Option("--dtype", metavar="fp32,bf16", help="Precisions: fp32, tf32, bf16, fp16; int8 with --engine.")
+]
 Engines = Annotated[str, typer.Option("--backend", metavar="A,B", help="Frameworks: see `lockstep doctor`.")]
 Inferring = Annotated[
     str,
@@ -97,8 +99,8 @@ def measure(
     plan = Plan(iterations, epochs, warmup, num_examples, recipe, changes, execution)
     cells = grid(
         _whats(str(context.info_name), only_inference),
-        ranks=_numbers(ranks, "-n"),
-        batches=_numbers(batches, "-b"),
+        ranks=numbers(ranks, "-n"),
+        batches=numbers(batches, "-b"),
         dtypes=_words(dtypes),
         engines=_words(engines),
         inference_engines=_words(inferring),
@@ -166,7 +168,8 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def numbers(text: str, option: str) -> list[int]:
+    """Return the numbers of an option with comma-separated numbers. Raises `UserError` if it holds something else."""
     from lockstep.system.errors import UserError
 
     try:

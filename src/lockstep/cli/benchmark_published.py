@@ -10,8 +10,11 @@ from lockstep.cli.terminal import print
 if TYPE_CHECKING:
     from lockstep.benchmark.compare_published import Beside, Comparison
 
-_LINE = "{:>10} {:>8} {:>8}  {:<36} {:<22} {:<9} {:>5}  {}"
-_HEAD = _LINE.format("images/s", "p90 ms", "p99 ms", "hardware", "software", "precision", "batch", "ours / theirs, source")
+_TIMES = ("mean", "p50", "p90", "p95", "p99")
+_LINE = "{:>10}" + " {:>8}" * len(_TIMES) + "  {:<36} {:<22} {:<9} {:>5}  {}"
+_HEAD = _LINE.format(
+    "images/s", *(f"{name} ms" for name in _TIMES), "hardware", "software", "precision", "batch", "ours / theirs, source"
+)
 
 
 def command(
@@ -33,15 +36,16 @@ def command(
 
 
 def _lines(comparison: "Comparison") -> list[str]:
+    from lockstep.benchmark.cells import computes
     from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 
     cell, size = comparison.cell, comparison.image_size or "unknown"
-    latency, hardware = cell["latency_ms"], _counted(comparison.hardware, cell["ranks"])
-    ours = (f"{cell['images_per_sec']:.1f}", _number(latency["p90"]), _number(latency["p99"]), hardware)
+    times = (_number(cell["latency_ms"][name]) for name in _TIMES)
+    ours = (f"{cell['images_per_sec']:.1f}", *times, _counted(comparison.hardware, cell["ranks"]))
     lines = [
         f"{cell['model']}, {cell['what']}, images of {size} pixels (published: {PUBLISHED_SIZE})",
         _HEAD,
-        _LINE.format(*ours, f"Lockstep, {cell['backend']}", cell["dtype"], cell["batch"], "this report").rstrip(),
+        _LINE.format(*ours, f"Lockstep, {computes(cell)}", cell["dtype"], cell["batch"], "this report").rstrip(),
     ]
     for beside in comparison.published:
         lines += _published(beside)
@@ -61,15 +65,14 @@ def _published(beside: "Beside") -> list[str]:
     time = f"{row.minutes_to_target:g} min to 75.9 %, " if row.minutes_to_target else ""
     line = _LINE.format(
         _number(row.images_per_sec, 1),
-        _number(row.p90_ms),
-        _number(row.p99_ms),
+        *(_number(getattr(row, f"{name}_ms")) for name in _TIMES),
         _counted(row.accelerator, row.accelerators),
         software,
         row.precision or "-",
         row.batch_images or "-",
         f"{ratio}{time}{row.document}: {row.table}",
     )
-    return [line] if row.remark is None else [line, f"{'':>30}({row.remark})"]
+    return [line] if row.remark is None else [line, f"{'':>{10 + 9 * len(_TIMES) + 2}}({row.remark})"]
 
 
 def _counted(name: str, count: int | None) -> str:

@@ -23,7 +23,7 @@ from lockstep.runs.events import (
     WarningEvent,
 )
 from lockstep.runs.report import Report
-from lockstep.system.event_log import EvaluateEvent, StartEvent, TrainEvent
+from lockstep.system.event_log import EvaluateEvent, RestartEvent, StartEvent, TrainEvent
 from lockstep.system.ranks import is_leading
 
 
@@ -121,7 +121,7 @@ class Reporter:
         if what not in self._tasks:
             # Start at the steps done before: a bar that jumps there would count them as speed.
             self._tasks[what] = self._bar.add_task(what, total=total, completed=done, note="", left=None)
-        self._bar.update(self._tasks[what], completed=done, note=note, left=left, description=title or what)
+        self._bar.update(self._tasks[what], total=total, completed=done, note=note, left=left, description=title or what)
         if done == total:
             self._bar.remove_task(self._tasks.pop(what))
 
@@ -188,6 +188,9 @@ class Reporter:
             return None
         return time_left((second - self._since[1]) / (step - self._since[0]) * (self._total - step))
 
+    def _on_restart(self, event: RestartEvent) -> None:
+        self.say(f"restart {event['restart']} after a failure: {event['reason']}")
+
     def _on_train(self, event: TrainEvent) -> None:
         step, second = event["step"], event.get("elapsed_sec", 0.0)
         left = self._left(step, second)
@@ -239,6 +242,7 @@ class Reporter:
             ("training time", f"{report['train_sec']:.1f} s"),
             ("throughput", f"{speed:.1f} images/s (first steps left out)" if speed else "too few steps to measure"),
             ("bad images left out", str(report["quarantined"])),
+            *([("restarts", str(report["restarts"]))] if "restarts" in report else []),
             ("run", event["out"]),
         ]
         for name, value in rows:

@@ -53,6 +53,23 @@ def pack(
         print(f"{split}: {count} images in {target}")
 
 
+@app.command("stage")
+def stage(
+    data: Data,
+    to: Annotated[Path, typer.Option(help="A folder on a disk of this machine.")],
+) -> None:
+    """Copy a data set to a disk of this machine, with its index.
+
+    Files that are there already are not copied again. Train with the copy: runs take it for the same data set.
+    """
+    from lockstep.cli.console import Reporter
+    from lockstep.data.staging import stage
+
+    with Reporter() as reporter:
+        found = stage(data, to, reporter.progress("copying"))
+    print(f"{found.files} files in {to}, {found.copied} of them copied now: {found.copied_bytes / 1e9:.2f} GB")
+
+
 @app.command("index")
 def index(data: Data) -> None:
     """Decode every image once and save what training needs to know.

@@ -42,6 +42,7 @@ def command() -> None:
         print(f"{name:<10} {described(row)}")
     dali = backends.Framework(DISTRIBUTIONS, INSTALL)
     print(f"{'dali':<10} {dali.version() or f'missing; {dali.install}'}")
+    print(f"{'memory':<10} lockstep find batch: the largest batch that fits")
     print(f"{'jpeg':<10} {'compiled: windows of baseline JPEGs' if jpeg.is_there() else f'missing; {jpeg.MISSING}'}")
 
 

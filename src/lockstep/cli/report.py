@@ -14,6 +14,9 @@ def command(
     plots: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write each figure into this folder, as PNG and SVG.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show which parts of mistaken images speak for the wrong class (Grad-CAM).")
+    ] = False,
 ) -> None:
     """Write one HTML page about one or several runs.
 
@@ -21,6 +24,6 @@ def command(
     """
     from lockstep import report
 
-    print(report(runs, out, plots=plots))
+    print(report(runs, out, plots=plots, explain=explain))
     if plots is not None:
         print(plots)

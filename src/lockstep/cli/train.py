@@ -41,6 +41,9 @@ def command(
     model_prefix: Annotated[
         str | None, typer.Option(help="Also write every epoch's weights for MXNet: PREFIX-symbol.json, PREFIX-0001.params.")
     ] = None,
+    keep_global_batch: Annotated[
+        bool, typer.Option("--keep-global-batch", help="Resume on fewer ranks in as many parts: each accumulates more.")
+    ] = False,
     train_only: Annotated[
         bool, typer.Option("--train-only", help="Never evaluate; validation images may be missing.")
     ] = False,
@@ -88,6 +91,7 @@ def command(
         distributed=distributed,
         model_prefix=model_prefix,
         train_only=train_only or None,
+        keep_global_batch=keep_global_batch or None,
         stop_after_epochs=stop_after_epochs,
         stop_after_steps=stop_after_steps,
         early_stopping_patience=early_stopping_patience,

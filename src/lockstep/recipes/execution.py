@@ -26,9 +26,20 @@ class Execution(Settings):
     """Whether the framework's compiler is used. "auto": where it makes the run faster. That is on GPUs, for Paddle and MXNet
     on every device, and for PyTorch on processors without AVX-512 if an epoch in fp32 is long enough to make up for the
     time it takes to compile (docs/numerics.md)."""
+    fused: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    """Whether PyTorch's engine trains with Lockstep's own fused kernels, which need an NVIDIA GPU and Triton (docs/gpu.md).
+    "auto": where they were measured to be faster, which is nowhere yet. Other engines refuse "on"."""
+    cuda_graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    """Whether PyTorch's engine captures a step on a GPU as a CUDA graph and replays it. It does not change numbers.
+    "auto": off, until it was measured on a GPU (docs/gpu.md). "on" is refused on CPUs, with several ranks and by the other
+    engines."""
     layout: Literal["auto", "nhwc", "nchw"] = "auto"
     """Layout of activations in memory. "nhwc": channels are the last axis. "auto": the layout that suits engine and device.
     PyTorch's engine supports both. The others support only the layout that suits them and refuse the other one."""
+    recompute: Annotated[Literal["off", "blocks"], BeforeValidator(lambda value: "off" if value is False else value)] = "off"
+    """What is computed again in the backward pass to save memory. "off": nothing; all activations are kept. "blocks":
+    residual blocks, of which only the inputs are kept. A step then takes about a third more operations, and has the same
+    numbers. PyTorch's and TensorFlow's engines support it. The others refuse it."""
     reference_dtype: Literal["float64", "float32"] = "float64"
     """The type that the reference engine computes in. Other engines ignore it."""
     deterministic: bool = True
@@ -40,8 +51,15 @@ class Execution(Settings):
     all_reduce_mb: Annotated[int, Field(ge=1), limits.EXCHANGE_MB] = 25
     """MB of gradients that are added up over ranks in one exchange. Horovod and MXNet ignore it: they add up all gradients
     in one exchange."""
+    all_reduce_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """The type in which gradients are sent between ranks and added up. "bf16" and "fp16" halve the bytes and round every
+    gradient, so weights differ from those of one process by more than fp32's rounding; ranks still hold equal weights. With
+    "fp16", gradients below 6e-8 are lost, unless the recipe has a loss scale. Some engines have only "fp32"."""
     accumulation_steps: Annotated[int, Field(ge=1), limits.GLOBAL_BATCH] = 1
     """Number of parts in which a rank computes its share of a step, one after the other."""
+    keep_global_batch: bool = False
+    """Whether a run that resumes on another number of ranks computes its global batches in the same parts as before: on half
+    as many ranks with twice as many accumulation steps. The global batches themselves are the same in any case."""
     loader: Literal["host", "dali", "dali-gpu", "synthetic"] = "host"
     """What decodes images. "host": Lockstep's own threads. "dali" and "dali-gpu": NVIDIA's DALI on the CPU or the GPU.
     "synthetic": nothing; the images are noise."""

@@ -34,14 +34,16 @@ from lockstep.runs.calibration import about_scales, calibrated, quantise
 from lockstep.runs.environment import environment
 from lockstep.runs.given_weights import Start
 from lockstep.runs.image_results import Results, write_results
-from lockstep.runs.notes import RunFacts, seldom_meant
+from lockstep.runs.notes import RunFacts, cost_of_determinism, seldom_meant
 from lockstep.runs.recorder import Recorder
 from lockstep.runs.report import Report, changed_fields, read_report, report_of
 from lockstep.runs.spans import Span, spans
 from lockstep.runs.worst_mistakes import pictures_of_mistakes
+from lockstep.system import heartbeat
 from lockstep.system.errors import CheckpointError, DivergedError, Interrupted
 from lockstep.system.event_log import DivergedEvent, EvaluateEvent, LogEvent, TrainEvent, read_log
 from lockstep.system.files import write_json
+from lockstep.system.ranks import restarted
 from lockstep.system.signals import StopRequests
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import best_step
@@ -66,7 +68,7 @@ class Driver:
         self.data_digest = sets.digest
         self.out, self.stop, self.recorder = out, stop, recorder
         self.start_notes = list(sets.notes)
-        self.stopping = False
+        self.stopping = self.has_compiled = False
         self.per_epoch = steps_per_epoch(recipe, len(self.training))
         self.total = recipe.epochs * self.per_epoch
         self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
@@ -223,6 +225,8 @@ class Driver:
                 "environment": about,
             }
         )
+        if restart := restarted():
+            self.recorder.log({"kind": "restart", "step": step, "restart": restart[0], "reason": restart[1]})
 
     def notes(self, step: int) -> list[str]:
         """Return notes on settings that are allowed but rarely intended, for a run at this step."""
@@ -238,6 +242,8 @@ class Driver:
         emulated = emulation(self.recipe.precision, on_gpu=self.world.on_gpu, backend=self.execution.backend)
         if emulated is not None:
             found.append(f"{emulated}; {emulated.instead} is not: --set precision={emulated.instead}")
+        if not step:  # once in a run
+            found += cost_of_determinism(self.recipe, self.execution, self.world)
         return found + seldom_meant(self.recipe, self.facts())
 
     def facts(self) -> RunFacts:
@@ -273,7 +279,7 @@ class Driver:
                     self.record(*enqueued.popleft())
                 handle = self.trace(batches, span)
             else:
-                handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+                handle = self.engine.train(self.until_stopped(batches, span), span.first)
                 if handle.steps:
                     enqueued.append((handle, self.waited_sec))
             pauses = span.saves or self.stopping
@@ -301,7 +307,7 @@ class Driver:
             folder.mkdir(parents=True, exist_ok=True)
         tracing = backends.load(self.execution.backend).profile(folder) if self.world.rank == 0 else nullcontext()
         with tracing:
-            handle = self.engine.train(self.until_stopped(batches, span.stop - span.first), span.first)
+            handle = self.engine.train(self.until_stopped(batches, span), span.first)
             if handle.steps:
                 self.record(handle, self.waited_sec, traced=True)
         if handle.steps:
@@ -310,14 +316,17 @@ class Driver:
         self.interval_began = time.perf_counter()  # writing the trace is not training
         return handle
 
-    def until_stopped(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-        """Yield the next `count` batches; end early once any rank was asked to stop."""
+    def until_stopped(self, batches: Iterator[Batch], span: Span) -> Iterator[Batch]:
+        """Yield the next batches, of a span; end early once any rank was asked to stop."""
         timed = self.timed(batches)
-        for _ in range(count):
+        for step in range(span.first, span.stop):
             # Asked before the batch is taken: a batch that is not trained on must not be consumed.
             if self.should_stop():
                 return
-            yield next(timed)
+            batch = next(timed)
+            heartbeat.note("training" if self.has_compiled else "compiling", step + 1, moved=True)
+            yield batch
+            self.has_compiled = True
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield all batches, and add the time that each is waited for."""
@@ -372,6 +381,7 @@ class Driver:
         if traced:
             event["traced"] = True
         self.recorder.log(event)
+        heartbeat.note("training")  # also if this was the first step, which compiled
 
     def diverge(self, step: int, message: str, **figures: Any) -> NoReturn:
         """Log that something is not finite and raise `DivergedError`."""
@@ -379,6 +389,7 @@ class Driver:
         self.recorder.log(event)
         raise DivergedError(message)
 
+    @heartbeat.saving()
     def save(self) -> None:
         """Write a checkpoint of the last step and delete old ones."""
         if self.world.rank > 0:
@@ -442,11 +453,13 @@ class Driver:
         size = self.recipe.eval_crop
         with loader_of(self.validation, self.recipe, self.execution, size=size, evaluation=True) as loader:
             timed = self.timed(loader.batches(plans))
-            for batch in self.recorder.watched(f"evaluating {weights} weights", timed, total):
+            for number, batch in enumerate(self.recorder.watched(f"evaluating {weights} weights", timed, total)):
                 if self.should_stop():
                     return
+                heartbeat.note("evaluating" if number else "compiling", moved=True)
                 yield batch
 
+    @heartbeat.saving()
     def finish(self, step: int, stopped_early: str | None) -> Report | None:
         """Write and return the report of a run that ends at a step, on rank 0. `stopped_early` is why it ends there."""
         if self.world.rank > 0:
@@ -463,6 +476,7 @@ class Driver:
             device=self.world.device,
             ranks=self.world.ranks,
             stopped_early=stopped_early,
+            restarts=self.recorder.restarts,
         )
         samples = evaluated_samples(len(self.validation), self.part_images, self.world.ranks)
         scores = {weights: found.placed(samples) for weights, found in self.scores.items()}

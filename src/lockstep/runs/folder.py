@@ -13,6 +13,7 @@
 | dlll.json, nvidia-report.json | the files of NVIDIA's examples, if these loggers are on |
 | loggers.json | the loggers' names for the run, see `lockstep.runs.loggers` |
 | profile/ | traces of steps |
+| logs/ | the output of launched ranks except rank 0: `rank-N.log` |
 """
 
 import fcntl
@@ -26,6 +27,9 @@ import yaml
 from lockstep.recipes import Recipe, difference, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import write_text
+
+LOGS = "logs"
+"""The folder of the ranks' output. A launcher makes it before the run begins."""
 
 
 class RunFolder:
@@ -78,11 +82,15 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
 
     def _refuse_other_things(self) -> None:
-        if not self.path.is_dir() or (self.path / "recipe.yaml").is_file():
-            return
-        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
-        if others:
+        if others := self.others_in(self.path):
             raise CheckpointError(f"{self.path} holds other things ({', '.join(others[:3])}) and no run; use a new --out")
+
+    @staticmethod
+    def others_in(path: Path) -> list[str]:
+        """Return the names of what a folder holds if it holds no run, apart from hidden files and the logs of ranks."""
+        if not path.is_dir() or (path / "recipe.yaml").is_file():
+            return []
+        return sorted(entry.name for entry in path.iterdir() if entry.name != LOGS and not entry.name.startswith("."))
 
     def _check_recipe(self) -> str:
         """Return the name of the recipe that the run was started with; "" if it has no name or there is no run."""

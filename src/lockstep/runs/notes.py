@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.backends import World
 from lockstep.models.metrics import top5_tells
-from lockstep.recipes import Recipe
+from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.schedule import learning_rates, peak_lr, warmup_epochs
 
+_OF_THE_STEP = ("compile", "layout", "fused", "cuda_graph", "recompute")
+"""Fields of the execution that change what a GPU computes in a step."""
 LARGEST_CHANGE = 0.25
 """The evaluation size may differ from the training size by this share without a note. The published recipes use the same
 size for both, and a larger evaluation size improves accuracy at about 1.15 to 1.3 times the training size
@@ -37,6 +40,24 @@ def seldom_meant(recipe: Recipe, facts: RunFacts) -> list[str]:
     ['top-5 is left out: it means nothing with 2 classes', 'no validation images for 1 of 2 classes: dog']
     """
     return [*_of_logits(recipe, facts), *_of_sizes(recipe), *_of_rates(recipe, facts), *_of_classes(facts)]
+
+
+def cost_of_determinism(recipe: Recipe, execution: Execution, world: World) -> list[str]:
+    """Return a note for a run on a GPU with `deterministic`: that it may cost time, and what to type to measure it."""
+    if not world.on_gpu or not execution.deterministic:
+        return []
+    named = f" --model {recipe.model}" if isinstance(recipe.model, str) else ""
+    images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
+    defaults = Execution()
+    others = [
+        (name, getattr(execution, name)) for name in _OF_THE_STEP if getattr(execution, name) != getattr(defaults, name)
+    ]
+    settings = "".join(f" --set {name}={value}" for name, value in others)
+    measured = f"lockstep benchmark train --backend {execution.backend}{named} -b {images}{settings}"
+    return [
+        "GPU kernels give the same bits every time (deterministic=true), so that a resumed run is the same run; faster ones "
+        f"may exist: --set deterministic=false. To measure it, with and without that: {measured} --dtype {recipe.precision}"
+    ]
 
 
 def _of_logits(recipe: Recipe, facts: RunFacts) -> Iterator[str]:

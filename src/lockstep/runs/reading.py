@@ -75,6 +75,8 @@ class Run:
             return None
         of = f"step {self.report['steps']}" + (f" of {self.steps}" if self.steps else "")
         found = [f"stopped early at {of}: {self.report['stopped_early']}"] if "stopped_early" in self.report else []
+        if times := self.report.get("restarts", 0):
+            found.append(f"its ranks were started again {times} time{'' if times == 1 else 's'} after a failure")
         found += [] if self.report["final"] else [f"finished at {of}, and not evaluated there"]
         return "; ".join(found) or None
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.runs.events import Event, Listener, PauseEvent
 from lockstep.runs.loggers import Loggers, Opening, Picture
+from lockstep.system import heartbeat
 from lockstep.system.errors import Interrupted
 from lockstep.system.event_log import EvaluateEvent, LogEvent, read_log, seconds_of
 from lockstep.system.files import write_text
@@ -33,11 +34,14 @@ class Recorder:
         """The log's evaluation entries. Training entries are not kept: a long run has many of them."""
         self.train_sec = 0.0
         """Seconds of training in all processes of the run so far, without evaluation and saving."""
+        self.restarts = 0
+        """The log's number of restarts after a failure."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        heartbeat.note("saving")
         if self._log is not None:
             self._log.close()
         if self._loggers is not None:
@@ -77,7 +81,10 @@ class Recorder:
             self.evaluations.append(event)
         if event["kind"] == "train":
             self.train_sec += seconds_of(event)
+        if event["kind"] == "restart":
+            self.restarts += 1
 
+    @heartbeat.saving()  # a terminal that is held, or a pipe that nobody reads
     def tell(self, event: Event) -> None:
         """Send the listener an event that is not logged."""
         if self._listener is not None:
@@ -107,6 +114,7 @@ class Recorder:
             yield item
             progress(done, total)
 
+    @heartbeat.saving()  # a logger may wait for a network
     def log(self, event: LogEvent) -> None:
         """Log an event that has a `step`, and send it to the loggers and the listener."""
         event = event.copy()

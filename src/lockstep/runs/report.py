@@ -55,6 +55,8 @@ class Report(TypedDict):
     not evaluated at its end."""
     stopped_early: NotRequired[str]
     """Why early stopping ended the run before its last epoch."""
+    restarts: NotRequired[int]
+    """How often a launcher has started all ranks again after a failure; missing if never."""
 
 
 def report_of(
@@ -70,6 +72,7 @@ def report_of(
     device: str,
     ranks: int,
     stopped_early: str | None = None,
+    restarts: int = 0,
 ) -> Report:
     """Return the report of a run that ended after `steps` steps. `evaluations` are its log's evaluation entries; `scores`
     are of the last step, and empty if it was not evaluated."""
@@ -93,6 +96,8 @@ def report_of(
     }
     if stopped_early is not None:
         report["stopped_early"] = stopped_early
+    if restarts:
+        report["restarts"] = restarts
     return report | {"published": published_beside(recipe, report)}
 
 
@@ -149,6 +154,7 @@ def _is_report(value: Any) -> bool:
         and is_figure(value.get("images_per_sec"))
         and (value.get("published") is None or is_comparison(value["published"]))
         and isinstance(value.get("stopped_early", ""), str)
+        and is_count(value.get("restarts", 0))
         and all(is_number(value.get(name)) for name in ("steps", "train_sec", "quarantined"))
     )
 

@@ -22,6 +22,7 @@ from lockstep.recipes.schedule import learning_rates
 from lockstep.runs.environment import read_environment
 from lockstep.runs.folder import holds_run
 from lockstep.system.errors import CheckpointError, DataError, RecipeError
+from lockstep.system.strict_json import is_positive
 from lockstep.weights import checkpoint
 
 SCHEDULE = (
@@ -128,6 +129,25 @@ def last_execution(out: Path) -> dict[str, Any]:
         return {name: value for name, value in Execution.of(fields).fields().items() if name in fields}
     except RecipeError as error:
         raise CheckpointError(f"{out / 'environment.json'}: execution: {error}; restore it or remove it") from None
+
+
+def with_the_same_parts(execution: Execution, out: Path, ranks: int) -> Execution:
+    """Return the execution of a run that resumes on this many ranks: with `keep_global_batch`, in as many parts as before.
+
+    The parts of a step are the ranks times the accumulation steps. Raises `RecipeError` if the ranks cannot share them.
+    """
+    there = read_environment(out) if execution.keep_global_batch and holds_run(out) else {}
+    before = there.get("ranks", 0)
+    if not is_positive(before):
+        return execution
+    parts = before * last_execution(out).get("accumulation_steps", 1)
+    if parts % ranks:
+        possible = [str(count) for count in range(1, parts + 1) if parts % count == 0]
+        raise RecipeError(
+            f"{out} computes a step in {parts} parts, which {ranks} ranks cannot share equally; use {', '.join(possible)} "
+            "ranks, or leave out --keep-global-batch"
+        )
+    return execution.replace(accumulation_steps=parts // ranks)
 
 
 def _last_data(out: Path) -> Path:

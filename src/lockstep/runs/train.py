@@ -111,7 +111,7 @@ def _carry_out(
     recorder: Recorder,
     stop: StopRequests,
 ) -> Report:
-    execution, leads = asked.execution, world.rank == 0
+    execution, leads = resuming.with_the_same_parts(asked.execution, out, world.ranks), world.rank == 0
     units = world.ranks * execution.accumulation_steps
     if leads:
         check_installed(execution.loggers_used)

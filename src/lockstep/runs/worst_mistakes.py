@@ -20,7 +20,7 @@ def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarra
     """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError` if one is unreadable."""
     plan = centre_plan(recipe, samples, index.sizes[samples])
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
-        return next(iter(loader.batches([plan]))).images
+        return next(iter(loader.batches([plan]))).pixels
 
 
 def pictures_of_mistakes(index: Index, recipe: Recipe, scores: Scores, count: int = 16) -> list[Picture]:

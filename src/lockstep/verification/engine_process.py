@@ -58,7 +58,7 @@ class Worker:
 
     def _inference(self) -> Arrays:
         with self._engine(self._plain, self._workload.rates) as engine:
-            logits = engine.predict(self._workload.batches[0].images)
+            logits = engine.predict(self._workload.batches[0].pixels)
             return {"logits": logits, "evaluation": engine.evaluate(self._workload.evaluation).losses}
 
     def _single_step(self) -> Arrays:
@@ -151,7 +151,7 @@ class Worker:
         found: Arrays = {}
         for name in ("samples", "windows", "flips"):
             found[f"loader {name}"] = np.concatenate([getattr(plan, name) for plan, _ in (*training, *validation)])
-        found["loader pixels"] = np.concatenate([batch.images.reshape(-1) for _, batch in (*training, *validation)])
+        found["loader pixels"] = np.concatenate([batch.pixels.reshape(-1) for _, batch in (*training, *validation)])
         return found
 
 

@@ -9,15 +9,17 @@ from lockstep.backends.paddle.engine import PaddleEngine
 from lockstep.backends.paddle.measuring import libraries, products
 from lockstep.backends.paddle.model import Model
 from lockstep.backends.paddle.tracing import profile
-from lockstep.backends.paddle.launching import launch
+from lockstep.backends.paddle.launching import starting
+from lockstep.backends.shared.joining import join
 from lockstep.backends.paddle.world import PaddleWorld, devices
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
+__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
 
 
 def world(execution: Execution) -> PaddleWorld:
     """Join the process group and choose the device."""
+    join("paddle", starting, execution.distributed, "PADDLE_TRAINER_ENDPOINTS")
     return PaddleWorld(execution)
 
 

@@ -15,9 +15,10 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from lockstep.backends import Interval
+from lockstep.backends import Interval, refuse_exchange
+from lockstep.backends.paddle.lending import Borrower
 from lockstep.backends.paddle.loss_scale import LossScale
-from lockstep.backends.paddle.model import Pass
+from lockstep.backends.paddle.model import COMPUTED_IN, Pass
 from lockstep.backends.paddle.program import Compiled, Outputs, Tensors
 from lockstep.backends.paddle.world import PaddleWorld, Tensor
 from lockstep.backends.shared.device import too_little_memory
@@ -60,6 +61,9 @@ class PaddleEngine:
         self._recipe, self._world = recipe, world
         self._parts, self._all_reduce_mb = execution.accumulation_steps, execution.all_reduce_mb
         self._done = 0
+        # On a CPU, gloo adds up Paddle's fp16 as if it were integers.
+        refuse_exchange(execution.all_reduce_precision, *(["fp16"] if world.on_gpu else []), "bf16", "fp32")
+        self._sent = COMPUTED_IN.get(execution.all_reduce_precision, "float32")
         _configure(recipe, execution, world)
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
         if self._synchronised and execution.compile == "on":
@@ -78,6 +82,7 @@ class PaddleEngine:
         self._ema_decays = ema_decays(recipe, len(learning_rates)).astype(np.float32)
         self._mean, self._std = (paddle.to_tensor(list(each), dtype="float32") for each in (recipe.mean, recipe.std))
         self._held: tuple[np.ndarray, Tensor] | None = None
+        self._borrower = Borrower(on_gpu=world.on_gpu)
         compiled = execution.compile == "on" or (execution.compile == "auto" and not self._synchronised)
         onednn = compiled and not world.on_gpu
         self._gradients_of_part, self._logits = self._functions(compiled, onednn)
@@ -112,13 +117,19 @@ class PaddleEngine:
                 gradient, sums = self._gradient(batch)
             except MemoryError as error:
                 raise too_little_memory(len(batch.labels), self._parts, _reason(error)) from None
-            self._update(self._world.sum(gradient, self._all_reduce_mb), step)
+            self._update(self._added_up(gradient), step)
             rows.append(sums)
             self._done = step + 1
         table = paddle.stack(rows) if rows else paddle.zeros([0, 4], dtype="float64")
         table = self._world.sum(table.reshape([-1])).reshape([-1, 4]) if rows else table
         scale = self._scale.value.cast("float64").expand([len(rows), 1])
         return self._on_its_way(first, paddle.concat([table, scale], axis=1))
+
+    def _added_up(self, gradient: Tensor) -> Tensor:
+        """Return the sum of a gradient over all ranks, which is sent in `all_reduce_precision`."""
+        if self._world.ranks == 1 or self._sent == "float32":
+            return self._world.sum(gradient, self._all_reduce_mb)
+        return self._world.sum(gradient.cast(self._sent), self._all_reduce_mb).cast("float32")
 
     def _on_its_way(self, first: int, table: Tensor) -> PaddleHandle:
         if not self._world.on_gpu:
@@ -185,6 +196,8 @@ class PaddleEngine:
         return mean, variance, count
 
     def _images(self, batch: Batch) -> Tensor:
+        if not isinstance(batch.images, np.ndarray):
+            return self._borrower.copied(batch.images)
         if not batch.is_held:
             return paddle.to_tensor(batch.images)
         if self._held is None or self._held[0] is not batch.images:

@@ -15,6 +15,7 @@ from lockstep.models.architectures import tensors as tensors_of
 from lockstep.models.state import check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_lines
 
 
 def export(
@@ -41,8 +42,7 @@ def export(
         for name, value in tensors.items():
             scope.var(name).get_tensor().set(np.ascontiguousarray(value, np.float32), cpu)
         static.save_inference_model(str(folder / "model"), [images], outputs, static.Executor(cpu), program=program)
-    if classes:
-        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+    write_lines(folder / "classes.txt", classes)
 
 
 def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

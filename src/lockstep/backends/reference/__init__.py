@@ -6,10 +6,11 @@ The functions of `lockstep.backends.Backend`.
 import os
 import platform
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
-from lockstep.backends import World, refuse_horovod, refuse_layout
+from lockstep.backends import World, refuse_cuda_graph, refuse_fused, refuse_horovod, refuse_layout, refuse_recompute
 from lockstep.backends.reference.engine import ReferenceEngine
 from lockstep.backends.reference.measuring import libraries, products
 from lockstep.backends.reference.model import Network
@@ -18,8 +19,9 @@ from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import check_fit
 from lockstep.recipes import Execution, Recipe
 from lockstep.system.errors import BackendError
+from lockstep.system.nodes import Start, Table
 
-__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
+__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
 
 
 class ReferenceWorld:
@@ -33,7 +35,10 @@ class ReferenceWorld:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise BackendError(_ALONE)
         refuse_horovod(execution.distributed)
+        refuse_fused(execution.fused)
         refuse_layout(execution.layout, "nhwc")
+        refuse_cuda_graph(execution.cuda_graph)
+        refuse_recompute(execution.recompute)
         self.device = f"{devices()[0]}, {execution.reference_dtype}"
 
     def any(self, flag: bool) -> bool:
@@ -84,6 +89,6 @@ def devices() -> list[str]:
     return [f"CPU, NumPy on {platform.machine()}"]
 
 
-def launch(processes: int, arguments: list[str], distributed: str) -> int:
-    """Raise `BackendError`: the reference engine has no launcher."""
+def starting(table: Table, distributed: str) -> AbstractContextManager[Start]:
+    """Raise `BackendError`: the reference engine has no ranks."""
     raise BackendError(_ALONE)

@@ -110,7 +110,7 @@ class ReferenceEngine:
 
         Running statistics are updated.
         """
-        x, target = self._normalised(batch.images[rows]), self._targets(batch.labels[rows])
+        x, target = self._normalised(batch.pixels[rows]), self._targets(batch.labels[rows])
         if batch.coefficients is not None and batch.partners is not None:
             own = batch.coefficients[rows].astype(self._dtype)
             x, target = f.mix(x, own, batch.partners[rows]), f.mix(target, own, batch.partners[rows])
@@ -167,7 +167,7 @@ class ReferenceEngine:
         rows = [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
-            labels, logits = batch.labels[counted], self._logits(batch.images[counted], ema)
+            labels, logits = batch.labels[counted], self._logits(batch.pixels[counted], ema)
             with np.errstate(invalid="ignore"):
                 losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
                 confidences = f.confidence(logits)
@@ -193,7 +193,7 @@ class ReferenceEngine:
         weights = self._computed(self._tensors)
         for batch in batches:
             with np.errstate(over="ignore", invalid="ignore"):
-                Network(self._recipe, weights, training=False, largest=found).logits(self._normalised(batch.images))
+                Network(self._recipe, weights, training=False, largest=found).logits(self._normalised(batch.pixels))
         return found
 
     def quantise(self, scales: Mapping[str, float]) -> None:

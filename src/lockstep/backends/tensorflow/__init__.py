@@ -11,17 +11,17 @@ from lockstep.backends.tensorflow.engine import TensorflowEngine
 from lockstep.backends.tensorflow.measuring import libraries, products
 from lockstep.backends.tensorflow.model import Model
 from lockstep.backends.tensorflow.tracing import profile
-from lockstep.backends.tensorflow.launching import launch
+from lockstep.backends.tensorflow.launching import starting
 from lockstep.backends.tensorflow.world import TensorflowWorld, Workers, devices
 from lockstep.recipes import Execution, Recipe
-from lockstep.backends.frameworks import name_rank
+from lockstep.backends.shared.joining import join
 
-__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
+__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
 
 
 def world(execution: Execution) -> TensorflowWorld:
     """Join the process group and choose the device."""
-    name_rank("tensorflow")
+    join("tensorflow", starting, execution.distributed, "TF_CONFIG")
     if execution.distributed == "horovod":
         from lockstep.backends.tensorflow.horovod_world import HorovodWorld
 

@@ -19,6 +19,7 @@ from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.tensorflow.loss_scale import LossScale
 from lockstep.backends.tensorflow.model import (
+    COMPUTED_IN,
     Pass,
     Tensor,
     canonical_shapes,
@@ -61,9 +62,12 @@ class TensorflowEngine:
 
     def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: TensorflowWorld, execution: Execution) -> None:
         self._recipe, self._world = recipe, world
-        self._parts = execution.accumulation_steps
+        self._parts, self._sent = execution.accumulation_steps, COMPUTED_IN.get(execution.all_reduce_precision, tf.float32)
         self._done = 0
+        self._recomputes = execution.recompute == "blocks"
         self._synchronised = recipe.batch_norm == "synchronised" and world.ranks > 1
+        if self._synchronised and self._recomputes:
+            raise BackendError("batch norm over all ranks cannot be computed twice here; leave recompute at off")
         if self._synchronised and execution.compile == "on":
             raise BackendError("XLA cannot compile batch norm over all ranks; leave compile at auto")
         if execution.compile == "on" and execution.deterministic and world.on_gpu:
@@ -112,10 +116,17 @@ class TensorflowEngine:
 
         def step(step: Tensor, *columns: Tensor) -> Tensor:
             found, sums = gradients(*columns)
-            update(self._world.sum(found), step)
+            update(self._added_up(found), step)
             return sums
 
         return graph(lambda *inputs: self._world.run(step, *inputs), jit_compile=self._compile and alone)
+
+    def _added_up(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return the sums of gradients over all ranks, which are sent in `all_reduce_precision`."""
+        if self._world.ranks == 1:
+            return gradients
+        sent = self._world.sum([tf.cast(gradient, self._sent) for gradient in gradients])
+        return [tf.cast(total, tf.float32) for total in sent]
 
     def train(self, batches: Iterable[Batch], first: int) -> TensorflowHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
@@ -136,10 +147,11 @@ class TensorflowEngine:
         return TensorflowHandle(first, len(sums), self._fetching(tf.concat([table, scale], axis=1)))
 
     def _images(self, batch: Batch) -> Tensor:
+        # By main memory: TensorFlow aborts the process if memory that comes by DLPack does not start at a multiple of 64.
         if not batch.is_held:
-            return tf.constant(batch.images)
+            return tf.constant(batch.pixels)
         if self._held is None or self._held[0] is not batch.images:
-            self._held = batch.images, tf.constant(batch.images)
+            self._held = batch.pixels, tf.constant(batch.pixels)
         return self._held[1]
 
     def _fetching(self, table: Tensor) -> "Future[Fetched]":
@@ -185,7 +197,7 @@ class TensorflowEngine:
             x = weight * x + (1 - weight) * tf.gather(x, partners)
         # XLA's own batch norm computes the variance as E[x^2] - E[x]^2 in float32, which loses digits.
         moments = self._moments if self._synchronised or self._compile else None
-        run = Pass(self._recipe, self._tensors, training=True, moments=moments)
+        run = Pass(self._recipe, self._tensors, training=True, moments=moments, recompute=self._recomputes)
         with tf.GradientTape() as tape:
             logits = run.logits(x)
             losses = self._cross_entropy(logits, labels)

@@ -9,6 +9,7 @@ from lockstep.backends.shared.resizing import samples_itself
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.system.files import write_lines
 
 
 def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
@@ -32,7 +33,7 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     if classes:
         extra = folder / "assets.extra"  # the folder of a SavedModel for files that TensorFlow does not read
         extra.mkdir()
-        (extra / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+        write_lines(extra / "classes.txt", classes)
 
 
 def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,9 +30,16 @@ class Pass:
     """One pass of a batch through a model, in the recipe's precision."""
 
     def __init__(
-        self, recipe: Recipe, values: Mapping[str, Tensor], *, training: bool, moments: Moments | None = None
+        self,
+        recipe: Recipe,
+        values: Mapping[str, Tensor],
+        *,
+        training: bool,
+        moments: Moments | None = None,
+        recompute: bool = False,
     ) -> None:
         self._recipe, self._values, self._training, self._moments = recipe, values, training, moments
+        self._recomputes = recompute
         self._dtype = COMPUTED_IN.get(recipe.precision, tf.float32)
         # TensorFlow's fp16 products on CPUs add up in fp16, which is also slow. A GPU adds up in float32.
         self._summed_in = (
@@ -48,7 +55,7 @@ class Pass:
         x, padding = self._padded(x, 3, 2)
         x = tf.nn.max_pool2d(x, 3, 2, padding)
         for block in blocks(spec):
-            x = self._block(x, block)
+            x = self._recomputed(x, block) if self._recomputes else self._block(x, block)
         x = tf.cast(tf.reduce_mean(tf.cast(x, tf.float32), axis=[1, 2]), self._dtype)
         weight, bias = (self._rounded(self._values[name]) for name in ("fc.weight", "fc.bias"))
         y = tf.nn.bias_add(tf.matmul(self._widened(x), weight), bias)
@@ -60,6 +67,20 @@ class Pass:
 
     def _widened(self, x: Tensor) -> Tensor:
         return tf.cast(x, self._summed_in)
+
+    def _recomputed(self, x: Tensor, block: Block) -> Tensor:
+        """Return a block's output. Until the backward pass, only its input is kept. The first pass counts for statistics."""
+        names: list[str] = []
+
+        def computed(x: Tensor) -> tuple[Tensor, ...]:
+            run = Pass(self._recipe, self._values, training=True, moments=self._moments)
+            y = run._block(x, block)
+            names[:] = run.statistics
+            return y, *run.statistics.values()
+
+        y, *statistics = tf.recompute_grad(computed)(x)
+        self.statistics |= zip(names, statistics, strict=True)
+        return y
 
     def _block(self, x: Tensor, block: Block) -> Tensor:
         shortcut = x if block.shortcut is None else self._convolution(x, block.shortcut)

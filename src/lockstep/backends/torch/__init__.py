@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
+from lockstep.backends.shared.joining import join
 from lockstep.backends.torch.engine import TorchEngine, canonical_tensors, copy_into
-from lockstep.backends.torch.launching import launch
+from lockstep.backends.torch.launching import starting
 from lockstep.backends.torch.measuring import libraries, products
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.tracing import profile
@@ -12,11 +13,12 @@ from lockstep.backends.torch.world import TorchWorld, device_name
 from lockstep.models.architectures import model_spec
 from lockstep.recipes import Execution, Recipe
 
-__all__ = ["devices", "engine", "launch", "libraries", "load_module", "products", "profile", "world"]
+__all__ = ["devices", "engine", "libraries", "load_module", "products", "profile", "starting", "world"]
 
 
 def world(execution: Execution) -> TorchWorld:
     """Join the process group and choose the device."""
+    join("torch", starting, execution.distributed, "MASTER_ADDR")
     return TorchWorld(execution)
 
 

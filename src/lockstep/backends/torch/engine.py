@@ -1,13 +1,12 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
-The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights. The update
-is PyTorch's fused SGD. Only `fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device.
+The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights. Only
+`fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device.
 """
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,24 +17,26 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.sgd import sgd
 
 from lockstep.backends import Interval
 from lockstep.backends.shared.device import too_little_memory
 from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
-from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
+from lockstep.backends.torch.kernels import wanted
+from lockstep.backends.torch.lending import Borrower
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
+from lockstep.backends.torch.step_graph import Capturer, StepGraph, capturer_of
+from lockstep.backends.torch.updating import Update
 from lockstep.backends.torch.world import TorchWorld
 from lockstep.data import Batch
-from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.architectures import model_spec
 from lockstep.models.metrics import Scores
 from lockstep.models.quantisation import check_scales, layers
-from lockstep.models.state import State, check_fit, check_masks
+from lockstep.models.state import State, check_fit
 from lockstep.recipes import Execution, Recipe
-from lockstep.recipes.schedule import ema_decays
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,37 +68,51 @@ class TorchHandle:
 class TorchEngine:
     """Implements `lockstep.backends.Engine`."""
 
-    def __init__(self, recipe: Recipe, learning_rates: np.ndarray, world: TorchWorld, execution: Execution) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        learning_rates: np.ndarray,
+        world: TorchWorld,
+        execution: Execution,
+        capturer: Capturer | None = None,
+    ) -> None:
+        """Take what captures steps; None: what `execution` asks for."""
         self._recipe, self._world, self._device = recipe, world, world.torch_device
         self._parts = execution.accumulation_steps
         self._done = 0
         _configure(recipe, execution, self._device)
         self._spec = model_spec(recipe.model)
-        self.model: nn.Module = Model(self._spec, recipe, quantised=recipe.quantisation != "none").to(self._device)
+        quantised, recompute = recipe.quantisation != "none", execution.recompute == "blocks"
+        self.model: nn.Module = Model(self._spec, recipe, quantised=quantised, recompute=recompute).to(self._device)
         layout = torch.contiguous_format if execution.layout == "nchw" else torch.channels_last
         self.model.to(memory_format=layout)  # type: ignore[call-overload]
         if recipe.batch_norm == "synchronised" and world.ranks > 1:
             self.model = synchronise(self.model, self._device)
+        fuse_batch_norms(self.model, recipe, execution, self._device, world.ranks)
         self._tensors = canonical_tensors(self.model)
         self._loss_module = _TrainingLoss(self.model, recipe, layout).to(self._device)
         self._distributed = self._reduced(execution)
-        self._learning_rates = torch.tensor(learning_rates, dtype=torch.float32, device=self._device)
-        self._ema_decays = ema_decays(recipe, len(learning_rates))
+        self._steps = len(learning_rates)
         self._loss = self._compiled(self._distributed or self._loss_module, execution)
-        self._lr = torch.zeros((), dtype=torch.float32, device=self._device)
         self._parameters = dict(self.model.named_parameters())
-        self._velocity = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
-        self._groups = self._decay_groups()
-        self._scale = LossScale(recipe, self._device)
-        self._ema = {name: t.detach().clone() for name, t in self._tensors.items()} if recipe.ema_decay else {}
-        self._removed: dict[str, Tensor] = {}
+        is_fused = wanted(execution, self._device)
+        self._update = Update(recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused)
+        self._scale, self._velocity, self._ema = self._update.scale, self._update.velocity, self._update.ema
+        capturer = capturer or capturer_of(execution, world)
+        self._graph = StepGraph(
+            self._compute, capturer, self._update.finish_capture, is_required=execution.cuda_graph == "on"
+        )
         self._held: tuple[np.ndarray, Tensor] | None = None
+        self._uploads = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        """The stream on which inputs are copied to a GPU."""
+        self._borrower = Borrower(self._device, self._uploads)
 
     def __enter__(self) -> "TorchEngine":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._forget_gradients()
+        self._update.forget_gradients()
+        self._graph.forget()
 
     def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:
@@ -109,6 +124,8 @@ class TorchEngine:
         # Statistics stay local. Only those of rank 0 are used, and are broadcast before an evaluation. This is set as an
         # attribute, because the name of the argument depends on PyTorch's version.
         distributed.broadcast_buffers = False
+        if execution.all_reduce_precision != "fp32":
+            distributed.register_comm_hook(_AUTOCAST[execution.all_reduce_precision], _reduce_in)
         return distributed
 
     def _compiled(self, module: nn.Module, execution: Execution) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -118,43 +135,43 @@ class TorchEngine:
         return module
 
     def _pays_on_cpu(self) -> bool:
-        steps, found, cores = len(self._learning_rates) // self._recipe.epochs, arithmetic(), share_of_cores()
+        steps, found, cores = self._steps // self._recipe.epochs, arithmetic(), share_of_cores()
         return pays_on_cpu(self._recipe, steps, ranks=self._world.ranks, cores=cores, found=found, environment=os.environ)
-
-    def _decay_groups(self) -> list[tuple[float, list[str]]]:
-        """Return weight decay and names for the parameters that are decayed and for those that are not."""
-        listed = {tensor.name for tensor in tensors(self._spec, self._recipe.logits) if self._recipe.decays(tensor)}
-        decayed = [name for name in self._parameters if name in listed]
-        others = [name for name in self._parameters if name not in decayed]
-        return [(self._recipe.weight_decay, decayed), (0.0, others)]
 
     def train(self, batches: Iterable[Batch], first: int) -> TorchHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         self.model.train()
+        self._update.begin(first)
         sums = []
-        for step, batch in enumerate(batches, first):
-            try:
-                sums.append(self._step(batch, step))
-            except RuntimeError as error:
-                if not _is_lack_of_memory(error):
-                    raise
-                raise too_little_memory(len(batch.labels), self._parts, str(error)) from None
-            self._done = step + 1
-        return self._handle(first, sums)
+        with self._world.watched():
+            for step, batch in enumerate(batches, first):
+                try:
+                    sums.append(self._step(batch))
+                except RuntimeError as error:
+                    if not _is_lack_of_memory(error):
+                        raise
+                    raise too_little_memory(len(batch.labels), self._parts, str(error)) from None
+                self._done = step + 1
+            return self._handle(first, sums)
 
     def _handle(self, first: int, sums: list[Tensor]) -> TorchHandle:
         table = torch.stack(sums) if sums else torch.zeros(0, 4, dtype=torch.float64, device=self._device)
         if self._world.ranks > 1 and sums:
             dist.all_reduce(table)
         # Copied directly after these steps: `fetch` is called when more steps are enqueued, and must not wait for those.
-        sums_on_host, scale = (tensor.to("cpu", non_blocking=True) for tensor in (table, self._scale.value))
+        sums_on_host, scale = self._on_its_way(table), self._on_its_way(self._scale.value)
         done = torch.cuda.current_stream().record_event() if self._device.type == "cuda" else None
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
-    def _step(self, batch: Batch, step: int) -> Tensor:
+    def _step(self, batch: Batch) -> Tensor:
         columns = [self._images(batch), self._put(batch.labels)]
         if batch.coefficients is not None and batch.partners is not None:
             columns += [self._put(batch.coefficients), self._put(batch.partners)]
+        return self._graph(columns)
+
+    def _compute(self, columns: Sequence[Tensor]) -> Tensor:
+        """Take a step on images, labels and MixUp's columns on the device, and return the sums of `_TrainingLoss`."""
+        self._update.forget_gradients()  # those of a step that failed
         sums = []
         for part, inputs in enumerate(zip(*(column.chunk(self._parts) for column in columns), strict=True)):
             last = part == self._parts - 1
@@ -162,56 +179,15 @@ class TorchEngine:
                 loss, part_sums = self._loss(*inputs)
                 (loss * (self._scale.value / self._parts)).backward()
             sums.append(part_sums)
-        self._update(step)
+        self._update.take(is_captured=self._graph.is_capturing)
         return sums[0] if self._parts == 1 else torch.stack(sums).sum(dim=0)
 
     def _without_reduction(self) -> Any:
         return self._distributed.no_sync() if self._distributed is not None else nullcontext()
 
-    def _update(self, step: int) -> None:
-        self._lr.copy_(self._learning_rates[step])
-        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
-        for name, removed in self._removed.items():
-            gradient = self._parameters[name].grad
-            if gradient is not None:
-                gradient.masked_fill_(removed, 0.0)
-        self._scale.step([_gradient(parameter) for parameter in self._parameters.values()], self._move_weights)
-        self._forget_gradients()
-        if self._ema:
-            with torch.no_grad():
-                change = 1 - float(self._ema_decays[step])
-                torch._foreach_lerp_(list(self._ema.values()), list(self._tensors.values()), change)
-
-    @torch.no_grad()
-    def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
-        """Update every weight with its gradient divided by `scale`, unless there is an `overflow`.
-
-        This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`, which takes a third of
-        the time until a process trains.
-        """
-        # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient, as the protocol requires.
-        momentum = self._recipe.momentum or sys.float_info.min
-        for weight_decay, names in self._groups:
-            sgd(
-                [self._parameters[name] for name in names],
-                [_gradient(self._parameters[name]) for name in names],
-                [self._velocity[name] for name in names],
-                fused=True,
-                grad_scale=scale,
-                found_inf=overflow,
-                weight_decay=weight_decay,
-                momentum=momentum,
-                lr=self._lr,  # type: ignore[arg-type]
-                dampening=0.0,
-                nesterov=self._recipe.nesterov,
-                maximize=False,
-            )
-
-    def _forget_gradients(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
     def _images(self, batch: Batch) -> Tensor:
+        if not isinstance(batch.images, np.ndarray):
+            return self._borrower.copied(batch.images)
         if not batch.is_held:
             return self._put(batch.images)
         if self._held is None or self._held[0] is not batch.images:
@@ -219,11 +195,24 @@ class TorchEngine:
         return self._held[1]
 
     def _put(self, array: np.ndarray) -> Tensor:
+        """Return an array on the device. On a GPU it is copied on a separate stream, while earlier steps are computed."""
         # PyTorch refuses strides below 0, and warns of memory that is read only.
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        if self._device.type == "cuda":
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor
+        if self._uploads is None:
+            return tensor
+        with torch.cuda.stream(self._uploads):  # PyTorch keeps pinned memory, and uses it again when it has been copied
+            uploaded = tensor.pin_memory().to(self._device, non_blocking=True)
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._uploads)
+        uploaded.record_stream(current)  # its memory is not used again before this stream has read it
+        return uploaded
+
+    def _on_its_way(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the host that has its values when the device has done its work until here."""
+        if self._device.type == "cpu":
+            return tensor.clone()
+        # Into pinned memory: a copy into other memory makes the host wait for all that is enqueued.
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
     def fetch(self, handle: TorchHandle) -> Interval:
         """Wait for the steps and return their results over all ranks."""
@@ -233,9 +222,13 @@ class TorchEngine:
             finished_at = time.perf_counter()
         return Interval.of_table(handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at)
 
-    @torch.inference_mode()
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding, of all ranks."""
+        with self._world.watched():
+            return self._evaluate(batches, ema)
+
+    @torch.inference_mode()
+    def _evaluate(self, batches: Iterable[Batch], ema: bool) -> Scores:
         if self._world.ranks > 1:
             averages = [t for name, t in self._ema.items() if name not in self._parameters]
             for statistic in (*self.model.buffers(), *averages):
@@ -302,24 +295,12 @@ class TorchEngine:
         copy_into(self._ema, state.ema, "moving averages")
         self._scale.write(state.scaler)
         self._done = state.step
-        self._apply_masks()
+        self._update.apply_masks()
 
     def mask(self, masks: Mapping[str, np.ndarray]) -> None:
         """Keep weights at 0 where a mask is False. The masks replace all masks set before."""
-        check_masks({name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks)
-        self._removed = {name: torch.tensor(~np.asarray(mask, bool), device=self._device) for name, mask in masks.items()}
-        self._apply_masks()
-
-    @torch.no_grad()
-    def _apply_masks(self) -> None:
-        for name, removed in self._removed.items():
-            for tensor in (self._parameters[name], self._velocity[name], *([self._ema[name]] if self._ema else [])):
-                tensor.masked_fill_(removed, 0.0)
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+        self._graph.forget()
+        self._update.mask(masks)
 
 
 class _TrainingLoss(nn.Module):
@@ -391,6 +372,19 @@ def copy_into(into: dict[str, Tensor], values: dict[str, np.ndarray], what: str)
     check_fit({name: tuple(tensor.shape) for name, tensor in into.items()}, values, what)
     for name, tensor in into.items():
         tensor.copy_(torch.tensor(values[name], dtype=torch.float32))
+
+
+def _reduce_in(
+    dtype: torch.dtype,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
+    """Return the mean of a bucket of gradients over all ranks, which are sent in `dtype`.
+
+    PyTorch's own function for bf16 refuses gloo.
+    """
+    sent = bucket.buffer().to(dtype).div_(dist.get_world_size())
+    reduced = dist.all_reduce(sent, async_op=True).get_future()
+    return reduced.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 def _is_lack_of_memory(error: RuntimeError) -> bool:

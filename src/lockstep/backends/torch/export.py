@@ -12,6 +12,7 @@ from lockstep.backends.shared.resizing import samples_itself
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
+from lockstep.system.files import lines, write_lines
 
 CLASSES = "classes.txt"
 """The extra file of an archive that names the classes, one on each line. The same file is next to the archive."""
@@ -33,9 +34,9 @@ def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: 
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         program.model = torch.jit.trace(program.model, example, check_trace=False)  # a check would trace it again
     folder.mkdir()
-    extra = {CLASSES: _lines(classes)} if classes else {}
+    extra = {CLASSES: lines(classes)} if classes else {}
     torch.jit.save(torch.jit.script(program), str(folder / "model.pt"), _extra_files=extra)
-    _write_classes(classes, folder)
+    write_lines(folder / CLASSES, classes)
 
 
 def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
@@ -51,9 +52,9 @@ def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tupl
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names the folder that Lockstep is installed in
     folder.mkdir()
-    extra = {CLASSES: _lines(classes)} if classes else {}
+    extra = {CLASSES: lines(classes)} if classes else {}
     torch.export.save(exported, folder / "model.pt2", extra_files=extra)
-    _write_classes(classes, folder)
+    write_lines(folder / CLASSES, classes)
 
 
 def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,15 +70,6 @@ def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
     if recipe.precision != "fp32":
         raise CheckpointError(f"a program for PyTorch is in fp32, not in {recipe.precision}; leave out precision")
     return load_module(recipe, tensors).requires_grad_(False)
-
-
-def _lines(classes: tuple[str, ...]) -> str:
-    return "".join(f"{name}\n" for name in classes)
-
-
-def _write_classes(classes: tuple[str, ...], folder: Path) -> None:
-    if classes:
-        (folder / CLASSES).write_text(_lines(classes), encoding="utf-8")
 
 
 class _Program(nn.Module):

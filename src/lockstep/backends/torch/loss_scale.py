@@ -11,8 +11,8 @@ from lockstep.recipes import Recipe
 class LossScale:
     """The loss scale, constant or adapted to overflows.
 
-    Unlike `torch.amp.GradScaler`, it can wait for several consecutive overflows before it backs off, like Paddle's, and its
-    state is the canonical one of every engine.
+    All tensors keep their memory, which a captured step reads and writes. Unlike `torch.amp.GradScaler`, it can wait for
+    several consecutive overflows before it backs off, like Paddle's, and its state is the canonical one of every engine.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -22,17 +22,26 @@ class LossScale:
         self.value = torch.tensor(recipe.loss_scale if self._used else 1.0, device=device)
         self._good = torch.zeros((), dtype=torch.int64, device=device)
         self._bad = torch.zeros((), dtype=torch.int64, device=device)
-        self._never = torch.zeros((), device=device)
+        self.never = torch.zeros((), device=device)
+        """What `update` gets where gradients are not searched for overflows."""
 
-    def step(self, gradients: list[Tensor], update: Callable[[Tensor | None, Tensor | None], None]) -> None:
+    def step(
+        self,
+        gradients: list[Tensor],
+        update: Callable[[Tensor | None, Tensor | None], None],
+        find_overflow: Callable[[], Tensor] | None = None,
+    ) -> None:
         """Call `update` with the divisor of gradients, and with 1.0 if a gradient is not finite, else 0.0.
 
         Both stay on the device. They are None if no scale is used. `update` must leave the weights unchanged on overflow.
+        `find_overflow` returns the second one instead of PyTorch's own search.
         """
         if not self._used:
             update(None, None)
             return
-        overflow = self._overflow(gradients) if self._dynamic else self._never
+        overflow = self.never
+        if self._dynamic:
+            overflow = find_overflow() if find_overflow is not None else self._overflow(gradients)
         update(self.value, overflow)
         if self._dynamic:
             self._adapt(overflow > 0)
@@ -48,8 +57,9 @@ class LossScale:
         shrinks = bad >= self._recipe.loss_scale_backoff_steps
         factor = torch.where(grows, self._recipe.loss_scale_growth, 1.0)
         factor = torch.where(shrinks, self._recipe.loss_scale_backoff, factor)
-        self.value = self.value * factor
-        self._good, self._bad = torch.where(grows, 0, good), torch.where(shrinks, 0, bad)
+        self.value.mul_(factor)
+        self._good.copy_(torch.where(grows, 0, good))
+        self._bad.copy_(torch.where(shrinks, 0, bad))
 
     def read(self) -> dict[str, float]:
         """Return the canonical state; empty unless the scale is dynamic."""
@@ -61,6 +71,6 @@ class LossScale:
         """Replace the state. An empty state stands for the recipe's initial one."""
         if self._dynamic:
             state = state or {"scale": self._recipe.loss_scale, "good_steps": 0, "bad_steps": 0}
-            self.value = torch.full_like(self.value, state["scale"])
-            self._good = torch.full_like(self._good, int(state["good_steps"]))
-            self._bad = torch.full_like(self._bad, int(state["bad_steps"]))
+            self.value.fill_(state["scale"])
+            self._good.fill_(int(state["good_steps"]))
+            self._bad.fill_(int(state["bad_steps"]))

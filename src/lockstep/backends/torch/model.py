@@ -5,7 +5,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lockstep.backends.torch.fused_batch_norm import activated
 from lockstep.backends.torch.quantisation import QuantisedConv, QuantisedLinear
+from lockstep.backends.torch.recomputing import recomputed
 from lockstep.models.architectures import Block, Conv, ModelSpec, blocks, features, stem
 from lockstep.recipes import Recipe
 
@@ -15,11 +17,13 @@ Padding = Literal["symmetric", "same"]
 class Model(nn.Module):
     """ResNet or ResNeXt: normalised images [N, 3, H, W] to logits [N, logits].
 
-    With `quantised`, convolutions and classifier are those of `lockstep.backends.torch.quantisation`.
+    With `quantised`, convolutions and classifier are those of `lockstep.backends.torch.quantisation`. With `recompute`,
+    residual blocks keep only their inputs in training (`lockstep.backends.torch.recomputing`).
     """
 
-    def __init__(self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, recipe: Recipe, *, quantised: bool = False, recompute: bool = False) -> None:
         super().__init__()
+        self._recomputes = recompute
         self.conv1 = _conv(stem(spec), recipe.padding, quantised)
         self.bn1 = _batch_norm(stem(spec), recipe)
         self.maxpool = _MaxPool(recipe.padding)
@@ -33,9 +37,10 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        x = self.maxpool(activated(self.bn1, self.conv1(images)))
         for name in self._stages:
-            x = self.get_submodule(name)(x)
+            stage = self.get_submodule(name)
+            x = recomputed(stage.children(), x) if self._recomputes and self.training else stage(x)
         return self.fc(x.mean(dim=(2, 3)))
 
     def last_stage(self) -> nn.Module:
@@ -59,8 +64,8 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         for i in range(1, self._depth + 1):
-            x = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(x))
-            x = F.relu(x if i < self._depth else x.add_(shortcut), inplace=True)
+            x = self.get_submodule(f"conv{i}")(x)
+            x = activated(self.get_submodule(f"bn{i}"), x, shortcut if i == self._depth else None)
         return x
 
 

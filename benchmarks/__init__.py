@@ -1,0 +1,1 @@
+"""Benchmarks of Lockstep, and the campaign on a GPU."""

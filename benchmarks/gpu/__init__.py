@@ -1,0 +1,1 @@
+"""The campaign on a GPU: see docs/gpu.md."""

@@ -1,0 +1,180 @@
+"""A step as one CUDA graph: captured once, and replayed for every later step.
+
+What a graph replays is exactly what was captured: the same kernels on the same memory. So a step reads everything that
+changes from tensors that keep their memory: the batch from buffers, the rest from tables and counters on the device
+(`updating`, `loss_scale`).
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.backends.torch.world import TorchWorld
+from lockstep.recipes import Execution
+from lockstep.system.errors import BackendError
+
+WARM_UP = 3
+"""Steps of a shape that run without a graph before one is captured. In them kernels are compiled and chosen, which a
+capture forbids. PyTorch's `make_graphed_callables` takes three, too."""
+AUTO = False
+"""Whether `cuda_graph: auto` captures. No graph was captured on a GPU yet: this becomes true when a campaign has shown that
+the numbers are those of the plain step, that steps are faster, and that a failed capture leaves no memory behind
+(docs/gpu.md)."""
+
+Work = Callable[[Sequence[Tensor]], Tensor]
+
+
+class Capturer(Protocol):
+    """What captures the work that a device is given."""
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        """Return a context in which work is enqueued as capturing needs it beforehand. It is computed."""
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        """Call `work` and capture what it enqueues, none of which is computed. It may wait for the device.
+
+        Returns what enqueues all of it, and the tensor that `work` returned, which is written each time.
+        """
+
+    def wait(self) -> None:
+        """Wait for the device."""
+
+
+class CudaCapturer:
+    """Captures CUDA graphs on a stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Enqueue on the stream that is captured: autograd remembers the stream of its first use."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        """Return the replay of a graph and the result in its memory."""
+        graph = torch.cuda.CUDAGraph()
+        # The outer context: after an error, `torch.cuda.graph` leaves its own stream current. "thread_local": threads that
+        # decode images may call CUDA meanwhile.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            result = work()
+        return graph.replay, result
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
+
+
+def capturer_of(execution: Execution, world: TorchWorld) -> CudaCapturer | None:
+    """Return what captures the steps of an execution; None if they are not captured.
+
+    Raises `BackendError` if `cuda_graph` is "on" where steps cannot be captured.
+    """
+    asked = execution.cuda_graph
+    # Gradients are exchanged by threads of DistributedDataParallel, whose bookkeeping a graph would leave out.
+    reason = "" if world.on_gpu else "the device is a CPU"
+    reason = reason or ("gradients are added up over several ranks" if world.ranks > 1 else "")
+    if asked == "on" and reason:
+        raise BackendError(f"cuda_graph is on, but {reason}; leave out cuda_graph, or use --set cuda_graph=off")
+    is_wanted = asked == "on" or (asked == "auto" and AUTO)
+    return CudaCapturer(world.torch_device) if is_wanted and not reason else None
+
+
+class StepGraph:
+    """Takes steps: the first ones of a shape as they are, the later ones by a captured graph. Every step is taken once."""
+
+    def __init__(
+        self,
+        work: Work,
+        capturer: Capturer | None,
+        finish: Callable[[], object] | None = None,
+        *,
+        is_required: bool = False,
+    ) -> None:
+        """Take what computes a step: columns of a batch to a tensor with its sums.
+
+        `finish` is called after a step was captured, before the graph is replayed. Without a capturer every step is taken as
+        it is. If a capture fails, later steps are, too, with a warning; if it `is_required`, `BackendError` is raised.
+        """
+        self._work, self._capturer, self._finish, self._is_required = work, capturer, finish, is_required
+        self.is_capturing = False
+        """Whether the step that is being computed is captured."""
+        self._captured: _Captured | None = None
+        self._shapes: object = None
+        self._taken = 0
+
+    def forget(self) -> None:
+        """Forget the graph, because a step now computes something else. It waits for the steps that use it."""
+        if self._captured is not None and self._capturer is not None:
+            self._capturer.wait()
+        self._captured, self._shapes, self._taken = None, None, 0
+
+    def __call__(self, columns: Sequence[Tensor]) -> Tensor:
+        """Take one step on the columns of a batch, and return its sums, which no later step changes."""
+        if self._capturer is None:
+            return self._work(columns)
+        shapes = [(column.shape, column.dtype) for column in columns]
+        if shapes != self._shapes:
+            self.forget()
+            self._shapes = shapes
+        if self._taken < WARM_UP:
+            self._taken += 1
+            with self._capturer.warming_up():
+                return self._work(columns)
+        if self._captured is None:
+            self._captured = self._capture(columns, self._capturer)
+        return self._work(columns) if self._captured is None else self._captured.take(columns)
+
+    def _capture(self, columns: Sequence[Tensor], capturer: Capturer) -> "_Captured | None":
+        inputs = [column.clone() for column in columns]
+        self.is_capturing = True
+        try:
+            captured = _Captured(inputs, *capturer.capture(lambda: self._work(inputs)))
+            if self._finish is not None:
+                self._finish()
+            return captured
+        except Exception as error:  # a driver's, the compiler's or Triton's: whatever it is, the plain step works
+            first = error.__context__ or error  # after a step that fails, ending its capture fails, too
+            if self._is_required:
+                raise _refusal(first) from error
+            reason = str(first)
+        finally:
+            self.is_capturing = False
+        self._capturer = None  # PyTorch promises little after a failed capture, so there is no second one
+        message = f"a step cannot be captured as a CUDA graph ({reason}); steps run without it, as with cuda_graph=off"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+
+
+class _Captured:
+    def __init__(self, inputs: list[Tensor], replay: Callable[[], object], sums: Tensor) -> None:
+        self._inputs, self._replay, self._sums = inputs, replay, sums
+
+    def take(self, columns: Sequence[Tensor]) -> Tensor:
+        """Enqueue the step on other columns."""
+        for kept, column in zip(self._inputs, columns, strict=True):
+            kept.copy_(column)
+        self._replay()
+        return self._sums.clone()
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """Return the error of a capture that is required; a lack of memory stays one."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    return BackendError(
+        f"a step cannot be captured as a CUDA graph ({error}); leave out cuda_graph, or use --set cuda_graph=off"
+    )

@@ -1,0 +1,181 @@
+"""What a step does with its gradients: masks, loss scale, weights, velocities and moving averages."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
+
+from lockstep.backends.torch.loss_scale import LossScale
+from lockstep.models.architectures import model_spec, tensors
+from lockstep.models.state import check_masks
+from lockstep.recipes import Recipe
+from lockstep.recipes.schedule import ema_decays
+
+if TYPE_CHECKING:
+    from lockstep.backends.torch.kernels.update import UpdateKernel
+
+
+class Update:
+    """The optimizer of a run. It holds all of the state except the model's tensors."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        parameters: dict[str, nn.Parameter],
+        values: dict[str, Tensor],
+        learning_rates: np.ndarray,
+        device: torch.device,
+        *,
+        is_fused: bool = False,
+    ) -> None:
+        """Take the model's parameters, and all tensors of the state, by canonical name.
+
+        If it `is_fused`, everything is updated by `lockstep.backends.torch.kernels.update`.
+        """
+        self._recipe, self._device = recipe, device
+        self._parameters, self._tensors = parameters, values
+        # What changes from step to step is in tables on the device: a captured step repeats what the host passed to it.
+        self._rates = torch.tensor(learning_rates, dtype=torch.float32, device=device)
+        self._changes = torch.tensor(1 - ema_decays(recipe, len(learning_rates)), dtype=torch.float32, device=device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._groups = self._decay_groups()
+        self._removed: dict[str, Tensor] = {}
+        self.scale = LossScale(recipe, device)
+        self.velocity = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        self.ema = {name: t.detach().clone() for name, t in values.items()} if recipe.ema_decay else {}
+        """Moving averages by name; empty without `ema_decay`."""
+        self._kernel = self._fused() if is_fused else None
+
+    def _fused(self) -> "UpdateKernel":
+        """Return the kernels for all tensors. This imports Triton."""
+        from lockstep.backends.torch.kernels.update import Row, UpdateKernel
+
+        decays = {name: decay for decay, names in self._groups for name in names}
+        names = [*self._parameters, *(name for name in self.ema if name not in self._parameters)]
+        rows = [
+            Row(
+                self._tensors[name],
+                self.velocity.get(name),
+                self.ema.get(name),
+                self._removed.get(name),
+                decays.get(name, 0.0),
+            )
+            for name in names
+        ]
+        return UpdateKernel(rows, self._recipe.momentum, nesterov=self._recipe.nesterov)
+
+    def _decay_groups(self) -> list[tuple[float, list[str]]]:
+        """Return weight decay and names for the parameters that are decayed and for those that are not."""
+        table = tensors(model_spec(self._recipe.model), self._recipe.logits)
+        listed = {tensor.name for tensor in table if self._recipe.decays(tensor)}
+        decayed = [name for name in self._parameters if name in listed]
+        others = [name for name in self._parameters if name not in decayed]
+        return [(self._recipe.weight_decay, decayed), (0.0, others)]
+
+    def begin(self, first: int) -> None:
+        """Number the next step `first`. Each step that is taken has the number after the one before."""
+        self._number.fill_(first)
+
+    def take(self, *, is_captured: bool = False) -> None:
+        """Update everything with the gradients of a step, and forget them.
+
+        If the step `is_captured`, `finish_capture` must be called before the graph is replayed.
+        """
+        gradients = [_gradient(parameter) for parameter in self._parameters.values()]
+        if self._kernel is None:
+            self._take_plainly(gradients)
+        else:
+            self._kernel.point_to(gradients, is_captured=is_captured)
+            self.scale.step(gradients, self._move_everything, self._kernel.find_overflow)
+        self.forget_gradients()
+        if self.ema and self._kernel is None:
+            self._average()
+        self._number.add_(1)
+
+    def finish_capture(self) -> None:
+        """Give the device what a captured step reads besides its own tensors: where its gradients are."""
+        if self._kernel is not None:
+            self._kernel.upload()
+
+    def _take_plainly(self, gradients: list[Tensor]) -> None:
+        # A masked weight is 0, and so is its decay. Without a gradient the weight and its velocity stay 0.
+        for name, removed in self._removed.items():
+            gradient = self._parameters[name].grad
+            if gradient is not None:
+                gradient.masked_fill_(removed, 0.0)
+        self.scale.step(gradients, self._move_weights)
+
+    def _move_everything(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        assert self._kernel is not None
+        found = self.scale.never if overflow is None else overflow
+        self._kernel(self.scale.value, found, self._rates, self._changes, self._number)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move every average a share of its distance from its tensor."""
+        averages = list(self.ema.values())
+        distances = torch._foreach_sub(list(self._tensors.values()), averages)
+        torch._foreach_mul_(distances, self._of_step(self._changes))
+        torch._foreach_add_(averages, distances)
+
+    def _of_step(self, table: Tensor) -> Tensor:
+        """Return the entry of a table [steps] for this step, float32 []."""
+        return table.index_select(0, self._number).squeeze(0)
+
+    @torch.no_grad()
+    def _move_weights(self, scale: Tensor | None, overflow: Tensor | None) -> None:
+        """Update every weight with its gradient divided by `scale`, unless there is an `overflow`.
+
+        This calls the function behind `torch.optim.SGD`. The class itself imports `torch._dynamo`, which takes a third of
+        the time until a process trains.
+        """
+        # At momentum 0 PyTorch keeps no velocity. With the smallest number it keeps the gradient, as the protocol requires.
+        momentum, rate = self._recipe.momentum or sys.float_info.min, self._of_step(self._rates)
+        for weight_decay, names in self._groups:
+            sgd(
+                [self._parameters[name] for name in names],
+                [_gradient(self._parameters[name]) for name in names],
+                [self.velocity[name] for name in names],
+                fused=True,
+                grad_scale=scale,
+                found_inf=overflow,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                lr=rate,  # type: ignore[arg-type]
+                dampening=0.0,
+                nesterov=self._recipe.nesterov,
+                maximize=False,
+            )
+
+    def forget_gradients(self) -> None:
+        """Free the memory of all gradients."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def mask(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Keep weights at 0 where a mask is False. Raises `CheckpointError` if a mask does not fit."""
+        check_masks({name: tuple(parameter.shape) for name, parameter in self._parameters.items()}, masks)
+        self._removed = {name: self._laid_out(name, ~np.asarray(mask, bool)) for name, mask in masks.items()}
+        if self._kernel is not None:
+            self._kernel = self._fused()
+        self.apply_masks()
+
+    def _laid_out(self, name: str, removed: np.ndarray) -> Tensor:
+        """Return a mask on the device that lies in memory as its parameter does."""
+        return torch.empty_like(self._parameters[name], dtype=torch.bool, requires_grad=False).copy_(torch.tensor(removed))
+
+    @torch.no_grad()
+    def apply_masks(self) -> None:
+        """Set what masks remove from weights, velocities and averages to 0."""
+        for name, removed in self._removed.items():
+            for tensor in (self._parameters[name], self.velocity[name], *([self.ema[name]] if self.ema else [])):
+                tensor.masked_fill_(removed, 0.0)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
