@@ -57,7 +57,7 @@ def _stepped(recipe: Recipe, ground: Ground, *, is_fused: bool) -> tuple[list[Te
         return columns[0]
 
     capturer = CudaCapturer(device) if ground.device == "cuda" else None
-    graph = StepGraph(take, capturer, update.finish_capture, is_required=True)
+    graph = StepGraph(take, capturer, update.finish_capture)
     one = [torch.ones((), device=device)]
     for _ in range(2 if ground.tiny else STEPS):
         graph(one)

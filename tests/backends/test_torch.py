@@ -238,8 +238,8 @@ WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
 MAY_WAIT = {"fetch", "_evaluate", "predict", "answers", "heat", "products", "profile", "read", "_largest", "_to_numpy"}
 """`_largest` uses the hosts' own process group, `_to_numpy` is part of `read` and `_evaluate` of `evaluate`, `profile` ends
 with its last kernel, and `products` are timed. `heat` is of `lockstep predict --explain`, `answers` of a comparison."""
-MAY_WAIT |= {"wait"}
-"""It is called before a captured step is forgotten."""
+MAY_WAIT |= {"wait", "_upload", "fit"}
+"""`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
 
 
 def calls(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:

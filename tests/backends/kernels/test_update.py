@@ -207,7 +207,7 @@ def bytes_after(capturer: Any, columns: Sequence[Tensor]) -> dict[str, bytes]:
         update.take(is_captured=graph.is_capturing)
         return squares.detach()
 
-    graph = StepGraph(step, capturer, update.finish_capture, is_required=True)
+    graph = StepGraph(step, capturer, update.finish_capture)
     sums = torch.stack([graph([column]) for column in columns]).cpu().numpy()
     return {name: value.tobytes() for name, value in ({"sums": sums} | all_of(update, model)).items()}
 

@@ -24,8 +24,8 @@ from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
+from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import wanted
-from lockstep.backends.torch.lending import Borrower
 from lockstep.backends.torch.model import Model
 from lockstep.backends.torch.quantisation import largest_inputs, set_scales
 from lockstep.backends.torch.step_graph import Capturer, StepGraph, capturer_of
@@ -99,18 +99,14 @@ class TorchEngine:
         self._update = Update(recipe, self._parameters, self._tensors, learning_rates, self._device, is_fused=is_fused)
         self._scale, self._velocity, self._ema = self._update.scale, self._update.velocity, self._update.ema
         capturer = capturer or capturer_of(execution, world)
-        self._graph = StepGraph(
-            self._compute, capturer, self._update.finish_capture, is_required=execution.cuda_graph == "on"
-        )
-        self._held: tuple[np.ndarray, Tensor] | None = None
-        self._uploads = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        """The stream on which inputs are copied to a GPU."""
-        self._borrower = Borrower(self._device, self._uploads)
+        self._graph = StepGraph(self._compute, capturer, self._update.finish_capture)
+        self._inputs = Inputs(self._device)
 
     def __enter__(self) -> "TorchEngine":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._inputs.close()
         self._update.forget_gradients()
         self._graph.forget()
 
@@ -142,16 +138,17 @@ class TorchEngine:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
         self.model.train()
         self._update.begin(first)
-        sums = []
+        sums, images = [], self._recipe.global_batch_images // self._world.ranks
         with self._world.watched():
-            for step, batch in enumerate(batches, first):
-                try:
-                    sums.append(self._step(batch))
-                except RuntimeError as error:
-                    if not _is_lack_of_memory(error):
-                        raise
-                    raise too_little_memory(len(batch.labels), self._parts, str(error)) from None
-                self._done = step + 1
+            try:
+                for step, (batch, columns) in enumerate(self._inputs.of(batches), first):
+                    images = len(batch.labels)
+                    sums.append(self._graph(columns))
+                    self._done = step + 1
+            except RuntimeError as error:
+                if not _is_lack_of_memory(error):
+                    raise
+                raise too_little_memory(images, self._parts, str(error)) from None
             return self._handle(first, sums)
 
     def _handle(self, first: int, sums: list[Tensor]) -> TorchHandle:
@@ -162,12 +159,6 @@ class TorchEngine:
         sums_on_host, scale = self._on_its_way(table), self._on_its_way(self._scale.value)
         done = torch.cuda.current_stream().record_event() if self._device.type == "cuda" else None
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
-
-    def _step(self, batch: Batch) -> Tensor:
-        columns = [self._images(batch), self._put(batch.labels)]
-        if batch.coefficients is not None and batch.partners is not None:
-            columns += [self._put(batch.coefficients), self._put(batch.partners)]
-        return self._graph(columns)
 
     def _compute(self, columns: Sequence[Tensor]) -> Tensor:
         """Take a step on images, labels and MixUp's columns on the device, and return the sums of `_TrainingLoss`."""
@@ -184,28 +175,6 @@ class TorchEngine:
 
     def _without_reduction(self) -> Any:
         return self._distributed.no_sync() if self._distributed is not None else nullcontext()
-
-    def _images(self, batch: Batch) -> Tensor:
-        if not isinstance(batch.images, np.ndarray):
-            return self._borrower.copied(batch.images)
-        if not batch.is_held:
-            return self._put(batch.images)
-        if self._held is None or self._held[0] is not batch.images:
-            self._held = batch.images, self._put(batch.images)
-        return self._held[1]
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        """Return an array on the device. On a GPU it is copied on a separate stream, while earlier steps are computed."""
-        # PyTorch refuses strides below 0, and warns of memory that is read only.
-        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        if self._uploads is None:
-            return tensor
-        with torch.cuda.stream(self._uploads):  # PyTorch keeps pinned memory, and uses it again when it has been copied
-            uploaded = tensor.pin_memory().to(self._device, non_blocking=True)
-        current = torch.cuda.current_stream()
-        current.wait_stream(self._uploads)
-        uploaded.record_stream(current)  # its memory is not used again before this stream has read it
-        return uploaded
 
     def _on_its_way(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the host that has its values when the device has done its work until here."""
@@ -235,9 +204,8 @@ class TorchEngine:
                 dist.broadcast(statistic, src=0)
         self.model.eval()
         rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
-        for batch in batches:
-            labels = self._put(batch.labels)
-            logits = self._logits(self._images(batch), ema)
+        for _, (images, labels, *_) in self._inputs.of(batches):
+            logits = self._logits(images, ema)
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
             confidences = 1 / (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
@@ -254,7 +222,7 @@ class TorchEngine:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         self.model.eval()
-        return self._logits(self._put(images), ema=False).cpu().numpy()
+        return self._logits(self._inputs.put(images), ema=False).cpu().numpy()
 
     def _logits(self, images: Tensor, ema: bool) -> Tensor:
         normalised = self._loss_module.normalised(images)
@@ -269,7 +237,7 @@ class TorchEngine:
         plain = Model(self._spec, self._recipe).to(self._device).eval()
         for name, tensor in canonical_tensors(plain).items():
             tensor.copy_(self._tensors[name])
-        images = (self._loss_module.normalised(self._images(batch)) for batch in batches)
+        images = (self._loss_module.normalised(columns[0]) for _, columns in self._inputs.of(batches))
         with autocast(self._recipe, self._device):
             return largest_inputs(plain, layers(self._spec), images)
 

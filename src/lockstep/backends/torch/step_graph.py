@@ -5,7 +5,6 @@ changes from tensors that keep their memory: the batch from buffers, the rest fr
 (`updating`, `loss_scale`).
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -22,8 +21,7 @@ WARM_UP = 3
 capture forbids. PyTorch's `make_graphed_callables` takes three, too."""
 AUTO = False
 """Whether `cuda_graph: auto` captures. No graph was captured on a GPU yet: this becomes true when a campaign has shown that
-the numbers are those of the plain step, that steps are faster, and that a failed capture leaves no memory behind
-(docs/gpu.md)."""
+the numbers are those of the plain step, and that steps are faster (docs/gpu.md)."""
 
 Work = Callable[[Sequence[Tensor]], Tensor]
 
@@ -96,20 +94,13 @@ def capturer_of(execution: Execution, world: TorchWorld) -> CudaCapturer | None:
 class StepGraph:
     """Takes steps: the first ones of a shape as they are, the later ones by a captured graph. Every step is taken once."""
 
-    def __init__(
-        self,
-        work: Work,
-        capturer: Capturer | None,
-        finish: Callable[[], object] | None = None,
-        *,
-        is_required: bool = False,
-    ) -> None:
+    def __init__(self, work: Work, capturer: Capturer | None, finish: Callable[[], object] | None = None) -> None:
         """Take what computes a step: columns of a batch to a tensor with its sums.
 
         `finish` is called after a step was captured, before the graph is replayed. Without a capturer every step is taken as
-        it is. If a capture fails, later steps are, too, with a warning; if it `is_required`, `BackendError` is raised.
+        it is.
         """
-        self._work, self._capturer, self._finish, self._is_required = work, capturer, finish, is_required
+        self._work, self._capturer, self._finish = work, capturer, finish
         self.is_capturing = False
         """Whether the step that is being computed is captured."""
         self._captured: _Captured | None = None
@@ -123,7 +114,10 @@ class StepGraph:
         self._captured, self._shapes, self._taken = None, None, 0
 
     def __call__(self, columns: Sequence[Tensor]) -> Tensor:
-        """Take one step on the columns of a batch, and return its sums, which no later step changes."""
+        """Take one step on the columns of a batch, and return its sums, which no later step changes.
+
+        Raises `BackendError` if the step cannot be captured. PyTorch promises little of what follows a failed capture.
+        """
         if self._capturer is None:
             return self._work(columns)
         shapes = [(column.shape, column.dtype) for column in columns]
@@ -136,9 +130,9 @@ class StepGraph:
                 return self._work(columns)
         if self._captured is None:
             self._captured = self._capture(columns, self._capturer)
-        return self._work(columns) if self._captured is None else self._captured.take(columns)
+        return self._captured.take(columns)
 
-    def _capture(self, columns: Sequence[Tensor], capturer: Capturer) -> "_Captured | None":
+    def _capture(self, columns: Sequence[Tensor], capturer: Capturer) -> "_Captured":
         inputs = [column.clone() for column in columns]
         self.is_capturing = True
         try:
@@ -146,17 +140,11 @@ class StepGraph:
             if self._finish is not None:
                 self._finish()
             return captured
-        except Exception as error:  # a driver's, the compiler's or Triton's: whatever it is, the plain step works
-            first = error.__context__ or error  # after a step that fails, ending its capture fails, too
-            if self._is_required:
-                raise _refusal(first) from error
-            reason = str(first)
+        except Exception as error:  # a driver's, the compiler's or Triton's
+            # After a step that fails, ending its capture fails, too.
+            raise _refusal(error.__context__ or error) from error
         finally:
             self.is_capturing = False
-        self._capturer = None  # PyTorch promises little after a failed capture, so there is no second one
-        message = f"a step cannot be captured as a CUDA graph ({reason}); steps run without it, as with cuda_graph=off"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return None
 
 
 class _Captured:
@@ -172,9 +160,7 @@ class _Captured:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return the error of a capture that is required; a lack of memory stays one."""
+    """Return the error of a capture; a lack of memory stays one."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
-    return BackendError(
-        f"a step cannot be captured as a CUDA graph ({error}); leave out cuda_graph, or use --set cuda_graph=off"
-    )
+    return BackendError(f"a step cannot be captured as a CUDA graph ({error}); use --set cuda_graph=off")

@@ -1,0 +1,201 @@
+"""Uploads to a GPU, on streams that are threads: what is enqueued runs later, as on a GPU."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep import backends
+from lockstep.backends import Backend
+from lockstep.backends.torch.inputs import PINNED, Uploads
+from lockstep.recipes import Recipe
+from tests.backends.cases import all_bits, random_batch, random_batches, random_state
+from tests.backends.conftest import Start
+
+Built = Callable[..., "Device"]
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return backends.load("torch")
+
+
+class Event:
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.over.set()
+
+    def record(self, stream: ThreadPoolExecutor) -> None:
+        self.over = threading.Event()
+        stream.submit(self.over.set)
+
+    def synchronize(self) -> None:
+        assert self.over.wait(60)
+
+
+class Device:
+    """Implements `lockstep.backends.torch.inputs.Streams`. Work takes some milliseconds."""
+
+    def __init__(self, upload_ms: float = 0, step_ms: float = 0) -> None:
+        self._upload_sec, self._step_sec = upload_ms / 1000, step_ms / 1000
+        self.uploads, self.steps = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.made: list[str] = []
+        """"pinned" or "column" for every tensor that was made."""
+        self.threads: set[str] = set()
+        """Names of threads that made them."""
+        self.read: list[list[Tensor]] = []
+        """What the steps that ran found in their columns."""
+
+    event = Event
+
+    def pinned(self, like: Tensor) -> Tensor:
+        return self._make("pinned", like)
+
+    def column(self, like: Tensor) -> Tensor:
+        return self._make("column", like)
+
+    def _make(self, what: str, like: Tensor) -> Tensor:
+        self.made.append(what)
+        self.threads.add(threading.current_thread().name.partition("_")[0])
+        return torch.full_like(like, -1)
+
+    def upload(self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Event, done: Event) -> None:
+        before = after.over
+
+        def copy() -> None:
+            assert before.wait(60)
+            time.sleep(self._upload_sec)
+            for source, column in zip(pinned, columns, strict=True):
+                column.copy_(source)
+
+        self.uploads.submit(copy)
+        done.record(self.uploads)
+
+    def begin_step(self, after: Event) -> None:
+        self.steps.submit(after.over.wait, 60)
+
+    def end_step(self, done: Event) -> None:
+        done.record(self.steps)
+
+    def step(self, columns: Sequence[Tensor]) -> None:
+        """Enqueue a step that notes what its columns hold."""
+
+        def read() -> None:
+            time.sleep(self._step_sec)
+            self.read.append([column.clone() for column in columns])
+
+        self.steps.submit(read)
+
+    def close(self) -> None:
+        self.uploads.shutdown()
+        self.steps.shutdown()
+
+
+@pytest.fixture
+def build() -> Iterator[Built]:
+    built: list[Device] = []
+
+    def build(**how: float) -> Device:
+        built.append(Device(**how))
+        return built[-1]
+
+    yield build
+    for device in built:
+        device.close()
+
+
+def batch_of(number: int, length: int = 1000) -> list[np.ndarray]:
+    return [np.full((length, 2), number % 256, np.uint8), np.full(length, number, np.int64)]
+
+
+def enqueue(uploads: Uploads, device: Device, batches: Iterable[list[np.ndarray]]) -> None:
+    for _, columns in uploads.ahead((None, batch) for batch in batches):
+        device.step(columns)
+
+
+def trained(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
+    """Take a step on every batch, and check what each one found when it ran."""
+    uploads = Uploads(device)
+    enqueue(uploads, device, batches)
+    uploads.close()
+    check(device, batches)
+
+
+def check(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
+    device.close()
+    for found, batch in zip(device.read, batches, strict=True):
+        for column, array in zip(found, batch, strict=True):
+            assert np.array_equal(column.numpy(), array)
+
+
+@pytest.mark.parametrize("slow", ["upload_ms", "step_ms"])
+def test_steps_read_their_own_batches_in_memory_that_is_kept(build: Built, slow: str) -> None:
+    device = build(**{slow: 3})
+    trained(device, [batch_of(number) for number in range(3 * PINNED)])
+    assert sorted(device.made) == ["column"] * 4 + ["pinned"] * 2 * PINNED
+    assert device.threads == {"lockstep-uploads"}
+
+
+def test_batches_of_changing_sizes_get_other_memory(build: Built) -> None:
+    trained(build(step_ms=3), [batch_of(number, 1000 + number % 3) for number in range(3 * PINNED)])
+
+
+def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
+    device, go = build(), threading.Event()
+    device.steps.submit(go.wait, 60)
+    uploads = Uploads(device)
+    enqueue(uploads, device, [batch_of(number) for number in range(PINNED + 1)])
+    assert device.read == []
+    go.set()
+    uploads.close()
+
+
+def test_after_a_batch_that_cannot_be_read_others_are_uploaded(build: Built) -> None:
+    def broken() -> Iterator[list[np.ndarray]]:
+        yield batch_of(0)
+        yield batch_of(1)
+        raise ValueError("2.jpg cannot be read")
+
+    device = build(step_ms=3)
+    uploads = Uploads(device)
+    with pytest.raises(ValueError, match=r"2\.jpg cannot be read"):
+        enqueue(uploads, device, broken())
+    more = [batch_of(number) for number in range(2, 9)]
+    enqueue(uploads, device, more)
+    uploads.close()
+    check(device, [batch_of(0), *more])
+
+
+class AtOnce(Device):
+    """A device whose steps are computed when they are enqueued, as on a CPU; uploads take their time."""
+
+    def begin_step(self, after: Event) -> None:
+        after.synchronize()
+
+    def end_step(self, done: Event) -> None:
+        assert done.over.is_set()
+
+
+def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
+    device, recipe = AtOnce(upload_ms=1), tiny_recipe
+    plain, uploading = start(recipe, new=True), start(recipe, new=True)
+    engine: Any = uploading
+    engine._inputs._uploads = Uploads(device)
+    batches = [*random_batches(recipe, 5, mixup="sample"), random_batch(recipe), *random_batches(recipe, 2, mixup="sample")]
+    batches += [replace(batch, is_held=True) for batch in batches[:1] * 3]
+    results = []
+    for one in (plain, uploading):
+        one.write(random_state(recipe))
+        handle = one.train(batches, 0)
+        scores = one.evaluate(random_batches(recipe, 3))
+        results.append((one.fetch(handle).losses.tobytes(), all_bits(one.read()), scores.losses.tobytes()))
+    assert results[0] == results[1]
+    assert set(device.made) == {"pinned", "column"}
+    device.close()
