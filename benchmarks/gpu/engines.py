@@ -1,6 +1,7 @@
 """Lockstep's engine as the parts use it."""
 
 import time
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -10,6 +11,7 @@ from benchmarks.gpu.switches import Switches
 from benchmarks.gpu.timing import Ground
 from lockstep import backends
 from lockstep.backends import Engine, Interval
+from lockstep.backends.torch.inputs import PINNED
 from lockstep.data import Batch
 from lockstep.models.architectures import MODELS, narrowed
 from lockstep.recipes import Execution, Recipe, load_recipe
@@ -58,9 +60,8 @@ def open_engine(recipe: Recipe, device: str, **how: Any) -> Engine:
 class Lockstep:
     """Lockstep's engine as a contender."""
 
-    def __init__(self, recipe: Recipe, ground: Ground, *, name: str = "", **how: Any) -> None:
-        self.recipe, self._ground = recipe, ground
-        self.name = name or ("lockstep, deterministic" if how.get("deterministic", True) else "lockstep")
+    def __init__(self, recipe: Recipe, ground: Ground, *, name: str, **how: Any) -> None:
+        self.recipe, self._ground, self.name = recipe, ground, name
         self.images = recipe.global_batch_images
         self.engine = open_engine(recipe, ground.device, **how)
         self.batch = held_batch(recipe)
@@ -84,7 +85,8 @@ class Lockstep:
     def host_times(self, repeats: int, steps: int) -> dict[str, Any]:
         """Return how long `train` keeps the host: milliseconds for one step, and its share of the time of several.
 
-        The device is idle when `train` is called, so the queue of the driver is empty and does not hold the host.
+        The device is idle when `train` is called, so the queue of the driver is empty and does not hold the host. For new
+        batches the time includes waiting for the thread that copies them into pinned memory; the processor's time does not.
         """
         self.prepare()
         single = []
@@ -95,6 +97,7 @@ class Lockstep:
             single.append(time.perf_counter() - began)
             self.step += 1
             self.engine.fetch(handle)
+        wall, own = zip(*(self._new_batches() for _ in range(repeats)), strict=True)
         self._ground.wait()
         began = time.perf_counter()
         handle = self.engine.train(repeat(self.batch, steps), self.step)
@@ -104,7 +107,19 @@ class Lockstep:
         done = time.perf_counter() - began
         return {
             "host_ms_a_step": 1000 * float(np.median(single)),
+            "host_ms_a_new_batch": 1000 * float(np.median(wall)),
+            "processor_ms_a_new_batch": 1000 * float(np.median(own)),
             "returned_sec": returned,
             "done_sec": done,
             "steps": steps,
         }
+
+    def _new_batches(self) -> tuple[float, float]:
+        """Return how long `train` keeps the host for each of some new batches, and its processor, in seconds."""
+        self._ground.wait()
+        began, own = time.perf_counter(), time.thread_time()
+        handle = self.engine.train(repeat(replace(self.batch, is_held=False), PINNED), self.step)
+        times = (time.perf_counter() - began) / PINNED, (time.thread_time() - own) / PINNED
+        self.step += PINNED
+        self.engine.fetch(handle)
+        return times

@@ -5,8 +5,14 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
+PLAIN = "lockstep, not deterministic"
+"""Lockstep's engine as the loops run that it is compared with: with kernels that may sum in any order."""
+DETERMINISTIC = "lockstep, deterministic"
+"""Lockstep's engine as it is by default."""
+FUSED = "lockstep, fused"
+"""`PLAIN` with fused kernels. Whether it is faster decides what `fused: auto` uses."""
 GRAPH = "lockstep, CUDA graph"
-"""The contender whose step is captured (`cuda_graph=on`)."""
+"""`PLAIN` with a step that is captured. Whether it is faster decides what `cuda_graph: auto` does."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ def all_parts() -> list[Part]:
         _training(RESNEXT, "bf16", 256, 200),
         *_others(),
         _training(RESNEXT, "fp16", 128, 240, mode="max-autotune"),
+        _training(RESNET, "fp16", 128, 140),
+        _training(RESNEXT, "fp16", 256, 200),
     ]
 
 

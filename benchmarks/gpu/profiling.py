@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.baselines import Loop, Network
 from benchmarks.gpu.engines import Lockstep, recipe_of
-from benchmarks.gpu.parts import GRAPH
+from benchmarks.gpu.parts import GRAPH, PLAIN
 from benchmarks.gpu.timing import Contender, Ground, Say
 from lockstep.backends.torch.tracing import profile
 
@@ -32,7 +32,7 @@ def measure(ground: Ground, say: Say, model: str = "resnet50", precisions: Seque
             "batch": recipe.global_batch_images,
             "steps": steps,
         }
-        engine = Lockstep(recipe, ground, deterministic=False)
+        engine = Lockstep(recipe, ground, name=PLAIN, deterministic=False)
         say(same | {"contender": engine.name} | _traced(engine, ground, steps, f"trace-{model}-{precision}.json.gz"))
         if ground.device == "cuda":
             graph = Lockstep(recipe, ground, name=GRAPH, deterministic=False, cuda_graph="on")

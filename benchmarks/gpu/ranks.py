@@ -51,7 +51,7 @@ def _ranks(ground: Ground, ranks: int, *, shares_device: bool) -> dict[str, Any]
         with np.load(Path(folder) / "0.npz") as stored:
             moved = {name: stored[name] for name in stored.files if name != "images_per_sec"}
             rate = float(stored["images_per_sec"])
-    alone = Lockstep(recipe, ground, compile="off", accumulation_steps=ranks)
+    alone = Lockstep(recipe, ground, name="one process", compile="off", accumulation_steps=ranks)
     start = alone.engine.read().tensors
     alone.train(STEPS)
     end = alone.engine.read()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.parts import GRAPH
+from benchmarks.gpu.parts import DETERMINISTIC, FUSED, GRAPH, PLAIN
 from benchmarks.gpu.results import FAILED, OK, Results, Row
 from lockstep.benchmark.roofline import limit_images_per_sec
 from lockstep.models.operations import Work
@@ -50,7 +50,7 @@ def wanted(rows: Sequence[Row], device: str) -> Iterable[Line]:
     yield _all(rows, "repeated", "the same bits twice, narrow models, deterministic", lambda row: row["same"])
     yield _all(rows, "repeated", "the same bits after a resume, narrow models", lambda row: row["resumed"])
     yield _all(rows, "captured", "the bits of plain steps from a CUDA graph", lambda row: row["same"])
-    fixed = [row for row in rows if row.get("contender") == OURS[1]]
+    fixed = [row for row in rows if row.get("contender") == DETERMINISTIC]
     yield _all(fixed, "same bits", "the same bits twice at the size that is timed", lambda row: row["same"])
     yield _all(rows, "killed", "lockstep train killed and resumed, bit for bit", lambda row: row["same"])
     fresh = [row for row in rows if "same_with_an_empty_cache" in row]
@@ -69,10 +69,11 @@ def wanted(rows: Sequence[Row], device: str) -> Iterable[Line]:
     yield _mixed_over_fp32(rows)
     yield _from_jpegs(rows)
     yield _host_time(rows, OURS, "host time of a step, ms")
+    yield _host_time_of_new_batches(rows)
     yield _host_time(rows, (GRAPH,), "host time of a step as a CUDA graph, ms")
-    yield _ratio(rows, "resnet50, a CUDA graph over the plain step", 1.0, GRAPH, OURS[0])
-    yield _over_default(rows, "deterministic over not deterministic", OURS[1])
-    yield _over_default(rows, "fused kernels over the plain path", OURS[2])
+    yield _ratio(rows, "resnet50, a CUDA graph over the plain step", 1.0, GRAPH, PLAIN)
+    yield _over_default(rows, "deterministic over not deterministic", DETERMINISTIC)
+    yield _over_default(rows, "fused kernels over the plain path", FUSED)
 
 
 def _without(rows: Iterable[Row], what: str, field: str) -> list[Row]:
@@ -109,7 +110,7 @@ def best(rows: Iterable[Row], **fields: Any) -> Row | None:
     return max(found, key=lambda row: float(row["images_per_sec"]), default=None)
 
 
-OURS = ("lockstep", "lockstep, deterministic", "lockstep, fused")
+OURS = (PLAIN, DETERMINISTIC, FUSED)
 
 
 def _over_compiled(rows: Sequence[Row], model: str) -> Line:
@@ -181,13 +182,23 @@ def _host_time(rows: Iterable[Row], contenders: Sequence[str], title: str) -> Li
     return Line(title, bound, said, REACHED if longest <= 1 and share < 0.9 else MISSED)
 
 
+def _host_time_of_new_batches(rows: Iterable[Row]) -> Line:
+    """Say the longest time; no figure is wanted, since it depends on how fast the host copies memory."""
+    title = "the same with new batches, ms"
+    found = [row for row in rows if row["what"] == "train" and row.get("contender") in OURS and "host_ms_a_new_batch" in row]
+    if not found:
+        return Line(title, "(reported)", "-", NOT_MEASURED)
+    wall, own = (max(row[f"{what}_ms_a_new_batch"] for row in found) for what in ("host", "processor"))
+    return Line(title, "(reported)", f"{wall:.2f}, of which {own:.2f} of the processor", "")
+
+
 def _over_default(rows: Iterable[Row], title: str, contender: str) -> Line:
-    """Say how fast a contender is over the plain, not deterministic engine, `OURS[0]`; no figure is wanted."""
+    """Say how fast a contender is over the plain, not deterministic engine, `PLAIN`; no figure is wanted."""
     ours = {(row["model"], row["precision"], row["batch"], row["contender"]): row for row in rows if _is_ours(row)}
     shares = [
-        f"{row['images_per_sec'] / ours[*key[:3], OURS[0]]['images_per_sec']:.3f} ({key[0]} {key[1]} {key[2]})"
+        f"{row['images_per_sec'] / ours[*key[:3], PLAIN]['images_per_sec']:.3f} ({key[0]} {key[1]} {key[2]})"
         for key, row in ours.items()
-        if key[3] == contender and (*key[:3], OURS[0]) in ours
+        if key[3] == contender and (*key[:3], PLAIN) in ours
     ]
     return Line(title, "(reported)", "; ".join(shares) or "-", "" if shares else NOT_MEASURED)
 

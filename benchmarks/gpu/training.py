@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.baselines import EAGER, OPTIMIZERS, Loop, Network
 from benchmarks.gpu.bits import same_bits
 from benchmarks.gpu.engines import Lockstep, recipe_of
-from benchmarks.gpu.parts import GRAPH
+from benchmarks.gpu.parts import DETERMINISTIC, FUSED, GRAPH, PLAIN
 from benchmarks.gpu.timing import Contender, Ground, Say, Turns, in_turns, interval, ratio_row, step_sec
 from lockstep.models.architectures import model_spec
 from lockstep.models.operations import work
@@ -23,8 +23,6 @@ MODES = {
     "precisions": (),
 }
 """Which networks are compared with Lockstep, by the part's mode."""
-FUSED = "lockstep, fused"
-"""Lockstep's engine with fused kernels. Whether it is faster than "lockstep" decides what `fused: auto` uses."""
 GRAPHS = "reduce-overhead"
 """The mode in which captured steps are compared. They keep their memory, so few contenders are in their part."""
 AMONG_OURS = (GRAPHS, "precisions")
@@ -82,12 +80,12 @@ def _builders(recipe: Recipe, ground: Ground, mode: str) -> list[tuple[str, Call
         names = ("bf16", "fp32") if ground.tiny else ("bf16", "tf32", "fp32")
         return [(f"lockstep {name}", lambda name=name: [_in_precision(recipe, ground, name)]) for name in names]  # type: ignore[misc]
     ours: list[tuple[str, Callable[[], list[Contender]]]] = [
-        ("lockstep", lambda: [Lockstep(recipe, ground, deterministic=False)]),
+        (PLAIN, lambda: [Lockstep(recipe, ground, name=PLAIN, deterministic=False)]),
     ]
     if mode == GRAPHS and ground.device == "cuda":
         ours.append((GRAPH, lambda: [Lockstep(recipe, ground, name=GRAPH, deterministic=False, cuda_graph="on")]))
     if mode == "default":
-        ours.append(("lockstep, deterministic", lambda: [Lockstep(recipe, ground, deterministic=True)]))
+        ours.append((DETERMINISTIC, lambda: [Lockstep(recipe, ground, name=DETERMINISTIC, deterministic=True)]))
     if mode == "default" and not ground.tiny:  # on a CPU, Triton's interpreter takes many seconds for a step
         ours.append((FUSED, lambda: [Lockstep(recipe, ground, name=FUSED, deterministic=False, fused="on")]))
     kinds = [("traced" if ground.tiny and kind == "compile" else kind) for kind in MODES[mode]]

@@ -15,6 +15,7 @@ from benchmarks.gpu import conformance, prepare
 from benchmarks.gpu.command import main
 from benchmarks.gpu.conformance import rows_of, without_determinism
 from benchmarks.gpu.killed import different_files
+from benchmarks.gpu.parts import PLAIN
 from benchmarks.gpu.photos import draw_photos
 from benchmarks.gpu.profiling import figures
 from benchmarks.gpu.results import Results
@@ -42,9 +43,9 @@ def test_nothing_is_judged_that_was_not_measured() -> None:
 
 
 OVER = "resnet50 over the better torch.compile"
-DEFAULT = [train("lockstep", 3900), train("compile, SGD", 2500), train("compile, fused SGD", 2600)]
-AUTOTUNED = [train("lockstep", 3900, mode="max-autotune"), train("max-autotune, fused SGD", 3000, mode="max-autotune")]
-SLOW = [train("lockstep", 3890, mode="max-autotune"), train("max-autotune, SGD", 3000, mode="max-autotune")]
+DEFAULT = [train(PLAIN, 3900), train("compile, SGD", 2500), train("compile, fused SGD", 2600)]
+AUTOTUNED = [train(PLAIN, 3900, mode="max-autotune"), train("max-autotune, fused SGD", 3000, mode="max-autotune")]
+SLOW = [train(PLAIN, 3890, mode="max-autotune"), train("max-autotune, SGD", 3000, mode="max-autotune")]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,9 @@ SLOW = [train("lockstep", 3890, mode="max-autotune"), train("max-autotune, SGD",
         (DEFAULT + AUTOTUNED, ("1.50 (compile), 1.30 (max-autotune) in bf16 at 256", "reached")),
         (DEFAULT + SLOW, ("1.50 (compile), 1.30 (max-autotune) in bf16 at 256", "missed")),
         (DEFAULT, ("1.50 (compile) in bf16 at 256", "not measured")),
-        ([train("lockstep", 3000), *DEFAULT[1:]], ("1.15 (compile) in bf16 at 256", "missed")),
+        ([train(PLAIN, 3000), *DEFAULT[1:]], ("1.15 (compile) in bf16 at 256", "missed")),
         (DEFAULT[:1], ("- in bf16 at 256", "not measured")),
-        ([train("lockstep", 9000, mode="reduce-overhead"), *DEFAULT[1:]], ("-", "not measured")),
+        ([train(PLAIN, 9000, mode="reduce-overhead"), *DEFAULT[1:]], ("-", "not measured")),
     ],
     ids=["both", "one below", "one alone", "one alone and below", "no baseline", "another mode"],
 )
@@ -68,7 +69,7 @@ def test_the_engine_is_judged_against_the_better_compiled_loop(rows: list[Any], 
     [(H100, 3000, "reached"), (H100, 2999, "missed"), ("NVIDIA H200", 4499, "missed"), ("other", 9000, "not measured")],
 )
 def test_the_speed_that_is_wanted_depends_on_the_device(device: str, rate: float, verdict: str) -> None:
-    assert verdicts([train("lockstep", rate)], device)["resnet50, images/s in one process"][1] == verdict
+    assert verdicts([train(PLAIN, rate)], device)["resnet50, images/s in one process"][1] == verdict
 
 
 def test_one_wrong_row_of_many_is_missed() -> None:
@@ -87,16 +88,18 @@ def test_a_suite_whose_tests_were_all_skipped_is_not_passed() -> None:
 
 
 def test_a_host_that_waits_for_the_device_is_missed() -> None:
-    row = train("lockstep", 3000, host_ms_a_step=0.5, returned_sec=0.01, done_sec=0.5)
+    row = train(PLAIN, 3000, host_ms_a_step=0.5, returned_sec=0.01, done_sec=0.5)
     title = "host time of a step, ms"
     assert verdicts([row])[title] == ("0.50; train returns after 2% of the steps' time", "reached")
     assert verdicts([row | {"returned_sec": 0.49}])[title][1] == "missed"
     assert verdicts([row | {"host_ms_a_step": 1.5}])[title][1] == "missed"
+    new = {"host_ms_a_new_batch": 4.5, "processor_ms_a_new_batch": 0.6}
+    assert verdicts([row | new])["the same with new batches, ms"] == ("4.50, of which 0.60 of the processor", "")
 
 
 def test_a_captured_step_is_judged_against_the_plain_one() -> None:
     row = train("lockstep, CUDA graph", 3100, mode="reduce-overhead", host_ms_a_step=0.3, returned_sec=0.01, done_sec=0.5)
-    ratio = {"what": "ratio", "of": "lockstep, CUDA graph", "over": "lockstep", "ratio": 1.033, "interval": [1.03, 1.04]}
+    ratio = {"what": "ratio", "of": "lockstep, CUDA graph", "over": PLAIN, "ratio": 1.033, "interval": [1.03, 1.04]}
     found = verdicts([row, ratio])
     assert found["host time of a step as a CUDA graph, ms"][1] == "reached"
     assert found["host time of a step, ms"][1] == "not measured"
@@ -111,7 +114,7 @@ def test_a_file_of_results_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     rows = [
         {"what": "copy", "gb_per_sec": 3000.0},
         {"what": "product", "precision": "bf16", "gflops": 750_000.0},
-        train("lockstep", 1500, **of_image),
+        train(PLAIN, 1500, **of_image),
         {
             "what": "train",
             "contender": "eager",

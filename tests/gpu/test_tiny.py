@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu import exact, inferring, jpegs, profiling
 from benchmarks.gpu.baselines import Loop, Network
 from benchmarks.gpu.engines import recipe_of
-from benchmarks.gpu.parts import tiny_parts
+from benchmarks.gpu.parts import DETERMINISTIC, PLAIN, tiny_parts
 from benchmarks.gpu.switches import Switches
 from benchmarks.gpu.timing import Ground
 from tests.processes import ONE_THREAD, ROOT, with_triton
@@ -50,9 +50,7 @@ def test_the_campaign_runs_on_a_cpu_and_goes_on_with_what_is_missing(tmp_path: P
     assert (said["is_right"], said["goes_on"]) == (True, True)
     rows = found[TRAINING]["rows"]
     trained = {row["contender"]: row["images_per_sec"] for row in rows if row["what"] == "train"}
-    assert trained.keys() == {
-        *("lockstep", "lockstep, deterministic", "eager, SGD", "eager, fused SGD", "traced, SGD", "traced, fused SGD")
-    }
+    assert trained.keys() == {*(PLAIN, DETERMINISTIC, "eager, SGD", "eager, fused SGD", "traced, SGD", "traced, fused SGD")}
     assert all(rate > 0 for rate in trained.values())
     assert [row["same"] for row in rows if row["what"] == "same bits"] == [True, True]
     assert {row["what"] for row in found["machine"]["rows"]} == {"copy", "product"}
@@ -126,7 +124,7 @@ def test_a_step_is_traced(ground: Ground) -> None:
     rows: list[Any] = []
     profiling.measure(ground, rows.append, precisions=("fp32",))
     (row,) = rows
-    assert row["contender"] == "lockstep"
+    assert row["contender"] == PLAIN
     assert 0 < row["busy_share"] <= 1
     assert any("conv" in each["name"] for each in row["longest"])
     assert len(row["longest"]) == 10
