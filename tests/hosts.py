@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,11 +117,24 @@ def kill_all(host: Host) -> None:
 
 
 def listening(process: int) -> set[str]:
-    """Return the addresses at which a process listens, as /proc writes them."""
-    folder = Path(f"/proc/{process}")
-    links = {str(file.readlink()) for file in (folder / "fd").iterdir() if file.is_symlink()}
-    rows = [row.split() for name in ("tcp", "tcp6") for row in (folder / "net" / name).read_text().splitlines()]
+    """Return the addresses at which a process listens, as /proc writes them; none if it has ended."""
+    folder, links = Path(f"/proc/{process}"), set()
+    try:
+        for file in (folder / "fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                links.add(str(file.readlink()))
+        rows = [row.split() for name in ("tcp", "tcp6") for row in (folder / "net" / name).read_text().splitlines()]
+    except OSError:
+        return set()
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+
+
+def variables(process: int) -> bytes:
+    """Return the environment variables of a process, with a zero before each; nothing if it has ended."""
+    try:
+        return b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def as_proc_writes(address: str) -> set[str]:

@@ -12,6 +12,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
+PATIENT_SEC = 300
+"""Seconds until something counts as hung. Frameworks that take seconds to load take minutes on a machine with other work."""
+
 # Threads slow down models this small, and many times more if another test uses the other core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 
@@ -42,7 +45,7 @@ def with_triton() -> dict[str, str]:
 
 def python(program: str, **more: Any) -> tuple[int, str, str]:
     """Run a Python program; return its exit code, output and errors. `more` is passed on to `subprocess.run`."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, **more)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENT_SEC, **more)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -58,7 +61,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], seconds: float = PATIENT_SEC) -> tuple[int, str, str]:
     """Wait for a command; return its exit code, output and errors."""
     try:
         output, errors = process.communicate(timeout=seconds)
@@ -69,7 +72,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, s
     return process.returncode, output, errors
 
 
-def call(*arguments: object, seconds: float = 120) -> tuple[int, str, str]:
+def call(*arguments: object, seconds: float = PATIENT_SEC) -> tuple[int, str, str]:
     """Run a command until it ends."""
     return finish(start(*arguments), seconds)
 
@@ -86,9 +89,17 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENT_SEC) -> None:
     """Wait until another process has done something."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process has not ended. One that nobody has waited for yet has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it can also end while its file is read
+        return False

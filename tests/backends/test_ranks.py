@@ -40,7 +40,7 @@ def run_ranks(name: str, root: Path, folder: Path, scenarios: tuple[str, ...]) -
         env=environment | {"PYTHONWARNINGS": "error::FutureWarning,error::UserWarning"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]

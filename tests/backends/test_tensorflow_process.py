@@ -89,7 +89,7 @@ def test_the_thread_that_waits_for_a_gpu_ends_with_its_engine(
         engine.write(random_state(tiny_recipe))
         engine.fetch(engine.train([random_batch(tiny_recipe)], 0))
         (thread,) = set(threading.enumerate()) - before
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()
 
 

@@ -198,7 +198,7 @@ def test_a_signal_keeps_the_cells_that_are_done(tmp_path: Path, number: signal.S
     with running(*many, "-o", out) as process:
         wait_until(lambda: out.exists() and json.loads(out.read_text())["cells"])
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
     assert process.returncode == expected, (output, errors)
     assert f"of 4 cells, kept in {out}; the same command resumes" in errors
     assert json.loads(out.read_text())["cells"][0]["status"] == "ok"

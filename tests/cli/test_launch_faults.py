@@ -23,7 +23,7 @@ from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.backends.launchers import LAUNCHED
-from tests.processes import call, finish, running, wait_until
+from tests.processes import call, finish, is_running, running, wait_until
 from tests.soak import SOAK, in_a_soak
 
 PATIENCE = 8
@@ -32,6 +32,8 @@ TO_END_SEC = 15
 BOUND = PATIENCE + TO_END_SEC
 """Seconds to the end of everything from a fault that is seen at once, and from one that only the patience shows, as
 docs/reliability.md promises."""
+A_BUSY_MACHINE_SEC = 0 if SOAK else 60
+"""Seconds that other tests may add at the same time. A soak has the machine for itself."""
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 pytestmark = [linux, pytest.mark.slow]
 
@@ -109,13 +111,6 @@ def rank_of(parent: int, rank: int) -> int:
     return next(each for each, its in descendants(parent).items() if its.get("RANK") == str(rank) and "WORLD_SIZE" in its)
 
 
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @contextmanager
 def broken(run: Path, trains: list[object], *options: object) -> Iterator[subprocess.Popen[str]]:
     """Launch a long training in two ranks, and wait until some steps are done."""
@@ -144,12 +139,12 @@ def ended(
     bound: float = BOUND,
 ) -> str:
     """Return the errors of a launch that ends by itself in time, without a process or a torn checkpoint left."""
-    code, _, errors = finish(process, BOUND + 60)
+    code, _, errors = finish(process, BOUND + 60 + A_BUSY_MACHINE_SEC)
     seconds = time.monotonic() - began
     record(seconds)
     assert code in codes, errors
     assert [each for each in started if is_running(each)] == []
-    assert seconds < bound
+    assert seconds < bound + A_BUSY_MACHINE_SEC
     return errors
 
 

@@ -81,7 +81,7 @@ def run(tree: Path, *commands: tuple[object, ...]) -> list[str]:
         text=True,
         env=environment,
         cwd=tree,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -18,7 +18,7 @@ from lockstep.models.state import State
 from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.launchers import LAUNCHED
-from tests.hosts import PORT, SECRET, Host, as_proc_writes, kill_all, listening, two_hosts, with_hosts
+from tests.hosts import PORT, SECRET, Host, as_proc_writes, kill_all, listening, two_hosts, variables, with_hosts
 from tests.processes import call, finish, wait_until
 from tests.soak import SOAK, in_a_soak
 
@@ -64,7 +64,7 @@ def wait_for_steps(run: Path, launchers: list[subprocess.Popen[str]]) -> None:
 
 
 def ranks_on(host: Host) -> list[int]:
-    return [each for each in host.processes() if b"\0RANK=" in b"\0" + Path(f"/proc/{each}/environ").read_bytes()]
+    return [each for each in host.processes() if b"\0RANK=" in variables(each)]
 
 
 def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_together(
@@ -74,7 +74,8 @@ def test_two_hosts_train_as_one_listen_at_their_addresses_alone_and_stop_togethe
     launchers = launch(hosts, [*train, "--out", two])
     wait_for_steps(two, launchers)
     found = {host.address: {each: listening(each) for each in host.processes()} for host in hosts}
-    assert not [each for host in hosts for each in ranks_on(host) if SECRET in Path(f"/proc/{each}/environ").read_text()]
+    assert [len(ranks_on(host)) for host in hosts] == [1, 1]
+    assert not [each for host in hosts for each in ranks_on(host) if SECRET.encode() in variables(each)]
     os.kill(ranks_on(hosts[1])[0], signal.SIGUSR1)
     (code, _, errors), (other_code, output, other_errors) = map(finish, launchers)
     assert (code, other_code) == (75, 75), errors + other_errors

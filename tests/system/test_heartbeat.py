@@ -65,7 +65,7 @@ def start(folder: Path, then: str, **variables: str) -> subprocess.Popen[str]:
 def test_a_rank_beats_while_its_main_thread_waits(tmp_path: Path) -> None:
     process = start(tmp_path, "heartbeat.note('evaluating', 4)\ntime.sleep(60)")
     try:
-        wait_until(lambda: (read_beat(beat_file(tmp_path, 5)) or Beat()).number > 3)
+        wait_until(lambda: (read_beat(beat_file(tmp_path, 5)) or Beat()).number > 3, seconds=50)
         found = read_beat(beat_file(tmp_path, 5))
         assert found is not None
         assert (found.activity, found.step) == ("evaluating", 4)
@@ -77,4 +77,4 @@ def test_a_rank_beats_while_its_main_thread_waits(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_stop_ends_itself_after_its_launcher(tmp_path: Path) -> None:
     # No process has the id 0, so that the launcher counts as ended.
     process = start(tmp_path, "time.sleep(60)", **{LAUNCHER: "0", PATIENCE: "0.1"})
-    assert process.wait(20) == -9
+    assert process.wait(50) == -9

@@ -195,10 +195,13 @@ wait_for("ready 0", "ready 1")
 
 
 def hung(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what the launcher says of two ranks that do not end by themselves."""
+    """Return what the launcher says of two ranks that do not end by themselves.
+
+    Of ranks that stall, one without a beat for half of the patience counts as silent: a busy machine must not take as long.
+    """
     monkeypatch.setattr(watching, "GRACE_SEC", 0.3)
     told: list[str] = []
-    assert launch(2, BEATS + program, folder, watch=Watch(patience_sec=3.0, say=told.append)) == 1
+    assert launch(2, BEATS + program, folder, watch=Watch(patience_sec=6.0, say=told.append)) == 1
     return "\n".join(told)
 
 
@@ -232,14 +235,14 @@ time.sleep(60)
 
 
 def test_a_rank_that_computes_without_beats_is_not_hung(tmp_path: Path) -> None:
-    computes = "ends = time.monotonic() + 1.5\nwhile time.monotonic() < ends:\n    pass"
-    assert launch(1, computes, tmp_path, watch=Watch(patience_sec=1.0)) == 0
+    computes = "ends = time.monotonic() + 4.5\nwhile time.monotonic() < ends:\n    pass"
+    assert launch(1, computes, tmp_path, watch=Watch(patience_sec=3.0)) == 0
 
 
 def test_when_ranks_cannot_be_started_those_that_run_are_ended(tmp_path: Path) -> None:
     def refuse_the_second(rank: int) -> dict[str, str]:
         if rank == 1:
-            wait_until((tmp_path / "0").exists)
+            wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "0").read_text() != "")
             raise OSError("no place for this rank")
         return {}
 
@@ -264,7 +267,8 @@ def test_the_output_of_rank_0_is_shown_and_that_of_others_is_logged(
     }
 
 
-FAILS = """
+FAILS = f"""
+{BEATS}
 for number in range(100):
     print("line", number)
 if rank == "1":
@@ -304,7 +308,9 @@ def tries(folder: Path) -> list[str]:
 
 
 def test_all_ranks_are_started_again_after_a_failure(tmp_path: Path) -> None:
-    program = "if rank == '1' and restart['restart'] < 2:\n    os.kill(os.getpid(), signal.SIGKILL)"
+    # Rank 0 may start later: it is asked to stop a second after rank 1 has ended, and must be noted before.
+    program = "if rank == '1' and restart['restart'] < 2:\n    wait_for(f'0 try {restart[\"restart\"]}')\n"
+    program += "    os.kill(os.getpid(), signal.SIGKILL)"
     told: list[str] = []
     assert launch(2, BEATS + TRIES + program, tmp_path, watch=Watch(restarts=5, say=told.append)) == 0
     assert tries(tmp_path) == [f"{rank} try {number}" for rank in (0, 1) for number in range(3)]
@@ -408,7 +414,7 @@ def launching(program: str, folder: Path, each: str = "pass") -> Iterator[subpro
     finally:
         (folder / "end").touch()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -455,7 +461,7 @@ def test_a_signal_that_comes_while_ranks_are_started_stops_them_all(started: int
     each = f"if rank == {started}: os.kill(os.getpid(), signal.SIGTERM)"
     with launching('wait_for("end")', tmp_path, each) as process:
         try:
-            process.wait(10)
+            process.wait(40)  # ranks that hear nothing end after a minute
         except subprocess.TimeoutExpired:
             pytest.fail(f"SIGTERM was lost that came when {started} ranks had been started", pytrace=False)
     assert process.returncode == 1
@@ -468,4 +474,7 @@ def test_ranks_that_follow_their_launcher_hear_of_its_sudden_end(tmp_path: Path)
         wait_until(lambda: all_have(tmp_path, "is ready"))
         process.kill()
         wait_until(lambda: all_have(tmp_path, "received"))
-    assert [(tmp_path / f"{rank} received").read_text() for rank in (0, 1)] == ["SIGTERM\n"] * 2
+        # No launcher waits for these ranks: they may still be writing.
+        files = [tmp_path / f"{rank} received" for rank in (0, 1)]
+        wait_until(lambda: all(file.read_text() for file in files))
+    assert [file.read_text() for file in files] == ["SIGTERM\n"] * 2

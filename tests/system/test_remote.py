@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.system import remote
 from lockstep.system.errors import LockstepError, UserError
 from lockstep.system.remote import NODE, launched_over_ssh
 from tests.backends.conftest import BACKENDS
@@ -33,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(SSH.format(folder=tmp_path, path=os.environ.get("PYTHONPATH", "")))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(remote, "_TO_END_SEC", 60.0)  # these commands begin when they are asked to end
     return tmp_path
 
 
@@ -91,22 +93,25 @@ def stop(*_):
 
 signal.signal(signal.SIGTERM, stop)
 assert sys.stdin.readline()
+(folder / "started").touch()  # first: the input may have closed already
 end_with_input()
-(folder / "started").touch()
 time.sleep(60)
 """
 FIRST = """
 import sys, time
+from pathlib import Path
 from lockstep.system.remote import launched_over_ssh
 with launched_over_ssh(["one"], ["-c", sys.argv[1], sys.argv[2]], "a secret of the tests"):
-    time.sleep(float(sys.argv[3]))
+    while not (Path(sys.argv[2]) / "started").exists():
+        time.sleep(0.005)
+    if sys.argv[3] == "is killed":
+        time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("end", ["ends", "is killed"])
 def test_other_launchers_are_stopped_when_the_first_one_ends(folder: Path, end: str) -> None:
-    seconds = "60" if end == "is killed" else "0.5"
-    first = subprocess.Popen([sys.executable, "-c", FIRST, LAUNCHER, str(folder), seconds])
+    first = subprocess.Popen([sys.executable, "-c", FIRST, LAUNCHER, str(folder), end])
     try:
         wait_until((folder / "started").exists)
         if end == "is killed":

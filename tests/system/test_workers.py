@@ -1,6 +1,5 @@
 """Worker processes, which carry out a part of a command."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 
 from lockstep.system.ranks import EXIT_CODE_FOLDER
 from lockstep.system.workers import LINES_OF_ERROR, carry_out
-from tests.processes import wait_until
+from tests.processes import is_running, wait_until
 
 
 def silent(done: int, total: int) -> None:
@@ -95,11 +94,3 @@ def test_a_worker_ends_when_whoever_waits_for_it_is_killed(tmp_path: Path) -> No
         wait_until(pid.exists)
         process.kill()
     wait_until(lambda: not is_running(int(pid.read_text())))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "zombie" not in Path(f"/proc/{pid}/status").read_text()

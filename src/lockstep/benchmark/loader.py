@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -239,7 +240,8 @@ def measured(name: str, work: Work) -> Turn:
 def _children() -> Iterator[Path]:
     """Yield the folders in /proc of running processes that this process has started."""
     for children in Path("/proc/self/task").glob("*/children"):
-        yield from (Path("/proc") / child for child in children.read_text().split())
+        with suppress(OSError):  # the thread has ended in the meantime
+            yield from [Path("/proc") / child for child in children.read_text().split()]
 
 
 def _cpu_sec() -> float:
