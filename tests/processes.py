@@ -1,5 +1,6 @@
 """Run `lockstep` as a user does, and programs of tests, in separate processes."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -78,15 +79,33 @@ def call(*arguments: object, seconds: float = PATIENT_SEC) -> tuple[int, str, st
 
 
 @contextmanager
-def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command. It is killed at the end of the block if it is still running."""
+def running(*arguments: object, room: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start a command. It is killed at the end of the block if it is still running.
+
+    With `room`, it waits after so many bytes of output, until `finish` reads them. So it cannot end before the test acts.
+    """
     process = start(*arguments)
     try:
+        if room is not None:
+            _leave_room(process, room)
         yield process
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
+
+
+def _leave_room(process: subprocess.Popen[str], room: int) -> None:
+    """Fill the pipe of a process that has just started with empty lines, up to so many bytes."""
+    assert process.stdout is not None
+    size = fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+    with Path(f"/proc/self/fd/{process.stdout.fileno()}").open("wb", buffering=0) as pipe:
+        pipe.write(b"\n" * (size - room))
+
+
+def room_for(steps: int) -> int:
+    """Return the bytes of output in which a training tells of so many steps, one in a line, and of a few more."""
+    return 300 + 85 * (max(steps, 0) + 4)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENT_SEC) -> None:

@@ -23,7 +23,7 @@ from lockstep.system.event_log import read_log
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.backends.launchers import LAUNCHED
-from tests.processes import call, finish, is_running, running, wait_until
+from tests.processes import call, finish, is_running, room_for, running, wait_until
 from tests.soak import SOAK, in_a_soak
 
 PATIENCE = 8
@@ -168,7 +168,8 @@ def test_ranks_that_are_started_again_end_bit_for_bit_like_undisturbed_ones(
     trains += ["--set", "epochs=3"]
     code, _, errors = call("launch", "-n", 2, "--", *trains, "--out", whole)
     assert code == 0, errors
-    with running("launch", "-n", 2, "--patience", PATIENCE, "--restarts", 1, "--", *trains, "--out", again) as process:
+    restarts = ["launch", "-n", 2, "--patience", PATIENCE, "--restarts", 1, "--", *trains, "--out", again]
+    with running(*restarts, room=room_for(5)) as process:
         wait_until(lambda: last_step(again) >= 5)
         killed = rank_of(process.pid, 1)
         os.kill(killed, number)

@@ -13,7 +13,7 @@ import pytest
 from lockstep import backends
 from lockstep.recipes import Recipe
 from lockstep.system.event_log import read_log
-from tests.processes import call, finish, running, wait_until
+from tests.processes import call, finish, room_for, running, wait_until
 from tests.soak import in_a_soak
 
 Answer = Callable[..., tuple[int, str, str]]
@@ -108,7 +108,7 @@ def test_a_run_on_mxnet_stops_and_goes_on_as_any_other(tiny_recipe: Recipe, text
     recipe, run, prefix = tmp_path / "a recipe.yaml", tmp_path / "a run", tmp_path / "for mxnet" / "model"
     recipe.write_text(tiny_recipe.replace(epochs=40).to_yaml())
     command = ["train", "--backend", "mxnet", "--recipe", recipe, "--data", textures, "--out", run, "--model-prefix", prefix]
-    with running(*command, "--set", "save_every_steps=5") as process:
+    with running(*command, "--set", "save_every_steps=5", room=room_for(5)) as process:
         wait_until(lambda: bool(checkpoints(run)))
         os.kill(process.pid, signal.SIGTERM)
         code, _, errors = finish(process)

@@ -26,7 +26,7 @@ from lockstep.verification.bounds import BOUNDS, distance
 from lockstep.weights import checkpoint
 from tests.backends.conftest import BACKENDS
 from tests.backends.launchers import LAUNCHED, RING
-from tests.processes import call, finish, running, wait_until
+from tests.processes import PATIENT_SEC, call, finish, is_running, room_for, running, wait_until
 from tests.soak import SOAK, in_a_soak
 
 
@@ -99,12 +99,13 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
 def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(
     backend: str, arguments: list[object], tmp_path: Path
 ) -> None:
-    arguments += ["--backend", backend]
+    arguments += ["--backend", backend, "--set", "log_every_steps=1"]
     code, _, errors = call(*arguments, "--out", tmp_path / "whole")
     assert code == 0, errors
     killed = tmp_path / "killed"
     for step in (1, 5, 8, 20, 33) if SOAK else (1, 20):
-        with running(*arguments, "--out", killed, "--set", f"loader_threads={1 + step % 3}"):
+        more = room_for(step - last_step(killed))
+        with running(*arguments, "--out", killed, "--set", f"loader_threads={1 + step % 3}", room=more):
             wait_until(lambda step=step: last_step(killed) >= step)  # type: ignore[misc]
     code, output, errors = call(*arguments, "--out", killed)
     assert code == 0, errors
@@ -125,7 +126,7 @@ def test_a_run_stopped_on_one_engine_ends_on_another_where_it_would_have(
     run, whole = tmp_path / "run", tmp_path / "whole"
     code, _, errors = call(*arguments, "--backend", second, "--out", whole)
     assert code == 0, errors
-    with running(*arguments, "--backend", first, "--out", run) as process:
+    with running(*arguments, "--backend", first, "--out", run, room=room_for(5)) as process:
         wait_until(lambda: last_step(run) >= 5)
         process.send_signal(signal.SIGUSR1)
         code, _, errors = finish(process)
@@ -229,16 +230,16 @@ def test_one_signal_to_the_launcher_ends_all_ranks_saved(
         code, _, errors = finish(process)
     assert code == (130 if number == signal.SIGINT else 75), errors
     assert len(ranks) == 2
-    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), seconds=10)
+    wait_until(lambda: not any(map(is_running, ranks)), seconds=10)
     assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
 
 
 @pytest.mark.slow
 def test_two_ranks_stopped_by_a_signal_to_one_resume_bit_for_bit(ranked_once: list[object], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    ranked_once += ["--set", "epochs=3"]
+    ranked_once += ["--set", "epochs=3", "--set", "log_every_steps=1"]
     assert call("launch", "-n", 2, "--", *ranked_once, "--out", whole)[0] == 0
-    with running("launch", "-n", 2, "--", *ranked_once, "--out", parts) as process:
+    with running("launch", "-n", 2, "--", *ranked_once, "--out", parts, room=room_for(2)) as process:
         wait_until(lambda: last_step(parts) >= 2)
         os.kill(children(process.pid)[1], signal.SIGUSR1)
         code, _, errors = finish(process)
@@ -259,7 +260,7 @@ def test_ranks_end_when_their_launcher_is_killed(ranked_once: list[object], tmp_
         wait_until(lambda: last_step(run) > 0)
         ranks = children(process.pid)
         process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), seconds=30)
+    wait_until(lambda: not any(map(is_running, ranks)), seconds=100)  # less than the patience, which would end them
     assert len(ranks) == 2
     assert checkpoint.newest_intact(run / "checkpoints")[0] is not None
 
@@ -296,7 +297,7 @@ def test_plain_torchrun_works(arguments: list[object], tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lockstep"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [*torchrun, *map(str, arguments), "--out", str(tmp_path / "run"), "--set", "epochs=1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT_SEC, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
 
@@ -308,7 +309,7 @@ def test_plain_paddle_launch_works(arguments: list[object], tmp_path: Path) -> N
     program = Path(lockstep.__file__).with_name("__main__.py")  # this launcher has no -m
     command = [*launch, program, *arguments, "--out", tmp_path / "run", "--backend", "paddle", "--set", "epochs=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=180, env=environment, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, timeout=PATIENT_SEC)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
 
@@ -330,7 +331,7 @@ def test_plain_tf_config_works(arguments: list[object], tmp_path: Path) -> None:
             stack.callback(process.kill)
             ranks.append(process)
         for i, process in enumerate(ranks):
-            assert process.wait(timeout=120) == 0, (tmp_path / f"{i}.txt").read_text()
+            assert process.wait(PATIENT_SEC) == 0, (tmp_path / f"{i}.txt").read_text()
     assert json.loads((tmp_path / "run" / "report.json").read_text())["ranks"] == 2
 
 
