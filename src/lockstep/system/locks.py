@@ -112,6 +112,8 @@ def _acquired(path: Path, progress: Progress | None) -> Lock:
 def _take_away(path: Path, text: str) -> None:
     """Remove a lock whose holder has ended. Of several processes only one succeeds."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    if _read(path) != text:  # its holder released it before it ended, and another process may hold a new lock
+        return
     try:
         path.rename(aside)
     except OSError:  # another process was first
