@@ -243,7 +243,7 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
         ) from None
     peers: dict[int, Connection] = {}
     with server, closing(connections.admitted(server, meeting.secret, MEET_SEC)) as arrivals:
-        while len(peers) < meeting.nodes - 1:
+        while not _all_are_here(peers, meeting.nodes):
             try:
                 line = next(arrivals)
             except TimeoutError:
@@ -256,6 +256,15 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
     for peer in peers.values():
         send(peer, {"all": "here"})
     return peers
+
+
+def _all_are_here(peers: "dict[int, Connection]", nodes: int) -> bool:
+    """Return whether all other nodes have come. The place of one that has ended since is free again."""
+    if len(peers) < nodes - 1:
+        return False
+    for node in [node for node, line in peers.items() if connections.has_ended(line)]:
+        peers.pop(node).close()
+    return len(peers) == nodes - 1
 
 
 def _take_place(line: "Connection", peers: "dict[int, Connection]", meeting: Meeting) -> None:
