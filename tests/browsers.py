@@ -13,6 +13,8 @@ needs_browser = pytest.mark.skipif(
 )
 QUIET = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", *QUIET.split()]
+START_MS = 180_000
+"""How long Chromium may take to start where cores and disk are busy."""
 
 
 @contextmanager
@@ -24,6 +26,6 @@ def chromium() -> Iterator[Any]:
     if found is None:
         pytest.fail("there is no chromium: make browser, or set LOCKSTEP_WITHOUT_BROWSER=1 to do without these tests")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS, timeout=START_MS)
         yield browser
         browser.close()

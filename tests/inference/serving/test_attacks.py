@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import select
 import socket
 import struct
 import threading
@@ -10,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,44 +21,71 @@ from PIL import Image
 from lockstep.inference.serving.limits import HELD_BODIES
 from lockstep.recipes import Recipe
 from tests.inference.cases import MEAN, STD, image_file, saved
-from tests.inference.serving.cases import ENGINE, Server, noise, serving, session
+from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, noise, serving, session
 from tests.processes import wait_until
 from tests.soak import SOAK
 
 MUTATED = 2000 if SOAK else 160
+BUSY = (408, 503)
+"""What a server answers, too, if the machine stalls for longer than its times."""
+CONNECTIONS = 40
 TIMEOUT_SEC = 1
-BOUNDED_SEC = 12
-"""Longer than any answer may take: the time to send, the time to compute and the time to linger, on a busy machine."""
+BOUNDED_SEC = 60
+"""Longer than any answer may take: the time to send, the time to compute and the time to linger, on a busy machine. A
+connection that nothing bounds stays open for longer."""
 
 
 @pytest.fixture(scope="module")
 def strict(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with small limits. After all tests it still answers, and holds nothing."""
-    options = ("--max-body-mb", 1, "--max-megapixels", 2, "--timeout-sec", TIMEOUT_SEC, "--max-connections", 40)
-    log = tmp_path_factory.mktemp("log") / "strict.log"
-    with serving(weights, log, "--engine", ENGINE, *options) as found:
+    """A server with small sizes, and with times that do not pass, however busy the machine is."""
+    with small_server(weights, tmp_path_factory, 10 * PATIENCE_SEC) as found:
         yield found
-        assert found.metric("lockstep_admitted_images") == 0
+
+
+@pytest.fixture(scope="module")
+def hasty(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with small sizes and times, for requests that are bounded by time."""
+    with small_server(weights, tmp_path_factory, TIMEOUT_SEC) as found:
+        yield found
+
+
+@contextmanager
+def small_server(weights: Path, tmp_path_factory: pytest.TempPathFactory, timeout_sec: int) -> Iterator[Server]:
+    """Start a server. After all tests it still answers, and holds nothing."""
+    options = ("--max-body-mb", 1, "--max-megapixels", 2, "--timeout-sec", timeout_sec, "--max-connections", CONNECTIONS)
+    with serving(weights, tmp_path_factory.mktemp("log") / "small.log", "--engine", ENGINE, *options) as found:
+        yield found
+        wait_until(lambda: found.metric("lockstep_admitted_images") == 0)
         assert found.stop() == 0
         assert [each for each in found.events() if each["level"] in ("error", "critical")] == []
 
 
 @pytest.fixture(autouse=True)
-def still_right(strict: Server, photos: list[Path]) -> Iterator[None]:
-    """Check that the server answers as before the test."""
+def still_right(request: pytest.FixtureRequest, photos: list[Path]) -> Iterator[None]:
+    """Check that the test's server answers as before the test."""
+    server = request.getfixturevalue("hasty" if "hasty" in request.fixturenames else "strict")
     data = photos[0].read_bytes()
-    before = strict.post("/predict", data).json()["probabilities"]
+    before = probabilities(server, data)
     yield
-    wait_until(lambda: is_served(strict), 10)
-    assert strict.post("/predict", data).json()["probabilities"] == before
+    assert probabilities(server, data) == pytest.approx(before, abs=2e-6)  # batches of other sizes round otherwise
 
 
-def is_served(server: Server) -> bool:
-    """Return whether the server has closed enough connections to take another one."""
-    try:
-        return server.get("/v2/health/live").status_code == 200
-    except requests.ConnectionError:
-        return False
+def probabilities(server: Server, data: bytes) -> list[float]:
+    """Return what the server finds, when it has closed enough connections to take another one and is not too busy."""
+    found: list[list[float]] = []
+
+    def is_answered() -> bool:
+        try:
+            answer = server.post("/predict", data)
+        except requests.ConnectionError:
+            return False
+        if answer.status_code in BUSY:
+            return False
+        found.append(answer.json()["probabilities"])
+        return True
+
+    wait_until(is_answered)
+    return found[0]
 
 
 def png(width: int, height: int, rows: bytes = b"") -> bytes:
@@ -135,13 +163,20 @@ def test_json_that_grows_is_refused(strict: Server) -> None:
         assert strict.post("/v2/models/model/infer", text).status_code == 400
 
 
-def exchange(server: Server, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """Send pieces, and return all that comes until the server closes the connection; b"" if that is a reset."""
+def exchange(server: Server, *pieces: bytes, trickle: bytes = b"") -> bytes:
+    """Send pieces, and return all that comes until the server closes the connection; b"" if that is a reset.
+
+    Then the bytes of `trickle` are sent, one after the other, until the answer comes: after it the connection may be closed
+    at any time.
+    """
     with server.connect(BOUNDED_SEC) as connection:
         try:
             for piece in pieces:
                 connection.sendall(piece)
-                time.sleep(pause)
+            for number in range(len(trickle)):
+                if select.select([connection], [], [], 0.05)[0]:
+                    break
+                connection.sendall(trickle[number : number + 1])
             found = b""
             while data := connection.recv(2**16):
                 found += data
@@ -155,20 +190,19 @@ def head(server: Server, length: object, path: str = "/predict") -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def test_half_an_upload_is_answered_when_its_time_is_over(strict: Server) -> None:
-    answer = exchange(strict, head(strict, 1000) + b"\xff\xd8half")
+def test_half_an_upload_is_answered_when_its_time_is_over(hasty: Server) -> None:
+    answer = exchange(hasty, head(hasty, 1000) + b"\xff\xd8half")
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
 
 
-def test_an_upload_that_trickles_is_answered_when_its_time_is_over(strict: Server) -> None:
-    pieces = [b"x"] * 30
-    assert exchange(strict, head(strict, 1000), *pieces, pause=0.05).startswith(b"HTTP/1.1 408 ")
+def test_an_upload_that_trickles_is_answered_when_its_time_is_over(hasty: Server) -> None:
+    assert exchange(hasty, head(hasty, 1000), trickle=bytes(999)).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /predict HTTP/1.1\r\nHost: x\r\nA", b"P"])
-def test_headers_that_do_not_come_close_the_connection(strict: Server, start: bytes) -> None:
-    assert exchange(strict, start) == b""
+def test_headers_that_do_not_come_close_the_connection(hasty: Server, start: bytes) -> None:
+    assert exchange(hasty, start) == b""
 
 
 def test_a_sender_that_asks_first_gets_its_refusal_and_sends_nothing(strict: Server) -> None:
@@ -182,9 +216,14 @@ def test_large_uploads_at_the_same_time_are_bounded_together(strict: Server) -> 
         senders = [opened.enter_context(strict.connect()) for _ in range(12)]
         for sender in senders:
             sender.sendall(head(strict, size) + bytes(size - 1))
+        wait_until(lambda: len(select.select(senders, [], [], 0)[0]) >= len(senders) - HELD_BODIES)
+        refused = select.select(senders, [], [], 0)[0]
+        for sender in senders:
+            if sender not in refused:
+                sender.sendall(b"x")
         answers = [sender.recv(12) for sender in senders]
-    assert set(answers) == {b"HTTP/1.1 408", b"HTTP/1.1 429"}
-    assert answers.count(b"HTTP/1.1 408") <= HELD_BODIES
+    assert set(answers) == {b"HTTP/1.1 415", b"HTTP/1.1 429"}
+    assert answers.count(b"HTTP/1.1 415") <= HELD_BODIES
 
 
 def test_an_upload_whose_sender_leaves_is_forgotten(strict: Server) -> None:
@@ -194,14 +233,14 @@ def test_an_upload_whose_sender_leaves_is_forgotten(strict: Server) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def test_an_answer_that_nobody_reads_closes_the_connection(strict: Server) -> None:
-    request = f"GET / HTTP/1.1\r\nHost: {strict.host}\r\n\r\n".encode()
+def test_an_answer_that_nobody_reads_closes_the_connection(hasty: Server) -> None:
+    request = f"GET / HTTP/1.1\r\nHost: {hasty.host}\r\n\r\n".encode()
 
     def send_on(connection: socket.socket) -> None:
         while True:
             connection.sendall(request)
 
-    with strict.connect(BOUNDED_SEC) as connection:
+    with hasty.connect(BOUNDED_SEC) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             send_on(connection)
@@ -209,16 +248,12 @@ def test_an_answer_that_nobody_reads_closes_the_connection(strict: Server) -> No
 
 def test_too_many_connections_are_closed_and_the_others_are_served(strict: Server) -> None:
     strict.session.close()
-    idle = [strict.connect() for _ in range(60)]
-    try:
-        idle[0].sendall(f"GET /v2/health/live HTTP/1.1\r\nHost: {strict.host}\r\n\r\n".encode())
-        assert idle[0].recv(100).startswith(b"HTTP/1.1 200 ")
-        assert idle[-1].recv(100) == b""
-    except ConnectionResetError:
-        pass
-    finally:
-        for each in idle:
-            each.close()
+    with ExitStack() as opened:
+        first, *_, last = [opened.enter_context(strict.connect()) for _ in range(CONNECTIONS + 20)]
+        first.sendall(f"GET /v2/health/live HTTP/1.1\r\nHost: {strict.host}\r\n\r\n".encode())
+        assert first.recv(100).startswith(b"HTTP/1.1 200 ")
+        with suppress(ConnectionResetError):
+            assert last.recv(100) == b""
 
 
 def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
@@ -270,14 +305,14 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-def test_mutated_requests_get_bounded_answers(strict: Server, photos: list[Path]) -> None:
-    requests, lock = mutations(strict, photos), threading.Lock()
+def test_mutated_requests_get_bounded_answers(hasty: Server, photos: list[Path]) -> None:
+    requests, lock = mutations(hasty, photos), threading.Lock()
 
     def send(_: int) -> tuple[bytes, float]:
         with lock:
             request = next(requests)
         began = time.monotonic()
-        answer = exchange_once(strict, request)
+        answer = exchange_once(hasty, request)
         return answer, time.monotonic() - began
 
     with ThreadPoolExecutor(16) as clients:
@@ -285,7 +320,7 @@ def test_mutated_requests_get_bounded_answers(strict: Server, photos: list[Path]
     statuses = {answer[9:12] for answer, _ in found if answer}
     assert {answer[:9] for answer, _ in found if answer} == {b"HTTP/1.1 "}
     assert {b"200", b"400", b"415"} <= statuses
-    assert not {status for status in statuses if status.startswith(b"5")}
+    assert not {status for status in statuses if status.startswith(b"5")} - {b"503"}  # 503: the machine was too busy
     assert max(len(answer) for answer, _ in found) < 20_000
     assert max(seconds for _, seconds in found) < BOUNDED_SEC
 
@@ -301,19 +336,29 @@ def exchange_once(server: Server, request: bytes) -> bytes:
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_again(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """The network gets images of 256 px, so that it takes longer than a request."""
+    """Two half uploads fill the queue. Then many clients do: the network gets images of 256 px, which takes it longer."""
     large = saved(tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256), tmp_path)
     data = image_file(tmp_path, 256, 256, ".jpg").read_bytes()
-    with serving(large, tmp_path / "log", "--engine", ENGINE, "--max-batch", 1, "--max-queue", 2) as server:
+    options = ("--max-batch", 1, "--max-queue", 2, "--timeout-sec", 10 * PATIENCE_SEC)
+    with serving(large, tmp_path / "log", "--engine", ENGINE, *options) as server:
 
         def client(_: int) -> tuple[int, str | None]:
             with session() as own:
                 answer = own.post(server.url + "/predict", data)
             return answer.status_code, answer.headers.get("retry-after")
 
-        with ThreadPoolExecutor(12) as clients:
+        with ExitStack() as opened, ThreadPoolExecutor(12) as clients:
+            uploads = [opened.enter_context(server.connect()) for _ in range(2)]
+            for upload in uploads:
+                upload.sendall(head(server, len(data)) + data[:-1])
+            wait_until(lambda: server.metric("lockstep_admitted_images") == 2)
+            refused = list(clients.map(client, range(12)))
+            for upload in uploads:
+                upload.sendall(data[-1:])
+            assert [upload.recv(12) for upload in uploads] == [b"HTTP/1.1 200"] * 2
             found = list(clients.map(client, range(120)))
-        assert {status for status, _ in found} == {200, 429}
-        assert all(int(after or 0) >= 1 for status, after in found if status == 429)
+        assert {status for status, _ in refused} == {429}
+        assert 200 in {status for status, _ in found} <= {200, 429}
+        assert all(int(after or 0) >= 1 for status, after in (*refused, *found) if status == 429)
         assert server.post("/predict", data).status_code == 200
         assert server.metric("lockstep_images_total") >= 1

@@ -14,6 +14,8 @@ from lockstep.system.errors import DivergedError, UserError
 from tests.processes import wait_until
 
 SIDE = 2
+PATIENCE_SEC = 60
+"""How long is waited for what is expected to happen soon."""
 
 
 class Sums:
@@ -26,7 +28,7 @@ class Sums:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         self.began.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_SEC)
         self.batches.append(len(images))
         if self.error is not None:
             raise self.error
@@ -57,7 +59,7 @@ def start() -> Iterator[Start]:
     for batcher, sums, thread in started:
         sums.gate.set()
         batcher.close()
-        thread.join(10)
+        thread.join(PATIENCE_SEC)
         assert not thread.is_alive()
 
 
@@ -76,7 +78,7 @@ def blocked(batcher: Batcher, sums: Sums) -> "Future[Computed]":
     sums.gate.clear()
     sums.began.clear()
     found = put(batcher, 9)
-    assert sums.began.wait(10)
+    assert sums.began.wait(PATIENCE_SEC)
     return found
 
 
@@ -85,7 +87,7 @@ def test_requests_that_arrive_during_a_batch_are_the_next_batch_each_with_its_ow
     first = blocked(batcher, sums)
     others = [put(batcher, 1), put(batcher, 2, 3), put(batcher, 4)]
     sums.gate.set()
-    assert [each.result(10).logits[:, 0].tolist() for each in (first, *others)] == [[108], [12], [24, 36], [48]]
+    assert [each.result(PATIENCE_SEC).logits[:, 0].tolist() for each in (first, *others)] == [[108], [12], [24, 36], [48]]
     assert sums.batches == [1, 4]
     assert {each.result().batch_images for each in others} == {4}
 
@@ -95,29 +97,29 @@ def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start
     blocked(batcher, sums)
     found = [put(batcher, *range(count)) for count in (3, 2, 2, 1, 4)]
     sums.gate.set()
-    assert [len(each.result(10).logits) for each in found] == [3, 2, 2, 1, 4]
+    assert [len(each.result(PATIENCE_SEC).logits) for each in found] == [3, 2, 2, 1, 4]
     assert sums.batches == [1, 3, 4, 1, 4]
 
 
 def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -> None:
-    batcher, sums = start(batch_images=8, wait_ms=5000)
-    put(batcher, 1).result(4)  # nothing else is on its way
+    batcher, sums = start(batch_images=8, wait_ms=10_000 * PATIENCE_SEC)
+    put(batcher, 1).result(PATIENCE_SEC)  # nothing else is on its way
     with batcher.admit() as late:
         early = put(batcher, 1)
         time.sleep(0.05)
         assert not early.done()
         found = late.submit(images(2))
-        assert early.result(4).batch_images == found.result(4).batch_images == 2
+        assert early.result(PATIENCE_SEC).batch_images == found.result(PATIENCE_SEC).batch_images == 2
     with batcher.admit():  # its image cannot be read
         waiting = put(batcher, 3)
-    assert waiting.result(4).batch_images == 1
+    assert waiting.result(PATIENCE_SEC).batch_images == 1
     assert sums.batches == [1, 2, 1]
 
 
 def test_a_batch_waits_no_longer_than_allowed(start: Start) -> None:
     batcher, _ = start(batch_images=8, wait_ms=1)
     with batcher.admit():
-        assert put(batcher, 1).result(10).batch_images == 1
+        assert put(batcher, 1).result(PATIENCE_SEC).batch_images == 1
 
 
 def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
@@ -131,7 +133,7 @@ def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
         assert batcher.admitted == 3
         assert batcher.retry_after_sec() >= 1
     assert batcher.admitted == 0
-    assert put(batcher, 1, 2).result(10).batch_images == 2
+    assert put(batcher, 1, 2).result(PATIENCE_SEC).batch_images == 2
 
 
 def test_a_cancelled_request_is_not_computed(start: Start) -> None:
@@ -140,7 +142,7 @@ def test_a_cancelled_request_is_not_computed(start: Start) -> None:
     left, stays = put(batcher, 1), put(batcher, 2)
     assert left.cancel()
     sums.gate.set()
-    assert stays.result(10).logits[0, 0] == 24
+    assert stays.result(PATIENCE_SEC).logits[0, 0] == 24
     assert sums.batches == [1, 1]
     assert batcher.waiting == 0
 
@@ -149,9 +151,9 @@ def test_an_error_of_the_engine_reaches_its_requests_and_the_next_ones_are_compu
     batcher, sums = start()
     sums.error = MemoryError("too much")
     with pytest.raises(MemoryError, match="too much"):
-        put(batcher, 1).result(10)
+        put(batcher, 1).result(PATIENCE_SEC)
     sums.error = None
-    assert put(batcher, 1).result(10).logits[0, 0] == 12
+    assert put(batcher, 1).result(PATIENCE_SEC).logits[0, 0] == 12
 
 
 def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(start: Start) -> None:
@@ -160,16 +162,16 @@ def test_a_result_that_is_not_finite_is_an_error_of_its_request_alone(start: Sta
     bad, good = put(batcher, 255), put(batcher, 1)
     sums.gate.set()
     with pytest.raises(DivergedError, match="not finite"):
-        bad.result(10)
-    assert good.result(10).logits[0, 0] == 12
+        bad.result(PATIENCE_SEC)
+    assert good.result(PATIENCE_SEC).logits[0, 0] == 12
 
 
 def test_an_explanation_is_of_the_likeliest_class(start: Start) -> None:
     batcher, _ = start()
-    heat = put(batcher, 1, explain=True).result(10).heat
+    heat = put(batcher, 1, explain=True).result(PATIENCE_SEC).heat
     assert heat is not None
     assert heat.tolist() == [[[1.0]]]
-    assert put(batcher, 1).result(10).heat is None
+    assert put(batcher, 1).result(PATIENCE_SEC).heat is None
 
 
 def test_what_is_queued_is_computed_before_the_end() -> None:
@@ -178,7 +180,7 @@ def test_what_is_queued_is_computed_before_the_end() -> None:
     batcher.close()
     thread = threading.Thread(target=batcher.run, args=(sums,))
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE_SEC)
     assert not thread.is_alive()
     assert [each.result(0).logits[0, 0] for each in found] == [0, 12, 24, 36, 48]
 
@@ -188,16 +190,16 @@ def test_many_threads_get_their_own_results(start: Start) -> None:
     wrong: list[int] = []
 
     def client(value: int) -> None:
-        wrong.extend(value for _ in range(50) if put(batcher, value).result(10).logits[0, 0] != 12 * value)
+        wrong.extend(value for _ in range(50) if put(batcher, value).result(PATIENCE_SEC).logits[0, 0] != 12 * value)
 
     threads = [threading.Thread(target=client, args=(value,)) for value in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_SEC)
     assert wrong == []
     assert sum(sums.batches) == 800
-    wait_until(lambda: batcher.admitted == 0, 5)
+    wait_until(lambda: batcher.admitted == 0)
 
 
 @pytest.mark.parametrize(

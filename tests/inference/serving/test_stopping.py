@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.inference.serving.cases import ENGINE, Server, serving, session
+from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, serving, session
 from tests.processes import wait_until
 from tests.soak import SOAK
 
@@ -21,7 +21,7 @@ def client(server: Server, data: bytes, statuses: list[int], lost: list[Exceptio
     with session() as own:
         while True:
             try:
-                status = own.post(server.url + "/predict", data, timeout=60).status_code
+                status = own.post(server.url + "/predict", data, timeout=PATIENCE_SEC).status_code
             except requests.ConnectionError as error:
                 if "refused" not in str(error).lower():  # the connection was made, so this request had been sent
                     lost.append(error)
@@ -53,38 +53,40 @@ def test_a_signal_under_load_loses_no_request(weights: Path, photos: list[Path],
 
 
 def test_while_it_drains_it_answers_and_says_that_it_is_not_ready(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 60) as server:
+    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 10 * PATIENCE_SEC) as server:
         idle = server.connect()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: server.get("/v2/health/ready").status_code == 503, 10)
+        wait_until(lambda: server.get("/v2/health/ready").status_code == 503)
         ready = server.get("/v2/health/ready")
         assert (ready.json(), ready.headers["connection"]) == ({"ready": False}, "close")
         assert server.get("/v2/health/live").status_code == 200
         assert server.metric("lockstep_ready") == 0
         assert server.post("/predict", photos[0].read_bytes()).status_code == 200
-        assert server.stop(signal.SIGTERM, 10) == 128 + signal.SIGTERM  # the second signal
+        assert server.stop() == 128 + signal.SIGTERM  # the second signal
         idle.close()
 
 
 def test_ctrl_c_ends_it_while_connections_are_open(weights: Path, photos: list[Path], tmp_path: Path) -> None:
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 0) as server:
+    options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)  # it does not end because a limit has passed
+    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         silent = server.connect()
         assert server.get("/v2").status_code == 200  # its connection stays open
-        assert server.stop(signal.SIGINT, 10) == 0
+        assert server.stop(signal.SIGINT) == 0
         silent.close()
 
 
 def test_an_upload_that_has_begun_is_answered_after_the_signal(weights: Path, photos: list[Path], tmp_path: Path) -> None:
     data = photos[0].read_bytes()
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--drain-sec", 0) as server:
+    options = ("--drain-sec", 0, "--timeout-sec", 10 * PATIENCE_SEC)
+    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with server.connect() as connection:
             head = f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {len(data)}\r\n\r\n"
             connection.sendall(head.encode() + data[:100])
-            wait_until(lambda: server.metric("lockstep_admitted_images") == 1, 10)
+            wait_until(lambda: server.metric("lockstep_admitted_images") == 1)
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "stopping" in {each["event"] for each in server.events()}, 10)
+            wait_until(lambda: "stopping" in {each["event"] for each in server.events()})
             time.sleep(1)  # longer than requests are taken
             assert server.post("/predict", data).status_code == 503
             connection.sendall(data[100:])
             assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE_SEC) == 0

@@ -13,8 +13,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lockstep.inference.serving.limits import Limits
 from lockstep.inference.serving.logs import log
 
-_REFUSING_SEC = 0.5
-"""How long requests are refused, after they were still taken and before the server stops listening."""
+_REFUSING_TICKS = 5
+"""How long requests are refused, after they were still taken and before the server stops listening. These are ticks and no
+seconds: if the machine stalls, nothing is refused, and clients still come afterwards."""
+_LAST_SEC = 0.5
+"""How long requests are refused after that, on connections that were made before."""
+_ACCEPT_STEPS = 3
+"""Steps of the event loop in which it accepts what came while it stalled, and a transport is made of it."""
 _SWEEP_TICKS = 10
 """uvicorn has ten ticks a second."""
 
@@ -81,15 +86,7 @@ class Stopping:
     @property
     def refuses(self) -> bool:
         """Whether further requests are refused."""
-        return self._for(self._drain_sec)
-
-    @property
-    def over(self) -> bool:
-        """Whether the server may stop listening."""
-        return self._for(self._drain_sec + _REFUSING_SEC)
-
-    def _for(self, seconds: float) -> bool:
-        return self.since is not None and time.monotonic() - self.since >= seconds
+        return self.since is not None and time.monotonic() - self.since >= self._drain_sec
 
 
 class Server(uvicorn.Server):
@@ -97,7 +94,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, stopping: Stopping, busy: Callable[[], bool]) -> None:
         super().__init__(config)
-        self._stopping, self._busy, self._is_logged = stopping, busy, False
+        self._stopping, self._busy, self._is_logged, self._refusing_ticks = stopping, busy, False, 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note the first signal; exit at the second one."""
@@ -112,7 +109,8 @@ class Server(uvicorn.Server):
         if self._stopping.begun and not self._is_logged:
             log("stopping")
             self._is_logged = True
-        return await super().on_tick(counter) or (self._stopping.over and not self._busy())
+        self._refusing_ticks += self._stopping.refuses
+        return await super().on_tick(counter) or (self._refusing_ticks > _REFUSING_TICKS and not self._busy())
 
     def _sweep(self) -> None:
         now, found = time.monotonic(), set[Any](self.server_state.connections)
@@ -120,9 +118,14 @@ class Server(uvicorn.Server):
             connection.check(now)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Close idle connections, and wait for the others. Their limits still hold."""
+        """Stop listening, close idle connections, and wait for the others. Their limits still hold."""
         watch = asyncio.ensure_future(self._sweeps())
         try:
+            for _ in range(_ACCEPT_STEPS):
+                await asyncio.sleep(0)  # a connection that is not accepted when listening ends is reset
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(_LAST_SEC)  # one that is closed before its request is read, too
             await super().shutdown(sockets)
         finally:
             watch.cancel()
