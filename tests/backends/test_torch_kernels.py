@@ -31,7 +31,7 @@ def run_kernels(*arguments: object, **more: str) -> None:
         env=with_triton() | ONE_THREAD | more,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]

@@ -79,8 +79,7 @@ def test_another_engine_is_measured_without_a_limit_of_its_own_also_in_int8() ->
         assert entry["images_per_sec"] * math.fsum(entry["times_sec"]) == pytest.approx(4 * len(entry["times_sec"]))
         assert (entry["engine"], entry["device"]) == ("onnxruntime", f"CPU, {threads()} threads")
         assert entry["roofline"]["share_of_limit"] is None
-        first = max(entry["times_sec"])
-        assert first < entry["first_answer_sec"] < 60
+        assert min(entry["times_sec"]) < entry["first_answer_sec"] < 600
         assert 50e6 < entry["peak_memory_bytes"] < 4e9
     assert report["environment"].keys() == {"onnxruntime"}
     assert report["environment"]["onnxruntime"]["onnxruntime"] == importlib.metadata.version("onnxruntime")
@@ -154,20 +153,21 @@ def test_a_killed_benchmark_leaves_whole_cells_and_goes_on_with_the_others(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of a killed process stays
     out = tmp_path / "report.json"
-    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2", "-i", 2, *SET]
+    arguments = ["benchmark", "inference", "--backend", "reference", "--model", "resnet18", "-b", "1,2,3", "-i", 2, *SET]
     with running(*arguments, "-o", out) as process:
-        wait_until(lambda: bool(out.exists() and read_benchmark(out)["cells"]))
+        wait_until(lambda: bool(out.exists() and read_benchmark(out)["cells"]), 300)
         process.kill()
+        process.communicate()  # it is gone, and its pipes are closed
     kept = read_benchmark(out)["cells"]
-    assert len(kept) == 1
+    assert 1 <= len(kept) <= 2  # a cell may end before the kill
     done = subprocess.run(
         command(*arguments, "-o", out), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "batch 1 (kept)" in done.stdout
     report = read_benchmark(out)
-    assert [entry["batch"] for entry in report["cells"]] == [1, 2]
-    assert report["cells"][:1] == kept
+    assert [entry["batch"] for entry in report["cells"]] == [1, 2, 3]
+    assert report["cells"][: len(kept)] == kept
     assert all(entry["status"] == "ok" for entry in report["cells"])
 
 

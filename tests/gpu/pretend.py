@@ -11,9 +11,12 @@ from typing import Any
 from benchmarks.gpu.parts import Part
 from benchmarks.gpu.timing import Ground, Say
 
+HANGS = "hangs"
+"""A part that hangs makes this file in the folder of results when it has said all that it says."""
+
 
 def part(
-    name: str, *, limit_sec: float = 60, expected_sec: float = 0.1, needs: tuple[str, ...] = (), **settings: Any
+    name: str, *, limit_sec: float = 600, expected_sec: float = 0.1, needs: tuple[str, ...] = (), **settings: Any
 ) -> Part:
     return Part(name, "tests.gpu.pretend", f"pretends {name}", expected_sec, limit_sec, settings, needs)
 
@@ -32,6 +35,7 @@ def measure(ground: Ground, say: Say, does: str = "", counts_in: str = "") -> No
     if does == "hang":
         child = subprocess.Popen(["sleep", "1000"])
         say({"what": "child", "pid": child.pid})
+        (Path(ground.out) / HANGS).touch()
         time.sleep(1000)
     if does == "look":
         found = json.loads((Path(ground.out) / "campaign.json").read_text())

@@ -22,7 +22,7 @@ from benchmarks.gpu.results import Results
 from benchmarks.gpu.summary import wanted
 from benchmarks.gpu.timing import SPARE_SEC, Ground, interval, ratio_row
 from benchmarks.gpu.verifying import judged
-from tests.processes import ROOT
+from tests.processes import ROOT, wait_until
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -201,15 +201,24 @@ def test_tests_that_failed_are_named(tmp_path: Path) -> None:
 def test_a_suite_that_takes_too_long_is_interrupted_and_keeps_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tests = tmp_path / "test_long.py"
-    tests.write_text("import time\ndef test_first(): assert 1 == 2\ndef test_second(): time.sleep(100)\n")
+    tests, begun = tmp_path / "test_long.py", tmp_path / "begun"
+    second = f"def test_second(): Path({str(begun)!r}).touch(); time.sleep(1000)\n"
+    tests.write_text("import time\nfrom pathlib import Path\ndef test_first(): assert 1 == 2\n" + second)
+
+    class Short(Ground):
+        """Its time is over soon after the second test has begun, however slowly pytest starts."""
+
+        @property
+        def left_sec(self) -> float:
+            wait_until(begun.exists)
+            return super().left_sec
 
     def command(ground: Ground, report: Path) -> list[str]:
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), f"--junitxml={report}"]
 
     monkeypatch.setattr(conformance, "command", command)
     rows: list[Any] = []
-    conformance.measure(Ground("cpu", True, time.monotonic() + SPARE_SEC + 4, str(tmp_path)), rows.append)
+    conformance.measure(Short("cpu", True, time.monotonic() + SPARE_SEC + 1, str(tmp_path)), rows.append)
     counts, failure = rows
     assert (counts["interrupted"], counts["failures"]) == (True, 1)
     assert failure["test"].endswith("test_first")

@@ -28,7 +28,7 @@ SHORT = ("machine", TRAINING, "memory", "kernels")
 def campaign(out: Path, *arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "benchmarks/gpu/campaign.py", "--out", str(out), *arguments]
     environment = ONE_THREAD | {"PYTHONPATH": with_triton().get("PYTHONPATH", "")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2000, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -77,7 +77,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
 def test_the_conformance_suite_does_not_fall_back_to_a_cpu() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/backends/test_precision.py"]
     environment = os.environ | ONE_THREAD | {"LOCKSTEP_BACKENDS": "torch", "LOCKSTEP_TEST_DEVICE": "cuda"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert "device is cuda, but PyTorch finds no GPU here" in done.stdout
     assert "passed" not in done.stdout.splitlines()[-1]
 
@@ -97,7 +97,7 @@ def test_without_a_gpu_the_campaign_says_what_to_do(tmp_path: Path) -> None:
 def ground(tmp_path: Path) -> Iterator[Ground]:
     threads, switches = torch.get_num_threads(), Switches.now()
     torch.set_num_threads(1)
-    yield Ground("cpu", True, time.monotonic() + 300, str(tmp_path))
+    yield Ground("cpu", True, time.monotonic() + 1000, str(tmp_path))
     torch.set_num_threads(threads)
     switches.set()
 

@@ -87,7 +87,7 @@ def images(tmp_path: Path) -> list[Path]:
 def answers(folder: Path, images: list[Path]) -> list[dict[str, Any]]:
     """Return the outputs for each image from a process that uses only TensorFlow."""
     command = [sys.executable, "-c", SERVE, folder, *images]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -218,7 +218,7 @@ def infer_alone(folder: Path, batches: list[np.ndarray], scratch: Path) -> list[
     for path, batch in zip(paths, batches, strict=True):
         np.save(path, batch)
     command = [sys.executable, "-c", INFER, folder / "model.json", folder / "model.pdiparams", *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return [np.load(f"{path}.npz") for path in paths]
 

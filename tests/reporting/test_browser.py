@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, needs_browser]
 
 Show = Callable[..., "Page"]
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
+"""Waits until Chromium has shown the page twice."""
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,12 @@ def show(browser: Any) -> Iterator[Show]:
     def open_page(path: Path, width: int = 1280, height: int = 900, **how: Any) -> "Page":
         contexts.append(browser.new_context(viewport={"width": width, "height": height}, **how))
         page: Page = contexts[-1].new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: check(request.url, path))
         page.goto(path.as_uri())
+        page.evaluate(FRAMES)  # the charts are drawn in the first one
         return page
 
     def check(url: str, path: Path) -> None:
@@ -74,6 +77,7 @@ def column(page: "Page", table: str, number: int) -> list[str]:
 
 def middle(locator: "Locator") -> tuple[float, float]:
     locator.scroll_into_view_if_needed()
+    locator.page.evaluate(FRAMES)  # the page hears of having been scrolled in the first one, and hides what it shows
     box = locator.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -54,7 +54,7 @@ def asked(python: Path | str, script: str, *arguments: object) -> Any:
     # TensorFlow prints the processor's instructions on standard error.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
-        [python, PEERS / script, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+        [python, PEERS / script, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=900
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
@@ -128,7 +128,7 @@ def im2rec(images: Path, folder: Path, *options: str) -> Path:
     for step in (["--list", "--recursive", *options], ["--pass-through"]):
         command = [mxnet_python(), script, folder / "im2rec", images, *step]
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         assert result.returncode == 0, result.stderr[-3000:]
     return folder / "im2rec.rec"
 

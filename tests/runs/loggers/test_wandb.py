@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from lockstep.runs.loggers import Loggers, Opening, Picture
+from tests.processes import wait_until
 
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings inside the client and its packages
@@ -24,6 +26,11 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def opened(folder: Path, step: int, warned: list[str]) -> Loggers:
     folder.mkdir(exist_ok=True)
     return Loggers(["wandb"], Opening(folder, step, {"epochs": 2}, None), warned.append)
+
+
+def wait_for_the_next_second() -> None:
+    now = int(time.time())
+    wait_until(lambda: int(time.time()) != now)
 
 
 def payloads(data: bytes) -> Iterator[bytes]:
@@ -62,6 +69,7 @@ def history(records: list[Any]) -> list[dict[str, Any]]:
 def test_a_run_keeps_its_id_offline_and_no_step_is_there_twice(picture: Picture, tmp_path: Path) -> None:
     warned: list[str] = []
     for first, outcome in ((2, "stopped"), (4, "finished")):
+        wait_for_the_next_second()  # the client names folders by it
         several = opened(tmp_path / "my run", first - 2, warned)
         for step in (first, first + 2, first + 4):
             several.figures("train", {"loss": 1 / step}, step)
