@@ -90,8 +90,8 @@ def running(*arguments: object, room: int | None = None) -> Iterator[subprocess.
             _leave_room(process, room)
         yield process
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
+        if process.stdout is not None and not process.stdout.closed:
             process.communicate()
 
 

@@ -25,7 +25,6 @@ def test_percentiles_are_times_that_were_measured() -> None:
     assert latency_ms([0.002]) == pytest.approx(dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p100"), 2))
 
 
-@settings(deadline=None)
 @given(TIMES)
 def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> None:
     found = latency_ms(times)
@@ -34,7 +33,6 @@ def test_percentiles_are_numpys_of_the_same_definition(times: list[float]) -> No
         assert found[f"p{percent}"] == pytest.approx(expected, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(TIMES, st.integers(1, 4096))
 def test_what_must_hold_holds_for_all_times(times: list[float], images: int) -> None:
     rate, latency = iteration_times.images_per_sec(times, images), latency_ms(times)
@@ -98,7 +96,7 @@ def test_two_times_that_differ_leave_much_to_doubt() -> None:
     assert iteration_times.interval([1.0, 3.0], 3) == (1.0, 3.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(1e-5, 100), min_size=2, max_size=200))
 def test_the_interval_is_the_same_for_the_same_times_and_within_their_rates(times: list[float]) -> None:
     low, high = iteration_times.interval(times, 4)
@@ -158,7 +156,6 @@ def test_one_iteration_an_epoch_leaves_nothing_by_mxnets_first_definition() -> N
     assert iteration_times.other_definitions([1.0, 1.0], [], 8, epochs=2)["mxnet-18.12"] is None
 
 
-@settings(deadline=None)
 @given(TIMES)
 def test_a_mean_of_rates_is_never_below_images_over_wall_time(times: list[float]) -> None:
     assert iteration_times.other_definitions(times, [], 8, epochs=1)["tensorflow"] >= iteration_times.images_per_sec(
@@ -180,7 +177,6 @@ def test_rates_are_printed_with_the_digits_that_count(rate: float, text: str) ->
     assert iteration_times.printed(rate) == text
 
 
-@settings(deadline=None)
 @given(st.floats(1e-5, 1e5), st.floats(1e-5, 1e5))
 def test_a_quotient_is_that_of_the_printed_rates(over: float, under: float) -> None:
     assert iteration_times.quotient(over, under) == float(iteration_times.printed(over)) / float(

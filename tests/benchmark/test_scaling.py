@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.benchmark.scaling import (
@@ -153,7 +153,6 @@ steps = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(steps, clusters, st.integers(1, 64), st.integers(1, 512), st.floats(1.0, 10.0))
 def test_what_is_faster_never_slows_a_step(step: Step, cluster: Cluster, ranks: int, batch: int, factor: float) -> None:
     def total(step: Step, cluster: Cluster) -> float:
@@ -173,7 +172,6 @@ def test_what_is_faster_never_slows_a_step(step: Step, cluster: Cluster, ranks: 
     )
 
 
-@settings(deadline=None)
 @given(steps, clusters, st.integers(1, 64), st.integers(1, 512))
 def test_more_ranks_never_make_a_step_shorter_and_speedups_never_exceed_ranks(
     step: Step, cluster: Cluster, ranks: int, batch: int

@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from lockstep.recipes import Recipe
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=60)
 
 RECIPE = Recipe(epochs=3, global_batch_images=16, image_size=32, seed=5)
 MIXED = RECIPE.replace(mixup_alpha=0.2, mixup_coefficient="sample", mixup_pairing="reverse")

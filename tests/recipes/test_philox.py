@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.recipes.philox import Purpose, draw, normal, uniform
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=60)
 
 ALL_ONES = 2**64 - 1
 

@@ -14,7 +14,7 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.schedule import ema_decays, learning_rates, peak_lr
 from lockstep.system.errors import RecipeError
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=60)
 
 Formula = Callable[[int, int, int, int, float], float]
 

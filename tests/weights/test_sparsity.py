@@ -152,7 +152,7 @@ SOME_TENSORS = st.one_of(
     st.tuples(st.integers(1, 9), st.integers(4, 13)),
     st.tuples(st.integers(1, 9), st.integers(4, 13), st.integers(1, 3), st.integers(1, 3)),
 ).flatmap(lambda shape: arrays(np.float32, shape, elements=st.one_of(SOME_VALUES, st.floats(-9, 9, width=32))))
-hypothesis_settings = settings(max_examples=60, deadline=None)
+hypothesis_settings = settings(max_examples=60)
 
 
 @hypothesis_settings

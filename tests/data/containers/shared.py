@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.data.containers import Damage, Places, Sample, Stored, unfinished
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=60)
 MAGIC = bytes.fromhex("0a23d7ce")
 """RecordIO's magic number."""
 

@@ -219,7 +219,7 @@ def test_a_crop_has_the_same_pixels_whatever_decodes_it(monkeypatch: pytest.Monk
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_damaged_has_the_pixels_of_libjpeg_turbo_or_no_answer(seed: int) -> None:
     rng = np.random.default_rng(seed)
     assert judged(_jpeg, rng, damaged(rng, drawn(rng))) != "wrong"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.inference.serving import open_inference as oip
@@ -135,7 +135,6 @@ def test_what_is_not_json_is_refused(text: bytes, length: int | None) -> None:
         request(text, length, SHAPES)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400), st.integers(-1, 500))
 def test_any_damage_is_refused_or_read(piece: bytes, start: int, end: int, length: int) -> None:
     whole = json.dumps(in_binary(24)).encode() + IMAGES.tobytes()

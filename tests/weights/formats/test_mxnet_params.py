@@ -14,7 +14,7 @@ from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.mxnet_params import dump, load
 from tests.weights.formats.cases import EDITS, Variables, assert_stored, edited
 
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint8, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=1, max_dims=5, max_side=4))
@@ -178,7 +178,7 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
             assert found is None or sum(array.nbytes for array in found.values()) <= len(whole)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     edits: list[tuple[float, int, bytes]], tmp_path_factory: pytest.TempPathFactory

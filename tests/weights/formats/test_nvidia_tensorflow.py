@@ -176,7 +176,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(edits=EDITS, everywhere=st.booleans())
 def test_whatever_variables_there_are_each_weight_is_the_right_one_or_it_is_an_error(
     edits: list[tuple[str, str, list[int] | None, bool]], everywhere: bool, tmp_path_factory: pytest.TempPathFactory

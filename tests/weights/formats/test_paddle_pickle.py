@@ -21,7 +21,7 @@ from lockstep.weights.formats import paddle_pickle
 from lockstep.weights.formats.paddle_pickle import Contents, dump, load
 from tests.weights.formats.cases import EDITS, assert_stored, edited
 
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=100)
 KINDS = [np.float16, np.float32, np.float64, np.int8, np.int32, np.int64, np.uint16, np.bool_]
 VALUES = st.sampled_from(KINDS).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
@@ -292,7 +292,7 @@ def test_any_byte_may_be_another_without_another_exception(tmp_path: Path) -> No
                 assert found is None or all(isinstance(array, np.ndarray) for array in found.arrays.values())
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(edits=EDITS, protocol=st.sampled_from([2, 4]))
 def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     edits: list[tuple[float, int, bytes]], protocol: int, tmp_path_factory: pytest.TempPathFactory
@@ -302,7 +302,7 @@ def test_whatever_happens_to_a_file_it_is_an_error_or_arrays(
     assert found is None or all(array.dtype.kind in "iufb" for array in found.arrays.values())
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_an_error_or_arrays(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     for begin in (b"", b"\x80\x04", b"\x80\x04}("):

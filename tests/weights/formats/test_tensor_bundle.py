@@ -17,7 +17,7 @@ from lockstep.weights.formats import tensor_bundle
 from lockstep.weights.formats.tensor_bundle import Bundle, data_path, find, index_path, write
 from tests.weights.formats.cases import EDITS, assert_stored, edited
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=60)
 NAMES = st.text(min_size=1, max_size=40).filter(lambda name: not name.startswith("\0"))
 VALUES = st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.int64]).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))

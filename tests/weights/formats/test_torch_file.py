@@ -461,7 +461,7 @@ def test_a_file_cut_off_anywhere_is_an_error(container: dict[str, bool], tmp_pat
 
 
 @CONTAINERS
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(edits=EDITS)
 def test_whatever_happens_to_a_file_it_is_an_error_or_values(
     edits: list[tuple[float, int, bytes]], container: dict[str, bool], tmp_path_factory: pytest.TempPathFactory

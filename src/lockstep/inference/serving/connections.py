@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import struct
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -59,10 +61,16 @@ class Connection(H11Protocol):
         elif self._unsent_since is None:
             self._unsent_since = now
         elif now - self._unsent_since > self.limits.timeout_sec:
-            self.transport.abort()
+            _reset(self.transport)
 
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close a connection, and drop the megabytes that the system would keep for minutes to send them."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def connection_class(limits: Limits) -> type[Connection]:
