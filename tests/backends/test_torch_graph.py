@@ -173,7 +173,7 @@ def test_the_host_calls_few_operators_for_a_captured_step(both: Built, tiny_reci
     captured.fetch(handle)
     of_one = of_four.found - of_three.found
     assert of_one["clone"] == 1  # its sums
-    assert 2 <= of_one.total() <= 12  # columns into their buffers, and labels to a GPU
+    assert 2 <= of_one.total() <= 12  # columns into their buffers
 
 
 def test_a_tape_repeats_what_was_captured_and_nothing_else() -> None:
@@ -277,7 +277,8 @@ if DEVICE != "cpu" and torch.cuda.is_available():  # on a CPU, steps are done wh
             batches = random_batches(recipe, 5, mixup="sample")
             train(engine, batches, 0)
             torch.cuda._sleep(2_000_000_000)  # cycles: about a second
-            handle = engine.train(batches, 5)
+            # One step: the host waits, too, when a stream holds about a thousand kernels.
+            handle = engine.train(batches[:1], 5)
             assert not handle.ready
             engine.fetch(handle)
             assert handle.ready

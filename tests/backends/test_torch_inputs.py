@@ -49,11 +49,14 @@ class Device:
         self.made: list[str] = []
         """"pinned" or "column" for every tensor that was made."""
         self.threads: set[str] = set()
-        """Names of threads that made them."""
+        """Names of threads that have begun to upload."""
         self.read: list[list[Tensor]] = []
         """What the steps that ran found in their columns."""
 
     event = Event
+
+    def begin_thread(self) -> None:
+        self.threads.add(threading.current_thread().name.partition("_")[0])
 
     def pinned(self, like: Tensor) -> Tensor:
         return self._make("pinned", like)
@@ -63,7 +66,7 @@ class Device:
 
     def _make(self, what: str, like: Tensor) -> Tensor:
         self.made.append(what)
-        self.threads.add(threading.current_thread().name.partition("_")[0])
+        assert threading.current_thread().name.partition("_")[0] in self.threads
         return torch.full_like(like, -1)
 
     def upload(self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: Event, done: Event) -> None:
@@ -124,7 +127,7 @@ def trained(device: Device, batches: Sequence[list[np.ndarray]]) -> None:
     """Take a step on every batch, and check what each one found when it ran."""
     uploads = Uploads(device)
     enqueue(uploads, device, batches)
-    uploads.close()
+    uploads.end()
     check(device, batches)
 
 
@@ -154,7 +157,7 @@ def test_the_host_goes_ahead_of_the_device_by_some_steps(build: Built) -> None:
     enqueue(uploads, device, [batch_of(number) for number in range(PINNED + 1)])
     assert device.read == []
     go.set()
-    uploads.close()
+    uploads.end()
 
 
 def test_after_a_batch_that_cannot_be_read_others_are_uploaded(build: Built) -> None:
@@ -169,7 +172,7 @@ def test_after_a_batch_that_cannot_be_read_others_are_uploaded(build: Built) -> 
         enqueue(uploads, device, broken())
     more = [batch_of(number) for number in range(2, 9)]
     enqueue(uploads, device, more)
-    uploads.close()
+    uploads.end()
     check(device, [batch_of(0), *more])
 
 
@@ -185,7 +188,7 @@ class AtOnce(Device):
 
 def test_an_engine_that_uploads_has_the_same_bits(start: Start, tiny_recipe: Recipe) -> None:
     device, recipe = AtOnce(upload_ms=1), tiny_recipe
-    plain, uploading = start(recipe, new=True), start(recipe, new=True)
+    plain, uploading = start(recipe, new=True, device="cpu"), start(recipe, new=True, device="cpu")
     engine: Any = uploading
     engine._inputs._uploads = Uploads(device)
     batches = [*random_batches(recipe, 5, mixup="sample"), random_batch(recipe), *random_batches(recipe, 2, mixup="sample")]

@@ -66,7 +66,8 @@ def test_a_run_tells_its_launcher_what_it_does(
     recipe = tiny_recipe.replace(epochs=1)
     lockstep.train(recipe, textures, tmp_path / "run", execution=Execution(save_every_steps=4, log_every_steps=4))
     assert told[:3] == [("saving", 0), ("starting", 0), ("compiling", 1)], "the start is logged first"
-    assert [step for activity, step in told if activity == "training"] == [2, 3, 4, 5, 6, 7]
+    # An engine may ask for the second batch before it compiles.
+    assert [step for activity, step in told if activity == "training"] == [3, 4, 5, 6, 7]
     assert [step for activity, step in told if activity == "saving"] == [0, 4, 7]
     assert ("evaluating", 7) in told
     found = read_beat(path)

@@ -135,7 +135,11 @@ class HostQuestions:
 
 
 class Engine(Protocol):
-    """Executes training steps; a context manager. Only `fetch`, `evaluate`, `predict` and `read` wait for the device."""
+    """Executes training steps; a context manager.
+
+    `fetch`, `evaluate`, `predict` and `read` wait for the device. `train` does not wait for the steps that it enqueues,
+    unless they are many.
+    """
 
     def __enter__(self) -> "Engine": ...
 

@@ -68,7 +68,7 @@ class Driver:
         self.data_digest = sets.digest
         self.out, self.stop, self.recorder = out, stop, recorder
         self.start_notes = list(sets.notes)
-        self.stopping = self.has_compiled = False
+        self.stopping, self.asked_for = False, 0
         self.per_epoch = steps_per_epoch(recipe, len(self.training))
         self.total = recipe.epochs * self.per_epoch
         self.part_images = recipe.global_batch_images // (world.ranks * execution.accumulation_steps)
@@ -324,9 +324,10 @@ class Driver:
             if self.should_stop():
                 return
             batch = next(timed)
-            heartbeat.note("training" if self.has_compiled else "compiling", step + 1, moved=True)
+            # An engine may ask for a batch before it takes the step on the one before, in which it compiles.
+            heartbeat.note("training" if self.asked_for > 1 else "compiling", step + 1, moved=True)
+            self.asked_for += 1
             yield batch
-            self.has_compiled = True
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield all batches, and add the time that each is waited for."""

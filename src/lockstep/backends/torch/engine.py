@@ -1,14 +1,13 @@
 """The training step on PyTorch: one code path for CPU and CUDA.
 
-The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights. Only
-`fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device.
+The layout is channels_last unless the execution asks for NCHW. Mixed precision is autocast over float32 weights.
+`fetch`, `evaluate`, `predict`, `read` and `calibrate` wait for the device; `train` only if it is some steps ahead of it.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from lockstep.backends.shared.host_memory import keep_freed_memory
 from lockstep.backends.torch.batch_norm import synchronise
 from lockstep.backends.torch.compiling import pays_on_cpu
 from lockstep.backends.torch.fused_batch_norm import fuse_batch_norms
+from lockstep.backends.torch.handle import EndTimes, TorchHandle
 from lockstep.backends.torch.inputs import Inputs
 from lockstep.backends.torch.kernels import wanted
 from lockstep.backends.torch.model import Model
@@ -40,29 +40,6 @@ from lockstep.recipes import Execution, Recipe
 from lockstep.system.machine import arithmetic, share_of_cores
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class TorchHandle:
-    """Steps that were enqueued, and where on the host their sums will be."""
-
-    first: int
-    sums: Tensor
-    """float64 [steps, 4], valid once `done`: loss sum, top-1, top-5 and images of all ranks."""
-    loss_scale: Tensor
-    done: torch.cuda.Event | None
-    """An event on a GPU; None on a CPU, where enqueued work is already done."""
-    enqueued_at: float
-
-    @property
-    def ready(self) -> bool:
-        """Whether the steps are done, so that `fetch` does not wait."""
-        return self.done is None or self.done.query()
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return len(self.sums)
 
 
 class TorchEngine:
@@ -100,7 +77,7 @@ class TorchEngine:
         self._scale, self._velocity, self._ema = self._update.scale, self._update.velocity, self._update.ema
         capturer = capturer or capturer_of(execution, world)
         self._graph = StepGraph(self._compute, capturer, self._update.finish_capture)
-        self._inputs = Inputs(self._device)
+        self._inputs, self._end_times = Inputs(self._device), EndTimes()
 
     def __enter__(self) -> "TorchEngine":
         return self
@@ -157,7 +134,10 @@ class TorchEngine:
             dist.all_reduce(table)
         # Copied directly after these steps: `fetch` is called when more steps are enqueued, and must not wait for those.
         sums_on_host, scale = self._on_its_way(table), self._on_its_way(self._scale.value)
-        done = torch.cuda.current_stream().record_event() if self._device.type == "cuda" else None
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event(enable_timing=True, blocking=True)
+            done.record()
         return TorchHandle(first, sums_on_host, scale, done, time.perf_counter())
 
     def _compute(self, columns: Sequence[Tensor]) -> Tensor:
@@ -187,8 +167,7 @@ class TorchEngine:
         """Wait for the steps and return their results over all ranks."""
         finished_at = handle.enqueued_at
         if handle.done is not None:
-            handle.done.synchronize()
-            finished_at = time.perf_counter()
+            finished_at = self._end_times.wait(handle.done)
         return Interval.of_table(handle.first, handle.sums.numpy(), float(handle.loss_scale), finished_at)
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:

@@ -1,7 +1,8 @@
 """Batches on their way to the device.
 
 On a GPU, another thread copies a batch into pinned memory and starts its upload while the step before it is enqueued. All
-memory is kept. Two batches are on the GPU, however many steps are enqueued: one is read by a step while the other is filled.
+memory is kept. Two uploaded batches are on the GPU, however many steps are enqueued: a step reads one while the other is
+filled.
 """
 
 from collections import deque
@@ -20,7 +21,8 @@ Arrays = Sequence[np.ndarray]
 T = TypeVar("T")
 
 PINNED = 4
-"""Batches that can be in pinned memory: 154 MB with 256 images of 224 px. So the host can be five steps ahead of a GPU."""
+"""Batches that can be in pinned memory. With 256 images of 224 px that is 268 MB, since PyTorch takes powers of two. So the
+host can be five steps ahead of a GPU."""
 
 
 class Inputs:
@@ -30,13 +32,14 @@ class Inputs:
         self._device = device
         self._streams = CudaStreams(device) if device.type == "cuda" else None
         self._uploads = Uploads(self._streams) if self._streams is not None else None
-        self._borrower = Borrower(device, self._streams.uploads if self._streams is not None else None)
+        # A stream of its own: uploads wait for steps that the copy of a lent batch need not wait for.
+        self._borrower = Borrower(device, torch.cuda.Stream(device) if self._streams is not None else None)
         self._held: tuple[np.ndarray, Tensor] | None = None
 
     def close(self) -> None:
         """End the thread that uploads."""
         if self._uploads is not None:
-            self._uploads.close()
+            self._uploads.end()
 
     def of(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[Tensor]]]:
         """Yield each batch with its columns: images, labels, and with MixUp coefficients and partners.
@@ -45,7 +48,7 @@ class Inputs:
         that follows is taken from `batches` before one is yielded.
         """
         for batch, uploaded in self._uploaded(batches):
-            if _is_uploaded(batch):
+            if _uploads_images(batch):
                 yield batch, uploaded
             elif isinstance(batch.images, np.ndarray):
                 yield batch, [self._kept(batch.images), *uploaded]
@@ -70,13 +73,13 @@ class Inputs:
         return tensor.pin_memory().to(self._device, non_blocking=True)  # PyTorch keeps pinned memory, and uses it again
 
 
-def _is_uploaded(batch: Batch) -> bool:
+def _uploads_images(batch: Batch) -> bool:
     return isinstance(batch.images, np.ndarray) and not batch.is_held
 
 
 def _arrays(batch: Batch) -> list[np.ndarray]:
     """Return the columns of a batch that are new to the device."""
-    arrays = [batch.pixels] if _is_uploaded(batch) else []
+    arrays = [batch.pixels] if _uploads_images(batch) else []
     arrays.append(batch.labels)
     if batch.coefficients is not None and batch.partners is not None:
         arrays += [batch.coefficients, batch.partners]
@@ -90,6 +93,9 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 class Streams(Protocol):
     """The stream of uploads and the stream of steps, as `Uploads` uses them. Events are those of CUDA."""
+
+    def begin_thread(self) -> None:
+        """Prepare the thread that uploads."""
 
     def event(self) -> Any:
         """Return an event that counts as over until it is recorded."""
@@ -114,7 +120,11 @@ class CudaStreams:
     """Streams of a GPU. Steps are enqueued on the caller's current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.uploads = device, torch.cuda.Stream(device)
+        self._device, self._uploads = device, torch.cuda.Stream(device)
+
+    def begin_thread(self) -> None:
+        """Make the rank's GPU the thread's. A new thread has GPU 0, where each rank would otherwise take memory."""
+        torch.cuda.set_device(self._device)
 
     def event(self) -> torch.cuda.Event:
         """Return an event for which a thread waits asleep: its core is left to decode images."""
@@ -122,23 +132,22 @@ class CudaStreams:
 
     def pinned(self, like: Tensor) -> Tensor:
         """Return memory on the host."""
-        with torch.cuda.device(self._device):  # a new thread's device is GPU 0, whichever is this rank's
-            return torch.empty_like(like, pin_memory=True)
+        return torch.empty_like(like, pin_memory=True)
 
     def column(self, like: Tensor) -> Tensor:
         """Return memory on the GPU."""
-        with torch.cuda.stream(self.uploads):
+        with torch.cuda.stream(self._uploads):
             return torch.empty_like(like, device=self._device)
 
     def upload(
         self, pinned: Sequence[Tensor], columns: Sequence[Tensor], *, after: torch.cuda.Event, done: torch.cuda.Event
     ) -> None:
         """Enqueue copies on the stream of uploads."""
-        with torch.cuda.stream(self.uploads):
-            self.uploads.wait_event(after)
+        with torch.cuda.stream(self._uploads):
+            self._uploads.wait_event(after)
             for source, column in zip(pinned, columns, strict=True):
                 column.copy_(source, non_blocking=True)
-            done.record(self.uploads)
+            done.record(self._uploads)
 
     def begin_step(self, after: torch.cuda.Event) -> None:
         """Let the current stream wait."""
@@ -159,26 +168,26 @@ class Uploads:
         self._streams = streams
         self._pinned = deque(_Memory(streams.pinned, streams.event()) for _ in range(PINNED))
         self._columns = deque(_Memory(streams.column, streams.event()) for _ in range(2))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lockstep-uploads")
+        self._thread = ThreadPoolExecutor(1, "lockstep-uploads", initializer=streams.begin_thread)
 
-    def close(self) -> None:
-        """End the thread, once it has copied what it was given."""
-        self._thread.shutdown()
+    def end(self) -> None:
+        """Let the thread end. It is not waited for: it may wait for a GPU that waits for a rank that has died."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def ahead(self, batches: Iterable[tuple[T, Arrays]]) -> Iterator[tuple[T, list[Tensor]]]:
         """Yield what stands next to each batch's columns, with these columns on the device, as `Inputs.of` does."""
         waiting: tuple[T, Future[tuple[Any, _Memory]]] | None = None
         for beside, arrays in batches:
-            # It is copied into what the last step but one read. That step is enqueued, and its end is recorded.
+            # Batch i goes where batch i - 2 was. Step i - 2 is enqueued, and its end is recorded.
             upload = self._thread.submit(self._upload, [_tensor(array) for array in arrays])
             if waiting is not None:
-                yield from self._lent(*waiting)
+                yield from self._for_a_step(*waiting)
             waiting = beside, upload
         if waiting is not None:
-            yield from self._lent(*waiting)
+            yield from self._for_a_step(*waiting)
 
     def _upload(self, arrays: Sequence[Tensor]) -> tuple[Any, "_Memory"]:
-        """Start an upload; return the event that ends it, and the columns."""
+        """Start an upload; return the event that ends it, which also frees the pinned memory, and the columns."""
         pinned, columns = self._pinned[0], self._columns[0]
         self._pinned.rotate(-1)
         self._columns.rotate(-1)
@@ -186,11 +195,11 @@ class Uploads:
         pinned.fit(arrays)
         columns.fit(arrays)
         for array, copy in zip(arrays, pinned.tensors, strict=True):
-            copy.copy_(array)
+            np.copyto(copy.numpy(), array.numpy())  # on this thread alone: the others' cores decode images
         self._streams.upload(pinned.tensors, columns.tensors, after=columns.free, done=pinned.free)
         return pinned.free, columns
 
-    def _lent(self, beside: T, upload: "Future[tuple[Any, _Memory]]") -> Iterator[tuple[T, list[Tensor]]]:
+    def _for_a_step(self, beside: T, upload: "Future[tuple[Any, _Memory]]") -> Iterator[tuple[T, list[Tensor]]]:
         uploaded, columns = upload.result()
         self._streams.begin_step(uploaded)
         try:
@@ -211,4 +220,5 @@ class _Memory:
         """Replace the memory if it is not that of columns with these shapes and types."""
         if [(tensor.shape, tensor.dtype) for tensor in like] != [(tensor.shape, tensor.dtype) for tensor in self.tensors]:
             self.free.synchronize()
+            self.tensors = []  # first, so that the new memory can be where the old was
             self.tensors = [self._make(tensor) for tensor in like]
