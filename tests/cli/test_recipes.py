@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.recipes import Execution, Recipe
+from lockstep.recipes import Execution, Recipe, parse_settings
 from lockstep.recipes.published import RECIPES
 from tests.reporting.cases import write_run
 
@@ -119,8 +119,9 @@ def test_every_field_is_described_with_its_default(answer: Run) -> None:
     code, output, errors = answer("recipes", "fields")
     assert (code, errors) == (0, "")
     lines = output.splitlines()
-    for settings in (Recipe(), Execution()):
+    for kind, settings in enumerate((Recipe(), Execution())):
         for name, value in settings.fields().items():
-            place = lines.index(f"  {name} = {value}")
+            place = next(place for place, line in enumerate(lines) if line.startswith(f"  {name}="))
+            assert parse_settings([lines[place].strip()])[kind] == {name: value}, "it can be given to --set"
             assert lines[place + 1].startswith("      "), f"{name} is not described"
             assert lines[place + 1].strip()

@@ -1,6 +1,7 @@
 """`lockstep recipes`: list, show and compare."""
 
 import inspect
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -72,12 +73,15 @@ def fields() -> None:
     """Describe every field that --set can change, with its default."""
     import textwrap
 
+    import yaml
+
     from lockstep.recipes import Execution, Recipe
 
     for title, settings in (("Recipe: decides the result", Recipe()), ("Execution: how it is run", Execution())):
         print(title)
         for name, value in settings.fields().items():
-            print(f"  {name} = {value}")
+            as_yaml = yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]
+            print(f"  {name}={as_yaml}")
             about = type(settings).model_fields[name].description or ""
             print(textwrap.fill(about.replace("\n", " "), 120, initial_indent="      ", subsequent_indent="      "))
 
