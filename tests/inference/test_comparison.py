@@ -1,6 +1,8 @@
 """Exports are run by their own runtime and compared with the weights before they get their names."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,18 +10,20 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from PIL import Image
 
 import lockstep
-from lockstep.inference import onnx_model
+from lockstep.inference import onnx_model, targets
+from lockstep.inference.comparison import photos_of_several_sizes
+from lockstep.inference.images import read_square
 from lockstep.inference.targets import Target
 from lockstep.models.architectures import model_spec
 from lockstep.models.quantisation import layers
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.certificate import images as fixed_images
 from lockstep.weights.opening import open_weights
 from tests.backends import oracle
-from tests.inference.cases import MEAN, STD, pictures, saved
+from tests.inference.cases import CLASSES, MEAN, STD, image_file, pictures, saved
 
 FORMATS = [
     ("onnx", {}, 1e-4),
@@ -47,6 +51,8 @@ def test_an_export_is_within_the_bound_of_its_precision(
     found = lockstep.export(weights, tmp_path / "model", to=to, **options)["comparison"]
     assert (found["bound"], found["images"], found["top1_agreement"]) == (bound, 8, 1.0)
     assert 0 < found["largest_difference"] < bound
+    shorter = [min(size) for size in found["sizes"]]
+    assert options.get("bare") or (min(shorter) < 32 and max(shorter) >= 3 * 32)
 
 
 def faulty(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> None:
@@ -61,13 +67,23 @@ def test_a_wrong_export_is_refused_with_both_figures_and_leaves_nothing(
     wrong = np.arange(10, dtype=np.float32) == 3
     faulty(monkeypatch, lambda tensors: tensors | {"fc.bias": tensors["fc.bias"] + wrong / np.float32(8)})
     opened = open_weights(weights)
-    logits = oracle.logits(opened.recipe, opened.tensors, fixed_images(32))
+    squares = np.empty((8, 32, 32, 3), np.uint8)
+    for photo, square in zip(photos_of_several_sizes(opened.recipe), squares, strict=True):
+        read_square(photo, opened.recipe, square)
+    logits = oracle.logits(opened.recipe, opened.tensors, squares)
     difference = np.abs(logarithms(logits + wrong / 8) - logarithms(logits)).max() / np.abs(logits).max()
     with pytest.raises(CheckpointError, match=r"expected at most 1e-04. Nothing is written; --no-compare") as caught:
         lockstep.export(weights, tmp_path / "model", to="onnx")
     [figure] = re.findall(r"differ by (\S+) of the largest logit", str(caught.value))
     assert float(figure) == pytest.approx(difference, rel=0.05)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_resizes_otherwise_is_refused(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = targets.take_photos
+    monkeypatch.setattr(targets, "take_photos", lambda model, recipe: right(model, recipe.replace(eval_resize=40)))
+    with pytest.raises(CheckpointError, match=r"the export differs from the weights: .* expected at most 1e-04"):
+        lockstep.export(weights, tmp_path / "model", to="onnx")
 
 
 def test_without_a_comparison_a_wrong_export_is_written(
@@ -118,6 +134,27 @@ def test_a_bare_model_takes_normalised_images_in_batches_of_one_size_and_returns
     x = ((pictures(32, 32) - MEAN) / STD).transpose(0, 3, 1, 2)
     [logits] = session.run(None, {"input": x.astype(np.float32)})
     assert logits == pytest.approx(lockstep.load(weights, backend="reference")(x), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_photos_of_any_size_have_the_answers_of_predict(weights: Path, bare: bool, tmp_path: Path) -> None:
+    """A bare model gets them from the program next to it, which runs without Lockstep."""
+    lockstep.export(weights, tmp_path / "model", to="onnx", bare=bare, compare=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model" / "model.onnx"), providers=["CPUExecutionProvider"])
+    photos = [image_file(tmp_path, height, width) for height, width in ((32, 32), (97, 61), (300, 411))]
+    if bare:
+        program = tmp_path / "model" / "preprocessing.py"
+        subprocess.run([sys.executable, "-I", program, *photos, tmp_path / "inputs.npy"], check=True)
+        [logits] = session.run(["logits"], {"input": np.load(tmp_path / "inputs.npy")})
+        answers = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        with pytest.raises(Exception, match="invalid dimensions"):
+            session.run(None, {"input": np.zeros((1, 3, 33, 32), np.float32)})
+    else:
+        pixels = [np.asarray(Image.open(photo).convert("RGB"))[None] for photo in photos]
+        answers = np.concatenate([session.run(["probabilities"], {"images": photo})[0] for photo in pixels])
+    for prediction, probabilities in zip(lockstep.predict(weights, photos, top=10), answers, strict=True):
+        by_class = dict(zip(prediction.classes, prediction.probabilities, strict=True))
+        assert probabilities == pytest.approx([by_class[name] for name in CLASSES], abs=1e-6)
 
 
 def test_a_bare_model_is_read_back_with_its_preprocessing(weights: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def command(
     with Reporter() as reporter:
         result = export(source, folder, to=to, **how, listener=reporter)
     print(f"wrote {result['written']}")
+    print(f"takes {result['takes']}")
     if loss := result["int8"]:
         print(
             f"top-1 of {loss['validation_images']} images: {loss['top1_before']:.2f} % before int8, "
@@ -70,12 +71,19 @@ def command(
         )
     if found := result["comparison"]:
         print(
-            f"compared on {found['images']} images: {found['runtime']} and the engine {found['engine']} differ by "
-            f"{found['largest_difference']:.0e} of the largest logit (bound {found['bound']:.0e}); top-1 agrees on "
-            f"{found['top1_agreement']:.0%}; {found['seconds']:.1f} s"
+            f"compared on {found['images']} photos {_sizes(found['sizes'])}: {found['runtime']} and the engine "
+            f"{found['engine']} differ by {found['largest_difference']:.0e} of the largest logit "
+            f"(bound {found['bound']:.0e}); top-1 agrees on {found['top1_agreement']:.0%}; {found['seconds']:.1f} s"
         )
     for remark in result["remarks"]:
         print(f"note: {in_line(remark)}")
+
+
+def _sizes(sizes: list[list[int]]) -> str:
+    """Return the sizes of what a program got, in words."""
+    pixels = sorted(sizes, key=lambda size: size[0] * size[1])
+    smallest, largest = (f"{width} x {height}" for height, width in (pixels[0], pixels[-1]))
+    return f"of {smallest} to {largest} pixels" if len(sizes) > 1 else f"as {smallest} pixels"
 
 
 def _batch(text: str) -> int | None:

@@ -1,16 +1,22 @@
-"""Compare what was exported with an engine: the same images, once in the program's own runtime, once in the engine."""
+"""Compare what was exported with an engine: the same photos, once in the program's own runtime, once in the engine.
+
+The photos have several sizes and shapes. The engine gets what `predict` makes of them.
+"""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import cv2
 import numpy as np
 
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS
+from lockstep.inference.images import read_square
 from lockstep.inference.loaded_engine import engine_with
 from lockstep.inference.targets import Target, Wanted
-from lockstep.recipes import Execution
+from lockstep.recipes import Execution, Recipe
 from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import CheckpointError
 from lockstep.weights import certificate
@@ -26,6 +32,8 @@ BOUNDS = {"fp32": certificate.BOUND, "bf16": 5e-2, "fp16": 6e-3, "int8": 0.3, "i
 | int8 | only finds models that compute something else; the loss of top-1 decides whether a model is good enough |
 | int8, trained | as int8; the integers are equal, unless float32's rounding decides one (1.2e-2 with ResNet-50) |
 """
+_PIXEL_BOUND = 5e-3
+"""The bound if a program rounds some pixels differently, by one level of 255."""
 _SMALLEST = 0.1
 """Differences are a share of at least this logit: float32 does not resolve probabilities that differ by less than 1e-5."""
 _UNLIKELY = 1e-30
@@ -40,6 +48,8 @@ class Comparison(TypedDict):
     engine: str
     """Name and version of the engine's framework."""
     images: int
+    sizes: list[list[int]]
+    """Height and width of what the program got, in pixels: of all photos, or of the squares that it takes."""
     largest_difference: float
     """The largest difference of two logits, or logarithms of probabilities, as a share of the largest logit."""
     bound: float
@@ -57,18 +67,24 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     """
     began = time.perf_counter()
     weights = wanted.weights.in_precision("fp32")
-    images = certificate.images(weights.recipe.eval_crop)
+    photos = photos_of_several_sizes(weights.recipe)
+    squares = _squares(photos, weights.recipe)
     backend = _engine_for(target.backend, quantises=bool(weights.scales))
-    logits = _logits(weights, backend, images)
+    logits = _logits(weights, backend, squares)
     if not np.isfinite(logits).all():
         raise CheckpointError(
             f"{weights.source} computes logits that are not finite numbers, so the export cannot be compared. Nothing is "
             "written; --no-compare writes it anyway"
         )
-    classes, values = target.answers(wanted, folder, images)
+    batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
+    with target.open_program(wanted, folder) as program:
+        answers = [program(batch) for batch in batches]
+    classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     found, expected = _as_logarithms(values, is_logits=wanted.bare), _as_logarithms(logits, is_logits=True)
     largest = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / max(float(np.abs(logits).max()), _SMALLEST)
     bound = BOUNDS["int8, trained" if weights.scales else precision]
+    if not target.has_equal_pixels(wanted):
+        bound = max(bound, _PIXEL_BOUND)
     runtime = target.runtime()
     engine = f"{backend} {FRAMEWORKS[backend].version()}"
     if not largest <= bound:
@@ -81,12 +97,45 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
     return {
         "runtime": str(runtime),
         "engine": engine,
-        "images": len(images),
+        "images": len(photos),
+        "sizes": [list(batch.shape[1:3]) for batch in batches],
         "largest_difference": largest,
         "bound": bound,
         "top1_agreement": float((classes == logits.argmax(axis=1)).mean()),
         "seconds": time.perf_counter() - began,
     }
+
+
+def photos_of_several_sizes(recipe: Recipe) -> list[np.ndarray]:
+    """Return photos, uint8 [H, W, 3]: of the crop's size, smaller, up to four times as large, wide and tall.
+
+    They show the textures of certificates.
+    """
+    crop, resize = recipe.eval_crop, recipe.eval_resize
+    sizes = (
+        (crop, crop),
+        (resize, resize),
+        (crop // 2 + 1, crop * 2 // 3),
+        (4 * crop + 3, 3 * crop + 1),
+        (resize + 7, 2 * resize + 1),
+        (3 * crop, crop),
+        (crop - 1, 2 * crop),
+        (2 * resize + 5, resize + 9),
+    )
+    textures = certificate.images(crop)
+    return [
+        cv2.resize(texture, (width, height), interpolation=cv2.INTER_LINEAR)
+        for texture, (height, width) in zip(textures, sizes, strict=True)
+    ]
+
+
+def _squares(photos: Sequence[np.ndarray], recipe: Recipe) -> np.ndarray:
+    """Return what evaluation sees of photos: uint8 [N, S, S, 3]."""
+    side = recipe.eval_crop
+    squares = np.empty((len(photos), side, side, 3), np.uint8)
+    for photo, square in zip(photos, squares, strict=True):
+        read_square(photo, recipe, square)
+    return squares
 
 
 def _engine_for(backend: str | None, *, quantises: bool) -> str:

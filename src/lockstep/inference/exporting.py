@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.inference.comparison import compared
+from lockstep.inference.preprocessing_file import write_preprocessing
 from lockstep.inference.quantising import Calibration, quantised
 from lockstep.inference.targets import PRECISIONS, Target, Wanted, in_float, target_of
 from lockstep.runs.events import Listener
@@ -36,13 +37,18 @@ def export(
 ) -> dict[str, Any]:
     """Write a model for a server, with preprocessing and softmax inside; return what was written.
 
+    A program takes `images`, photos of any size, and answers as `predict` does: it resizes them as the recipe's evaluation,
+    with the same sampling, filter and rounding, crops and normalises them. All images of a batch have the same size. Where a
+    program takes squares only ("tensorrt", or `bare`), height and width are fixed, and `preprocessing.py` next to it says
+    and does the rest.
+
     `source` is whatever `evaluate` accepts, trained on any engine. `to` is one of:
 
     - "savedmodel", for TensorFlow. Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`,
       int64 [N], and `probabilities`, float32 [N, logits]. It computes in `precision`, by default fp32 whatever the
       recipe's precision is. Weights are float32.
     - "paddle-inference", or without "-inference": `model.json` and `model.pdiparams`, in fp32 only. Inputs and
-      outputs are the same, but images must have the evaluation's size.
+      outputs are the same.
     - "torchscript": `model.pt`, and "torch-export": `model.pt2`, for PyTorch, in fp32 only. Inputs and outputs are those of
       "savedmodel".
     - "onnx": `model.onnx`, in fp32, fp16 or int8. Inputs and outputs are those of "savedmodel". Weights that were trained
@@ -50,8 +56,8 @@ def export(
       The formats that are not made of ONNX compute with them in float, and a remark says so.
 
     - "openvino": `model.xml` and `model.bin`; "tensorrt": `model.plan` for this machine's GPU; "triton": a model repository
-      with the ONNX model. They are made of the ONNX model, and take the same images as it. Those of OpenVINO and TensorRT
-      must have the evaluation's size.
+      with the ONNX model. They are made of the ONNX model, and take the same photos as it, but "tensorrt" takes
+      squares of the evaluation's size.
 
     Formats that are made of ONNX take two more options. `batch` fixes the number of images of a batch; for "triton" it is
     the largest batch. Without it, "triton" and "tensorrt" take 1 to 32 images. `bare` leaves out preprocessing and softmax:
@@ -89,6 +95,8 @@ def export(
     try:
         with appearing_folder(folder) as unfinished:
             target.write(wanted, unfinished)
+            if not target.resizes(wanted):
+                write_preprocessing(unfinished, wanted.weights.recipe, normalises=bare)
             if compare:
                 comparison = compared(target, wanted, unfinished, precision or "fp32")
     except OSError as error:
@@ -98,6 +106,7 @@ def export(
         "written": str(folder),
         "model": wanted.weights.recipe.fields()["model"],
         "logits": wanted.weights.recipe.logits,
+        "takes": target.describe_input(wanted),
         "comparison": comparison,
         "int8": loss,
         "remarks": remarks,

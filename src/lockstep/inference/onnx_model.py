@@ -46,7 +46,8 @@ def model_of(
 ) -> "onnx.ModelProto":
     """Return a model with the weights inside.
 
-    The model takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`, float32
+    The model takes `images`, squares after resize and crop: uint8 RGB [N, S, S, 3], where S is the recipe's `eval_crop`
+    (`lockstep.inference.onnx_photos` makes it take photos). It returns `classes`, int64 [N], and `probabilities`, float32
     [N, logits]. The class names are in its metadata, as a JSON list. The metadata also has the preprocessing of an
     evaluation (`lockstep.weights.formats.onnx_metadata`).
 
@@ -192,7 +193,7 @@ class _Graph:
             logits = self._computed(self._normalised("images"))
             self._add("Softmax", [logits], "probabilities", axis=1)
             self._add("ArgMax", [logits], "classes", axis=1, keepdims=0)
-            images = self._images(count, "H", "W")
+            images = self._images(count, side, side)
             outputs = [
                 helper.make_tensor_value_info("classes", kinds.INT64, [count]),
                 self._described_logits("probabilities", count),

@@ -1,6 +1,8 @@
 """A program for Paddle Inference: the recipe's preprocessing, the model and softmax."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -10,6 +12,8 @@ from paddle import static
 from lockstep.backends.paddle.model import Pass
 from lockstep.backends.paddle.program import static_mode
 from lockstep.backends.paddle.world import Tensor
+from lockstep.backends.shared.operators import Operand
+from lockstep.backends.shared.resizing import crop_centre, geometry_of
 from lockstep.models.architectures import model_spec
 from lockstep.models.architectures import tensors as tensors_of
 from lockstep.models.state import check_fit
@@ -23,9 +27,11 @@ def export(
 ) -> None:
     """Write `model.json`, the program, and `model.pdiparams`, its weights.
 
-    The program takes `images`: uint8 RGB [N, S, S, 3], where S is the recipe's `eval_crop`. It returns classes, int64 [N],
-    and probabilities, float32 [N, logits], in this order. Batch norm is not folded in the program; Paddle Inference folds
-    it. With `logits` it returns only the logits, float32 [N, logits]. The names of the classes are in `classes.txt`, one on
+    The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and resizes and crops them as in evaluation
+    (`lockstep.backends.shared.resizing`). It returns classes, int64 [N], and probabilities, float32 [N, logits], in this
+    order. Batch norm is not folded in the program; Paddle Inference folds
+    it. With `logits` it takes squares, uint8 [N, S, S, 3] where S is the recipe's `eval_crop`, and returns only the logits,
+    float32 [N, logits]. The names of the classes are in `classes.txt`, one on
     each line. Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the tensors do not fit.
     """
     if recipe.precision != "fp32":
@@ -45,11 +51,11 @@ def export(
     write_lines(folder / "classes.txt", classes)
 
 
-def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes and probabilities of uint8 images, from the program in a folder, run by Paddle Inference."""
+def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the program in a folder, in Paddle Inference: from uint8 images to classes and probabilities."""
     from lockstep.backends.paddle.predictor import open_predictor  # which makes the process keep freed memory
 
-    return open_predictor(folder).predict(images)
+    return open_predictor(folder).predict
 
 
 def _program(
@@ -58,10 +64,87 @@ def _program(
     """Return a program, its input, and its outputs; weights are parameters of these names and shapes."""
     program = static.Program()
     with static.program_guard(program, static.Program()):  # the second would initialise the parameters; it is not run
-        images = static.data("images", [None, recipe.eval_crop, recipe.eval_crop, 3], "uint8")
+        side = recipe.eval_crop if returns_logits else None
+        images = static.data("images", [None, side, side, 3], "uint8")
         values = {name: static.create_parameter(list(shape), "float32", name=name) for name, shape in table.items()}
         mean, std = (paddle.to_tensor(list(each), dtype="float32").reshape([3, 1, 1]) for each in (recipe.mean, recipe.std))
         # Transposed first: bytes take less memory, and oneDNN subtracts from whole planes 20 times as fast as from pixels.
-        x = (images.transpose([0, 3, 1, 2]).cast("float32") - mean) / std
+        squares = images.transpose([0, 3, 1, 2]).cast("float32")
+        if not returns_logits:
+            squares = crop_centre(_Number(images), geometry_of(recipe), _Operations()).tensor
+            squares = squares.reshape([-1, 3, recipe.eval_crop, recipe.eval_crop])
+        x = (squares - mean) / std
         logits = Pass(recipe, values, training=False).logits(x)
         return program, images, [logits] if returns_logits else [logits.argmax(axis=1), F.softmax(logits, axis=1)]
+
+
+class _Number(Operand):
+    """A tensor of a static program.
+
+    Plain numbers become tensors. Paddle's own operators would make "scale" of them, which Paddle Inference 3.3 with oneDNN
+    computes wrongly: it leaves it out after a sum or a product of float64, and writes over values that are still needed.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def combine(self, operation: str, other: Any) -> "_Number":
+        """Return the result of an operation."""
+        operand = other.tensor if isinstance(other, _Number) else paddle.full([], other, self.tensor.dtype)
+        is_quotient = operation == "divide" and self.tensor.dtype == paddle.int64
+        return _Number(getattr(paddle, "floor_divide" if is_quotient else operation)(self.tensor, operand))
+
+
+class _Operations:
+    """`lockstep.backends.shared.resizing.Operations` of Paddle, in a static program."""
+
+    def length(self, images: _Number, axis: int) -> _Number:
+        return _Number(paddle.shape(images.tensor)[axis].cast("int64"))
+
+    def integer(self, length: _Number) -> _Number:
+        return length
+
+    def count(self, first: _Number | int, end: _Number | int) -> _Number:
+        start, stop = (bound.tensor if isinstance(bound, _Number) else bound for bound in (first, end))
+        return _Number(paddle.arange(start, stop, dtype="int64").cast("float64"))
+
+    def real(self, value: _Number) -> _Number:
+        return _Number(value.tensor.cast("float64"))
+
+    def single(self, value: _Number) -> _Number:
+        return _Number(value.tensor.cast("float32"))
+
+    def round_to_float32(self, value: _Number) -> _Number:
+        # Veltkamp's splitting: Paddle Inference 3.3 computes floor wrongly after a cast to float32 and back.
+        shifted = value * (2.0**29 + 1.0)
+        return shifted - (shifted - value)
+
+    def truncate(self, value: _Number) -> _Number:
+        return _Number(value.tensor.cast("int64"))
+
+    def floor(self, value: _Number) -> _Number:
+        return _Number(value.tensor.floor())
+
+    def minimum(self, a: _Number, b: _Number) -> _Number:
+        return _Number(paddle.minimum(a.tensor, b.tensor))
+
+    def maximum(self, a: _Number, b: _Number) -> _Number:
+        return _Number(paddle.maximum(a.tensor, b.tensor))
+
+    def clip(self, value: _Number, low: float, high: float) -> _Number:
+        return _Number(value.tensor.clip(low, high))
+
+    def total(self, value: _Number, axis: int) -> _Number:
+        return _Number(value.tensor.sum(axis=axis, keepdim=True))
+
+    def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
+        return _Number(paddle.gather(pixels.tensor, index.tensor, axis))
+
+    def reshape(self, value: _Number, shape: tuple[int, ...]) -> _Number:
+        return _Number(value.tensor.reshape(shape))
+
+    def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
+        return _Number(value.tensor.transpose(axes))
+
+    def product(self, a: _Number, b: _Number) -> _Number:
+        return _Number(paddle.matmul(a.tensor, b.tensor))

@@ -74,17 +74,17 @@ def open_predictor(folder: str | Path, options: Options | None = None) -> "Predi
 class Predictor:
     """A program in Paddle Inference. Only one thread at a time may use it."""
 
-    def __init__(self, config: inference.Config, side: int) -> None:
+    def __init__(self, config: inference.Config, side: int | None) -> None:
         self._side = side
         self._predictor = inference.create_predictor(config)
         self._images = self._predictor.get_input_handle("images")
         self._outputs = [self._predictor.get_output_handle(name) for name in self._predictor.get_output_names()]
 
     def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images [N, S, S, 3].
+        """Return classes, int64 [N], and probabilities, float32 [N, logits], of uint8 RGB images [N, H, W, 3].
 
-        S is the recipe's `eval_crop`. N is 1 or more and may differ from call to call. Raises `ValueError` for other shapes
-        or types.
+        N is 1 or more. It may differ from call to call, as height and width may, unless the program has fixed them. Raises
+        `ValueError` for other shapes or types.
         """
         classes, probabilities = self.outputs(images)
         return classes, probabilities
@@ -92,9 +92,10 @@ class Predictor:
     def outputs(self, images: np.ndarray) -> list[np.ndarray]:
         """Return all outputs of the program, for images as `predict` takes them."""
         images = np.ascontiguousarray(images)
-        expected = (self._side, self._side, 3)
-        if images.dtype != np.uint8 or images.shape[1:] != expected or len(images) == 0:
-            raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {self._side}, {self._side}, 3)")
+        is_of_size = self._side is None or images.shape[1:3] == (self._side, self._side)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.size or not is_of_size:
+            size = "H, W" if self._side is None else f"{self._side}, {self._side}"
+            raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, {size}, 3)")
         self._images.copy_from_cpu(images)
         self._predictor.run()
         return [output.copy_to_cpu() for output in self._outputs]
@@ -112,13 +113,14 @@ def _check(options: Options) -> None:
         raise BackendError("device is cuda, but this Paddle has no CUDA; install paddlepaddle-gpu, or use device='cpu'")
 
 
-def _side(path: Path) -> int:
-    """Return the height and width, in pixels, of the images that a program takes."""
+def _side(path: Path) -> int | None:
+    """Return the height and width, in pixels, of the images that a program takes; None: any."""
     program = static.Program()
     paddle.base.core.deserialize_pir_program(str(path), program)
     for operation in program.global_block().ops:
         if operation.name() == "pd_op.data":
-            return int(operation.result(0).shape[1])
+            side = int(operation.result(0).shape[1])
+            return side if side > 0 else None
     raise CheckpointError(f"{path} takes no images; expected a program of `lockstep export --to paddle-inference`")
 
 
@@ -134,13 +136,15 @@ def _on_cpu(config: inference.Config, options: Options) -> None:
         config.enable_onednn_bfloat16()
 
 
-def _on_gpu(config: inference.Config, options: Options, side: int) -> None:
-    """Make TensorRT compute what it can.
+def _on_gpu(config: inference.Config, options: Options, side: int | None) -> None:
+    """Make TensorRT compute what it can, or without a `side` Paddle's own kernels.
 
     This has not been run. According to Paddle 3's manual, programs in JSON must first be converted by
     `paddle.tensorrt.convert`, which Paddle without CUDA does not have.
     """
     config.enable_use_gpu(256)  # initial MB
+    if side is None:
+        return
     config.enable_tensorrt_engine(
         workspace_size=options.workspace_bytes,
         max_batch_size=options.max_batch_images,

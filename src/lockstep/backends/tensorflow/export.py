@@ -1,14 +1,14 @@
 """SavedModel: the recipe's preprocessing, the model and softmax in one graph."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from lockstep.backends.shared.resizing import samples_itself
+from lockstep.backends.shared.resizing import crop_centre, geometry_of
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
-from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_lines
 
 
@@ -16,17 +16,9 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     """Write a SavedModel.
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`,
-    float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped as in evaluation.
-    TensorFlow's resize may round a pixel differently than the loaders. The names of the classes are in
-    `assets.extra/classes.txt`, one on each line. Raises `CheckpointError` if TensorFlow has no such resize, or if the graph
-    would have to filter in the geometry of an original (`lockstep.backends.shared.resizing`).
+    float32 [N, logits]. Images are resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The names of
+    the classes are in `assets.extra/classes.txt`, one on each line. Raises `CheckpointError` if the tensors do not fit.
     """
-    if recipe.interpolation == "bicubic" and not recipe.eval_antialias:
-        raise CheckpointError(
-            "a SavedModel resizes images, and TensorFlow's bicubic resize without antialiasing weighs pixels differently "
-            "(a = -0.5) than evaluation does (a = -0.75); export weights whose recipe has eval_antialias: true, or export "
-            "to onnx, which leaves the resize to you"
-        )
     module = _Serving(recipe, tensors)
     images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
     tf.saved_model.save(module, str(folder), {"serving_default": graph(module.serve, input_signature=[images])})
@@ -36,76 +28,79 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
         write_lines(extra / "classes.txt", classes)
 
 
-def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes and probabilities of uint8 images, from the SavedModel in a folder, loaded by TensorFlow's loader."""
-    loaded = tf.saved_model.load(str(folder))
-    found = loaded.signatures["serving_default"](images=tf.constant(images))
-    return found["classes"].numpy(), found["probabilities"].numpy()
+def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the SavedModel in a folder, loaded by TensorFlow's loader: from uint8 images to classes and probabilities."""
+    loaded = tf.saved_model.load(str(folder))  # its signatures live as long as it
+
+    def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        answers = loaded.signatures["serving_default"](images=tf.constant(images))
+        return answers["classes"].numpy(), answers["probabilities"].numpy()
+
+    return answer
 
 
 class _Serving(tf.Module):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, tensors: dict[str, np.ndarray]) -> None:
         super().__init__()
-        self._samples = samples_itself(recipe, "a SavedModel")
-        self._recipe, self._model = recipe, Model(recipe, tensors)
+        self._geometry, self._model = geometry_of(recipe), Model(recipe, tensors)
         self._mean, self._std = tf.constant(recipe.mean), tf.constant(recipe.std)
 
     def serve(self, images: Tensor) -> dict[str, Tensor]:
         """Return classes and probabilities of images of one size."""
-        side = self._recipe.eval_crop
-        size = tf.shape(images)[1:3]
-        squares = tf.cond(tf.reduce_all(size == side), lambda: images, lambda: self._centre(images, size))
+        side = self._geometry.eval_crop
+        squares = tf.transpose(crop_centre(images, self._geometry, _Operations()), (0, 2, 3, 1))
         squares = tf.ensure_shape(squares, [None, side, side, 3])
-        logits = self._model((tf.cast(squares, tf.float32) - self._mean) / self._std)
+        logits = self._model((squares - self._mean) / self._std)
         return {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
 
-    def _centre(self, images: Tensor, size: Tensor) -> Tensor:
-        """Return the centre squares as in `lockstep.recipes.order.centre_plan`, rounded to whole numbers."""
-        recipe = self._recipe
-        if self._samples:
-            return self._sampled(images, size)
-        resized = recipe.eval_resize * size // tf.reduce_min(size)
-        top, left = tf.unstack(tf.cast(tf.round(tf.cast(resized - recipe.eval_crop, tf.float32) / 2), tf.int32))
-        whole = tf.image.resize(images, resized, method=recipe.interpolation, antialias=recipe.eval_antialias)
-        square = whole[:, top : top + recipe.eval_crop, left : left + recipe.eval_crop]
-        return tf.saturate_cast(tf.round(square), tf.uint8)
 
-    def _sampled(self, images: Tensor, size: Tensor) -> Tensor:
-        """Return the centre squares in the geometry of the recipe, as `lockstep.data.decoding.sampling` does."""
-        recipe, shorter = self._recipe, tf.reduce_min(size)
-        resized = _sides(recipe, size, shorter)
-        surplus = resized - recipe.eval_crop
-        half = surplus // 2
-        odd = {"even": half % 2, "up": 1, "down": 0}[recipe.eval_offset_rounding]
-        offset = tf.cast(half + surplus % 2 * odd, tf.float32)
-        lengths, wanted = tf.cast(size, tf.float32), tf.cast(resized, tf.float32)
-        steps, starts = lengths / wanted, tf.zeros(2)
-        if recipe.eval_sampling == "half_pixel_symmetric":
-            steps = tf.fill([2], tf.cast(shorter, tf.float32) / tf.reduce_min(wanted))
-            starts = lengths / 2 - wanted * steps / 2
-        elif recipe.eval_sampling == "asymmetric":
-            starts = 0.5 - 0.5 * steps
-        pixels = tf.cast(images, tf.float32)
-        for axis in range(2):
-            at = starts[axis] + (offset[axis] + tf.range(recipe.eval_crop, dtype=tf.float32) + 0.5) * steps[axis] - 0.5
-            pixels = _blended(pixels, at, size[axis], axis + 1)
-        return tf.saturate_cast(tf.floor(pixels + 0.5), tf.uint8)
+class _Operations:
+    """`lockstep.backends.shared.resizing.Operations` of TensorFlow."""
 
+    def length(self, images: Tensor, axis: int) -> Tensor:
+        return tf.shape(images, tf.int64)[axis]
 
-def _sides(recipe: Recipe, size: Tensor, shorter: Tensor) -> Tensor:
-    """Return height and width after the resize, int32 [2], rounded as `eval_side_rounding` says."""
-    if recipe.eval_side_rounding == "nearest":
-        return (2 * recipe.eval_resize * size + shorter) // (2 * shorter)
-    if recipe.eval_side_rounding == "down":
-        return recipe.eval_resize * size // shorter
-    scale = tf.constant(recipe.eval_resize, tf.float32) / tf.cast(shorter, tf.float32)
-    return tf.maximum(tf.cast(tf.cast(size, tf.float32) * scale, tf.int32), recipe.eval_crop)
+    def integer(self, length: Tensor) -> Tensor:
+        return length
 
+    def count(self, first: Tensor, end: Tensor) -> Tensor:
+        return tf.cast(tf.range(first, end, dtype=tf.int64), tf.float64)
 
-def _blended(pixels: Tensor, at: Tensor, length: Tensor, axis: int) -> Tensor:
-    """Return pixels sampled at these positions along an axis, from the two nearest of each."""
-    lower = tf.floor(at)
-    share = tf.reshape(at - lower, [-1, 1, 1] if axis == 1 else [-1, 1])
-    first = tf.cast(lower, tf.int32)
-    before, after = (tf.gather(pixels, tf.clip_by_value(first + i, 0, length - 1), axis=axis) for i in range(2))
-    return before + (after - before) * share
+    def real(self, value: Tensor) -> Tensor:
+        return tf.cast(value, tf.float64)
+
+    def single(self, value: Tensor) -> Tensor:
+        return tf.cast(value, tf.float32)
+
+    def round_to_float32(self, value: Tensor) -> Tensor:
+        return tf.cast(tf.cast(value, tf.float32), tf.float64)
+
+    def truncate(self, value: Tensor) -> Tensor:
+        return tf.cast(value, tf.int64)
+
+    def floor(self, value: Tensor) -> Tensor:
+        return tf.floor(value)
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        return tf.minimum(a, b)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return tf.maximum(a, b)
+
+    def clip(self, value: Tensor, low: float, high: float) -> Tensor:
+        return tf.clip_by_value(value, low, high)
+
+    def total(self, value: Tensor, axis: int) -> Tensor:
+        return tf.reduce_sum(value, axis=axis, keepdims=True)
+
+    def take(self, pixels: Tensor, index: Tensor, axis: int) -> Tensor:
+        return tf.gather(pixels, index, axis=axis)
+
+    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return tf.reshape(value, shape)
+
+    def transpose(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return tf.transpose(value, axes)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        return tf.matmul(a, b)

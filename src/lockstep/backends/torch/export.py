@@ -1,14 +1,14 @@
 """Programs of PyTorch: the recipe's preprocessing, the model and softmax in one TorchScript or `torch.export` archive."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lockstep.backends.shared.resizing import samples_itself
+from lockstep.backends.shared.resizing import crop_centre, geometry_of
 from lockstep.backends.torch import load_module
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -22,20 +22,20 @@ def export_torchscript(recipe: Recipe, tensors: dict[str, np.ndarray], classes: 
     """Write `model.pt`, a TorchScript program for `torch.jit.load` and libtorch.
 
     The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and returns a dictionary: `classes`, int64 [N], and
-    `probabilities`, float32 [N, logits]. Images of the evaluation's size are used unchanged. Others are resized and cropped
-    as in evaluation. The names of the classes are in `classes.txt`, in the archive and next to it. Raises `CheckpointError`
-    if the recipe computes in another precision than fp32, if the tensors do not fit, or if the program would have to filter
-    in the geometry of an original (`lockstep.backends.shared.resizing`).
+    `probabilities`, float32 [N, logits]. Images are resized and cropped as in evaluation
+    (`lockstep.backends.shared.resizing`). The names of the classes are in `classes.txt`, in the archive and next to it.
+    Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the tensors do not fit.
     """
     program = _Program(recipe, _model(recipe, tensors))
-    example = torch.zeros(2, 3, recipe.eval_crop, recipe.eval_crop)
+    example = torch.zeros(2, recipe.eval_resize + 1, recipe.eval_resize + 14, 3, dtype=torch.uint8)
     with warnings.catch_warnings():
         # Tracing warns that SAME padding depends on the size of its input. That size is always the evaluation's.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
-        program.model = torch.jit.trace(program.model, example, check_trace=False)  # a check would trace it again
+        # A check would trace it again. Without "strict", a dictionary may be returned.
+        traced = torch.jit.trace(program, example, check_trace=False, strict=False)
     folder.mkdir()
     extra = {CLASSES: lines(classes)} if classes else {}
-    torch.jit.save(torch.jit.script(program), str(folder / "model.pt"), _extra_files=extra)
+    torch.jit.save(torch.jit.script(_Checked(traced)), str(folder / "model.pt"), _extra_files=extra)
     write_lines(folder / CLASSES, classes)
 
 
@@ -57,13 +57,17 @@ def export_program(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tupl
     write_lines(folder / CLASSES, classes)
 
 
-def answers(folder: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return classes and probabilities of uint8 images, from the program in a folder, loaded by PyTorch's own loader."""
+def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return the program in a folder, loaded by PyTorch's own loader: from uint8 images to classes and probabilities."""
     script = folder / "model.pt"
     program = torch.jit.load(str(script)) if script.is_file() else torch.export.load(folder / "model.pt2").module()
-    with torch.no_grad():
-        found = program(torch.from_numpy(images))
-    return found["classes"].numpy(), found["probabilities"].numpy()
+
+    def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with torch.no_grad():
+            answers = program(torch.from_numpy(images))
+        return answers["classes"].numpy(), answers["probabilities"].numpy()
+
+    return answer
 
 
 def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
@@ -73,106 +77,88 @@ def _model(recipe: Recipe, tensors: dict[str, np.ndarray]) -> nn.Module:
 
 
 class _Program(nn.Module):
-    """Bytes of images to classes and probabilities.
-
-    `forward` is compiled by TorchScript and traced by `torch.export`, with heights and widths as symbols. Therefore nothing
-    branches on them: integer arithmetic decides.
-    """
+    """Photos to classes and probabilities: `forward` takes uint8 RGB [N, H, W, 3]."""
 
     mean: Tensor
     std: Tensor
-    positions: Tensor
 
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.crop, self.shorter_side = recipe.eval_crop, recipe.eval_resize
-        self.filter, self.antialias = recipe.interpolation, recipe.eval_antialias
-        self.samples = samples_itself(recipe, "a program for PyTorch")
-        self.side_rounding, self.offset_rounding = recipe.eval_side_rounding, recipe.eval_offset_rounding
-        self.sampling = recipe.eval_sampling
+        self.geometry = geometry_of(recipe)
         self.register_buffer("mean", torch.tensor(recipe.mean, dtype=torch.float32).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(recipe.std, dtype=torch.float32).view(3, 1, 1))
-        self.register_buffer("positions", torch.arange(recipe.eval_crop))
         self.eval()
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return classes and probabilities. Raises `ValueError`, as the program runs without Lockstep."""
-        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
-            raise ValueError("images have another type or shape; expected uint8 RGB [N, height, width, 3]")
-        pixels = images.permute(0, 3, 1, 2).to(torch.float32)
-        squares = self._sampled(pixels) if self.samples else self._centre(pixels)
+        """Return classes, int64 [N], and probabilities, float32 [N, logits]."""
+        squares = crop_centre(images, self.geometry, _Operations())
         logits = self.model((squares - self.mean) / self.std)
         return {"classes": logits.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
 
-    def _centre(self, images: Tensor) -> Tensor:
-        """Return the centre squares [N, 3, crop, crop] as in `lockstep.recipes.order.centre_plan`, in whole numbers."""
-        height, width = images.shape[2], images.shape[3]
-        # 0 for images of the evaluation's size only. Their resize is to the same size and changes nothing.
-        difference = max(height, self.crop) - min(height, self.crop) + max(width, self.crop) - min(width, self.crop)
-        side = self.crop + (self.shorter_side - self.crop) * min(difference, 1)
-        shorter = min(height, width)
-        rows, columns = side * height // shorter, side * width // shorter
-        if self.antialias:
-            # Pillow resizes rows first and rounds them to bytes.
-            images = _resized(images, height, columns, self.filter, antialias=True)
-        images = _resized(images, rows, columns, self.filter, antialias=self.antialias)
-        # A slice of all rows and columns would make the layout in memory depend on the size, which torch.export refuses.
-        images = images.index_select(2, self.positions + _offset(rows - self.crop))
-        return images.index_select(3, self.positions + _offset(columns - self.crop))
 
-    def _sampled(self, images: Tensor) -> Tensor:
-        """Return the centre squares in the geometry of the recipe, as `lockstep.data.decoding.sampling` does."""
-        zero = self.positions[0]  # lengths become tensors, in which float32 rounds as in NumPy
-        height, width = zero + images.shape[2], zero + images.shape[3]
-        shorter = torch.minimum(height, width)
-        is_square = (height == self.crop) & (width == self.crop)
-        for axis, length in ((2, height), (3, width)):
-            at = torch.where(is_square, self.positions.to(torch.float32), self._positions(length, shorter))
-            lower = at.floor()
-            share = (at - lower).view([-1, 1] if axis == 2 else [-1])
-            first = torch.minimum(lower.to(torch.int64).clamp(min=0), length - 1)
-            second = torch.minimum(lower.to(torch.int64).clamp(min=-1) + 1, length - 1)
-            before, after = images.index_select(axis, first), images.index_select(axis, second)
-            images = before + (after - before) * share
-        return (images + 0.5).floor()
+class _Checked(nn.Module):
+    """A program that refuses other images than it takes. TorchScript compiles it; tracing would lose the check."""
 
-    def _positions(self, length: Tensor, shorter: Tensor) -> Tensor:
-        """Return where the square samples along an axis: float32 [crop], 0 is the centre of the first pixel."""
-        resized = self._side(length, shorter)
-        surplus = resized - self.crop
-        half = torch.div(surplus, 2, rounding_mode="floor")
-        odd = surplus - 2 * half
-        if self.offset_rounding == "even":
-            odd = odd * (half - 2 * torch.div(half, 2, rounding_mode="floor"))
-        offset = half if self.offset_rounding == "down" else half + odd
-        step = length.to(torch.float32) / resized.to(torch.float32)
-        start = torch.zeros_like(step)
-        if self.sampling == "half_pixel_symmetric":
-            step = shorter.to(torch.float32) / self._side(shorter, shorter).to(torch.float32)
-            start = (length - resized * step) / 2
-        elif self.sampling == "asymmetric":
-            start = 0.5 - 0.5 * step
-        return start + (offset + self.positions + 0.5) * step - 0.5
+    def __init__(self, program: nn.Module) -> None:
+        super().__init__()
+        self.program = program
 
-    def _side(self, length: Tensor, shorter: Tensor) -> Tensor:
-        """Return the length of a side after the resize, int64 [], rounded as `eval_side_rounding` says."""
-        if self.side_rounding == "nearest":
-            return torch.div(2 * self.shorter_side * length + shorter, 2 * shorter, rounding_mode="floor")
-        if self.side_rounding == "down":
-            return torch.div(self.shorter_side * length, shorter, rounding_mode="floor")
-        # A number divided by a tensor would be its reciprocal's product, which rounds twice.
-        scale = torch.full_like(shorter, self.shorter_side).to(torch.float32) / shorter.to(torch.float32)
-        return (length.to(torch.float32) * scale).to(torch.int64).clamp(min=self.crop)
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what the program returns. Raises `ValueError`, as it runs without Lockstep."""
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
+            raise ValueError("images have another type or shape; expected uint8 RGB [N, height, width, 3]")
+        answers: dict[str, Tensor] = self.program(images)
+        return answers
 
 
-def _resized(images: Tensor, rows: int, columns: int, mode: str, antialias: bool) -> Tensor:
-    """Return images [N, 3, rows, columns] in whole numbers from 0 to 255."""
-    resized = F.interpolate(images, size=[rows, columns], mode=mode, antialias=antialias)
-    return (resized + 0.5).floor().clamp(0, 255)  # halves up, as Pillow and OpenCV round
+class _Operations:
+    """`lockstep.backends.shared.resizing.Operations` of PyTorch."""
 
+    def length(self, images: Tensor, axis: int) -> int:
+        return images.shape[axis]
 
-def _offset(surplus: int) -> int:
-    """Return half of the surplus; halves are rounded to the even number, as NumPy's `rint` does."""
-    half = surplus // 2
-    return half + surplus % 2 * (half % 2)
+    def integer(self, length: int) -> Tensor:
+        return torch.zeros((), dtype=torch.int64) + length
+
+    def count(self, first: int, end: int) -> Tensor:
+        return torch.arange(first, end).to(torch.float64)
+
+    def real(self, value: Tensor) -> Tensor:
+        return value.to(torch.float64)
+
+    def single(self, value: Tensor) -> Tensor:
+        return value.to(torch.float32)
+
+    def round_to_float32(self, value: Tensor) -> Tensor:
+        return value.to(torch.float32).to(torch.float64)
+
+    def truncate(self, value: Tensor) -> Tensor:
+        return value.to(torch.int64)
+
+    def floor(self, value: Tensor) -> Tensor:
+        return value.floor()
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.minimum(a, b)
+
+    def maximum(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.maximum(a, b)
+
+    def clip(self, value: Tensor, low: float, high: float) -> Tensor:
+        return value.clamp(low, high)
+
+    def total(self, value: Tensor, axis: int) -> Tensor:
+        return value.sum(dim=axis, keepdim=True)
+
+    def take(self, pixels: Tensor, index: Tensor, axis: int) -> Tensor:
+        return pixels.index_select(axis, index)
+
+    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return value.reshape(shape)
+
+    def transpose(self, value: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return value.permute(axes)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.matmul(a, b)

@@ -25,10 +25,11 @@ class Exported:
     """The value in the graph that softmax gets."""
 
     def model(self) -> bytes:
-        """Return the model with the logits as its only output."""
+        """Return the model from squares, uint8 [N, S, S, 3], with the logits as its only output."""
         import onnx
 
         model = onnx.load_model_from_string(self.about.source.read_bytes())
+        onnx_metadata.take_squares(model, self.about.recipe.eval_crop)
         del model.graph.output[:]
         model.graph.output.append(onnx.ValueInfoProto(name=self.logits))
         found: bytes = model.SerializeToString()

@@ -5,6 +5,7 @@ Backends write the formats of their frameworks (`lockstep.backends.frameworks`).
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import numpy as np
 from lockstep import backends
 from lockstep.backends import FRAMEWORKS, Framework
 from lockstep.inference import onnx_model
+from lockstep.inference.onnx_photos import take_photos
 from lockstep.system.errors import BackendError, CheckpointError, nearest
 from lockstep.weights.opening import Opened
 
 Answers = tuple[np.ndarray, np.ndarray]
 """What a program answers: classes, int64 [N], and probabilities, or the logits of a bare one, float32 [N, logits]."""
+Program = Callable[[np.ndarray], Answers]
+"""A program that was loaded. It takes images, uint8 [N, H, W, 3], all of one size."""
 CLASSES = "classes.txt"
 """The file next to a program that names the classes, one on each line."""
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -38,23 +42,23 @@ class Wanted:
     quantised: Any = None
     """The ONNX model that was quantised after training; None: the model is made from the weights."""
 
-    def onnx_model(self) -> Any:
-        """Return the ONNX model."""
-        if self.quantised is not None:
-            return self.quantised
-        weights = self.weights
-        form = onnx_model.Form(self.batch, self.bare)
-        return onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, weights.scales, form)
+    def onnx_model(self, *, photos: bool) -> Any:
+        """Return the ONNX model: with `photos`, one that takes photos of any size, unless it is to be bare."""
+        weights, model = self.weights, self.quantised
+        if model is None:
+            form = onnx_model.Form(self.batch, self.bare)
+            model = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, weights.scales, form)
+        return take_photos(model, weights.recipe) if photos and not self.bare else model
 
     def inputs(self, images: np.ndarray) -> np.ndarray:
-        """Return what the program takes for uint8 images [N, S, S, 3]: these, or float32 [N, 3, S, S] for a bare one."""
+        """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S, S] for a bare one."""
         if not self.bare:
             return images
         normalised = (images - np.array(self.weights.recipe.mean)) / np.array(self.weights.recipe.std)
         return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
 
     def in_batches(self, images: np.ndarray, run: Callable[[np.ndarray], Answers]) -> Answers:
-        """Return a program's answers for uint8 images [N, S, S, 3], in batches that it takes; the last one is repeated."""
+        """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the last one is repeated."""
         size, inputs = self.batch or len(images), self.inputs(images)
         places = [np.minimum(np.arange(start, start + size), len(images) - 1) for start in range(0, len(images), size)]
         parts = [run(inputs[each]) for each in places]
@@ -68,7 +72,7 @@ class Target:
 
     name: str
     module: str
-    """Its functions write a program, and load and run it with the program's own runtime (`answers`)."""
+    """Its functions write a program, and load it with the program's own runtime (`open_program`)."""
     function: str = "write"
     """The function that writes."""
     backend: str | None = None
@@ -79,6 +83,10 @@ class Target:
     """What to type to install the runtime."""
     fixes_batch: bool = True
     """Whether `batch` is the number of images of every batch; otherwise it is the largest batch."""
+    takes_photos: bool = True
+    """Whether a program resizes and crops photos of any size, as evaluation does. Otherwise it takes squares only."""
+    computes_in_float32: bool = False
+    """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal."""
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as TensorRT wants them."""
 
@@ -96,12 +104,39 @@ class Target:
         else:
             self._call(self.function, wanted, folder)
 
-    def answers(self, wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
-        """Return what a written program answers, in its own runtime, for uint8 images [N, S, S, 3]."""
-        found: Answers = (
-            self._call("answers", folder, images) if self.backend else self._call("answers", wanted, folder, images)
-        )
-        return found
+    def open_program(self, wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+        """Return a written program in its own runtime. It answers uint8 images [N, H, W, 3]."""
+        program: AbstractContextManager[Program]
+        if self.backend is None:
+            program = self._call("open_program", wanted, folder)
+        else:
+            program = nullcontext(self._call("open_program", folder))
+        return program
+
+    def resizes(self, wanted: Wanted) -> bool:
+        """Return whether a program takes photos of any size. Otherwise it takes squares of one size.
+
+        Sides that are rounded down in float32 can lose a pixel where a runtime divides in another way.
+        """
+        is_rounded_safely = not self.computes_in_float32 or wanted.weights.recipe.eval_side_rounding != "float32_down"
+        return self.takes_photos and not wanted.bare and is_rounded_safely
+
+    def has_equal_pixels(self, wanted: Wanted) -> bool:
+        """Return whether a program sees the pixels of `predict`, bit for bit. Otherwise some differ by one level of 255."""
+        recipe = wanted.weights.recipe
+        if not self.resizes(wanted):
+            return True
+        is_opencv_cubic = recipe.eval_sampling == "half_pixel" and recipe.interpolation == "bicubic"
+        return not (self.computes_in_float32 or recipe.eval_antialias or is_opencv_cubic)
+
+    def describe_input(self, wanted: Wanted) -> str:
+        """Return what a program takes, in words."""
+        side = wanted.weights.recipe.eval_crop
+        if wanted.bare:
+            return f"normalised squares of {side} x {side} pixels: float32 [N, 3, {side}, {side}]"
+        if not self.resizes(wanted):
+            return f"squares of {side} x {side} pixels: uint8 RGB [N, {side}, {side}, 3]"
+        return "photos of any size: uint8 RGB [N, H, W, 3]"
 
     def _call(self, function: str, *arguments: Any) -> Any:
         return getattr(importlib.import_module(self.module), function)(*arguments)
@@ -122,7 +157,15 @@ TARGETS: dict[str, Target] = {
         *_of_frameworks(),
         Target("onnx", f"{__name__}.onnx_file", "write", None, *_ONNX_RUNTIME),
         Target("triton", f"{__name__}.triton", "write", None, *_ONNX_RUNTIME, fixes_batch=False),
-        Target("openvino", f"{__name__}.openvino_model", "write", None, ("openvino",), "pip install openvino==2026.4.1"),
+        Target(
+            "openvino",
+            f"{__name__}.openvino_model",
+            "write",
+            None,
+            ("openvino",),
+            "pip install openvino==2026.4.1",
+            computes_in_float32=True,
+        ),
         Target(
             "tensorrt",
             f"{__name__}.tensorrt_plan",
@@ -130,6 +173,7 @@ TARGETS: dict[str, Target] = {
             None,
             ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
             "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0",
+            takes_photos=False,
             takes_symmetric_int8=True,
         ),
     ]

@@ -1,11 +1,12 @@
 """`model.onnx`: the ONNX model itself, run by ONNX Runtime on a CPU."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.inference.engines import onnxruntime
-from lockstep.inference.targets import CLASSES, Answers, Wanted
+from lockstep.inference.targets import CLASSES, Answers, Program, Wanted
 from lockstep.system.files import write_lines
 
 FILE = "model.onnx"
@@ -13,15 +14,16 @@ FILE = "model.onnx"
 
 def write(wanted: Wanted, folder: Path) -> None:
     """Write `model.onnx`, and the names of the classes to `classes.txt`, one on each line."""
-    data = wanted.onnx_model().SerializeToString()
+    data = wanted.onnx_model(photos=True).SerializeToString()
     folder.mkdir()
     (folder / FILE).write_bytes(data)
     write_lines(folder / CLASSES, wanted.weights.classes)
 
 
-def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
-    """Return what ONNX Runtime answers for uint8 images [N, S, S, 3]."""
-    return wanted.in_batches(images, Session((folder / FILE).read_bytes()).run)
+def open_program(wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+    """Return the model in ONNX Runtime."""
+    session = Session((folder / FILE).read_bytes())
+    return nullcontext(lambda images: wanted.in_batches(images, session.run))
 
 
 class Session:

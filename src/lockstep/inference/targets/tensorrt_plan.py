@@ -3,12 +3,14 @@
 A plan runs only on the kind of GPU and with the version of TensorRT that built it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.inference.engines import tensorrt
-from lockstep.inference.targets import CLASSES, Answers, Wanted, package
+from lockstep.inference.targets import CLASSES, Answers, Program, Wanted, package
 from lockstep.system.files import write_lines
 
 FILE = "model.plan"
@@ -22,14 +24,15 @@ def write(wanted: Wanted, folder: Path) -> None:
     side = wanted.weights.recipe.eval_crop
     shape = (3, side, side) if wanted.bare else (side, side, 3)
     batches = (1, MOST_IMAGES) if wanted.batch is None else (wanted.batch, wanted.batch)
-    plan = tensorrt.built(wanted.onnx_model().SerializeToString(), shape, batches, tf32=False)
+    plan = tensorrt.built(wanted.onnx_model(photos=False).SerializeToString(), shape, batches, tf32=False)
     folder.mkdir()
     (folder / FILE).write_bytes(plan)
     write_lines(folder / CLASSES, wanted.weights.classes)
 
 
-def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
-    """Return what TensorRT answers for uint8 images [N, S, S, 3]."""
+@contextmanager
+def open_program(wanted: Wanted, folder: Path) -> Iterator[Program]:
+    """Yield the plan in TensorRT. It takes squares."""
     plan = tensorrt.Plan((folder / FILE).read_bytes())
 
     def run(inputs: np.ndarray) -> Answers:
@@ -38,6 +41,6 @@ def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
         return found.get("classes", values.argmax(axis=1)), values
 
     try:
-        return wanted.in_batches(images, run)
+        yield lambda images: wanted.in_batches(images, run)
     finally:
         plan.close()

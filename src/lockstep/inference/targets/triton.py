@@ -3,12 +3,11 @@
 NAME is the model's, such as resnet50. Triton collects images of several requests in a batch, up to the largest batch.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from lockstep.inference.targets import Answers, Wanted
+from lockstep.inference.targets import Program, Wanted
 from lockstep.inference.targets.onnx_file import FILE, Session
 from lockstep.system.files import write_lines
 
@@ -21,7 +20,7 @@ _LABELS = "labels.txt"
 
 def write(wanted: Wanted, folder: Path) -> None:
     """Write a repository with one model. `batch` of `wanted` is the largest batch; smaller ones are allowed."""
-    data = replace(wanted, batch=None).onnx_model().SerializeToString()
+    data = replace(wanted, batch=None).onnx_model(photos=True).SerializeToString()
     model = folder / _name(wanted)
     (model / "1").mkdir(parents=True)
     (model / "1" / FILE).write_bytes(data)
@@ -29,9 +28,10 @@ def write(wanted: Wanted, folder: Path) -> None:
     (model / "config.pbtxt").write_text(_config(wanted), encoding="utf-8")
 
 
-def answers(wanted: Wanted, folder: Path, images: np.ndarray) -> Answers:
-    """Return what ONNX Runtime, which Triton runs the model with, answers for uint8 images [N, S, S, 3]."""
-    return wanted.in_batches(images, Session((folder / _name(wanted) / "1" / FILE).read_bytes()).run)
+def open_program(wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+    """Return the model in ONNX Runtime, which Triton runs it with."""
+    session = Session((folder / _name(wanted) / "1" / FILE).read_bytes())
+    return nullcontext(lambda images: wanted.in_batches(images, session.run))
 
 
 def _name(wanted: Wanted) -> str:
@@ -47,7 +47,7 @@ def _config(wanted: Wanted) -> str:
         inputs = f'{{ name: "input", data_type: TYPE_FP32, dims: [ 3, {side}, {side} ] }}'
         outputs = [f'{{ name: "logits", data_type: TYPE_FP32, dims: [ {logits} ]{labels} }}']
     else:
-        inputs = f'{{ name: "images", data_type: TYPE_UINT8, dims: [ {side}, {side}, 3 ] }}'
+        inputs = '{ name: "images", data_type: TYPE_UINT8, dims: [ -1, -1, 3 ] }'
         outputs = [
             # A number for each image: Triton's dims cannot be empty, so they are reshaped to none.
             '{ name: "classes", data_type: TYPE_INT64, dims: [ 1 ], reshape: { shape: [ ] } }',

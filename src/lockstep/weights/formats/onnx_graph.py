@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.strict_json import is_list_of, is_text
+from lockstep.weights.formats.onnx_metadata import take_squares
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 INSTALL = "pip install onnx==1.23.2"
@@ -177,6 +178,7 @@ def opened(path: Path) -> Graph:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (DecodeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or not an ONNX model: {error}. Export or copy it again.") from None
+    take_squares(model)
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer} | dict(_constants(onnx, graph))
     users: dict[str, list[Any]] = {}

@@ -1,9 +1,15 @@
-"""The preprocessing of an evaluation in the metadata of ONNX models that Lockstep exports.
+"""The preprocessing of an evaluation in ONNX models that Lockstep exports.
 
-A graph only normalises images. How they are resized and cropped before is in the metadata property `KEY`: a JSON table of
-the fields `lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those that `_NEEDED` does not
-name.
+How images are resized, cropped and normalised is in the metadata property `KEY`: a JSON table of the fields
+`lockstep.weights.preprocessing.FIELDS`, as the recipe has them. A model may lack those that `_NEEDED` does not name.
+
+A model of photos also has nodes that resize and crop (`lockstep.inference.onnx_photos`). What they compute is the value
+`SQUARES`, and their names, and those of their constants, begin with `PREPROCESSING`. Without them the model is one of
+squares, which are its input `IMAGES` then.
 """
+
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +19,11 @@ from lockstep.system.strict_json import parsed, to_json
 from lockstep.weights.preprocessing import FIELDS
 
 KEY = "lockstep_preprocessing"
+IMAGES = "images"
+"""The input of a model: photos, uint8 [N, H, W, 3], or squares."""
+SQUARES = "squares"
+"""Photos after resize and crop: uint8 [N, S, S, 3], where S is the recipe's `eval_crop`."""
+PREPROCESSING = "preprocessing/"
 _NEEDED = ("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop")
 
 
@@ -43,3 +54,29 @@ def with_preprocessing(recipe: Recipe, text: str, *, normalises: bool = True) ->
         if not np.array_equal(np.float32(getattr(found, name)), np.float32(getattr(recipe, name))):
             raise ValueError(f"its {name} is {values[name]}, but the graph's is {list(getattr(recipe, name))}")
     return found
+
+
+def take_squares(model: Any, side: int | None = None) -> None:
+    """Change a model of photos into one of squares; one that takes squares stays as it is.
+
+    `side` is the height and width to declare for the input. None: those of the photos.
+    """
+    graph, before = model.graph, len(model.graph.node)
+    for values in (graph.node, graph.initializer):
+        for place in reversed(range(len(values))):
+            if values[place].name.startswith(PREPROCESSING):
+                del values[place]
+    if len(graph.node) == before:
+        return
+    rename_input(graph.node, SQUARES, IMAGES)
+    if side is not None:
+        for axis in (1, 2):
+            graph.input[0].type.tensor_type.shape.dim[axis].dim_value = side
+
+
+def rename_input(nodes: Iterable[Any], name: str, other: str) -> None:
+    """Give nodes that take a value of this name another one instead."""
+    for node in nodes:
+        for place, value in enumerate(node.input):
+            if value == name:
+                node.input[place] = other

@@ -1,0 +1,131 @@
+"""The resize and crop of evaluation as nodes of an ONNX model, in front of a model that takes squares."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.backends.shared.operators import Operand
+from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.recipes import Recipe
+from lockstep.weights.formats.onnx_metadata import IMAGES, PREPROCESSING, SQUARES, rename_input
+
+_OPERATORS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div"}
+
+
+def take_photos(model: Any, recipe: Recipe) -> Any:
+    """Return a copy of a model of squares, uint8 [N, S, S, 3], that takes photos of any size, uint8 [N, H, W, 3]."""
+    import onnx
+
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    rename_input(result.graph.node, IMAGES, SQUARES)
+    nodes = _Nodes()
+    pixels = crop_centre(_Number(nodes, IMAGES, np.uint8), geometry_of(recipe), _Operations(nodes))
+    pixels = nodes.add("Cast", [nodes.add("Transpose", [pixels], np.float32, perm=[0, 2, 3, 1])], np.uint8)
+    nodes.made[-1].output[0] = SQUARES
+    core = list(result.graph.node)
+    del result.graph.node[:]
+    result.graph.node.extend([*nodes.made, *core])
+    result.graph.initializer.extend(nodes.constants)
+    height, width = result.graph.input[0].type.tensor_type.shape.dim[1:3]
+    height.dim_param, width.dim_param = "H", "W"
+    return result
+
+
+class _Nodes:
+    """Nodes and constants in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.constants: list[Any] = []
+
+    def add(self, operator: str, operands: list["_Number"], kind: Any, **attributes: Any) -> "_Number":
+        """Add a node; return its output, which has a NumPy type."""
+        import onnx
+
+        name = f"{PREPROCESSING}{len(self.made)}"
+        if operator == "Cast":
+            attributes["to"] = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        self.made.append(onnx.helper.make_node(operator, [operand.name for operand in operands], [name], name, **attributes))
+        return _Number(self, name, kind)
+
+    def constant(self, value: Any, kind: Any) -> "_Number":
+        """Add a constant."""
+        import onnx
+
+        name = f"{PREPROCESSING}constant {len(self.constants)}"
+        self.constants.append(onnx.numpy_helper.from_array(np.array(value, kind), name))
+        return _Number(self, name, kind)
+
+
+class _Number(Operand):
+    """A value of the graph."""
+
+    def __init__(self, nodes: _Nodes, name: str, kind: Any) -> None:
+        self.nodes = nodes
+        self.name = name
+        self.kind = kind
+        """Its NumPy type."""
+
+    def combine(self, operation: str, other: Any) -> "_Number":
+        """Return the result of an operation."""
+        operand = other if isinstance(other, _Number) else self.nodes.constant(other, self.kind)
+        return self.nodes.add(_OPERATORS[operation], [self, operand], self.kind)
+
+
+class _Operations:
+    """`lockstep.backends.shared.resizing.Operations` of ONNX."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+
+    def length(self, images: _Number, axis: int) -> _Number:
+        shape = self._nodes.add("Shape", [images], np.int64)
+        return self._nodes.add("Gather", [shape, self._nodes.constant(axis, np.int64)], np.int64)
+
+    def integer(self, length: _Number) -> _Number:
+        return length
+
+    def count(self, first: _Number | int, end: _Number | int) -> _Number:
+        bounds = [bound if isinstance(bound, _Number) else self._nodes.constant(bound, np.int64) for bound in (first, end)]
+        return self.real(self._nodes.add("Range", [*bounds, self._nodes.constant(1, np.int64)], np.int64))
+
+    def real(self, value: _Number) -> _Number:
+        return self._nodes.add("Cast", [value], np.float64)
+
+    def single(self, value: _Number) -> _Number:
+        return self._nodes.add("Cast", [value], np.float32)
+
+    def round_to_float32(self, value: _Number) -> _Number:
+        return self.real(self.single(value))
+
+    def truncate(self, value: _Number) -> _Number:
+        return self._nodes.add("Cast", [value], np.int64)
+
+    def floor(self, value: _Number) -> _Number:
+        return self._nodes.add("Floor", [value], value.kind)
+
+    def minimum(self, a: _Number, b: _Number) -> _Number:
+        return self._nodes.add("Min", [a, b], a.kind)
+
+    def maximum(self, a: _Number, b: _Number) -> _Number:
+        return self._nodes.add("Max", [a, b], a.kind)
+
+    def clip(self, value: _Number, low: float, high: float) -> _Number:
+        bounds = [self._nodes.constant(bound, value.kind) for bound in (low, high)]
+        return self._nodes.add("Clip", [value, *bounds], value.kind)
+
+    def total(self, value: _Number, axis: int) -> _Number:
+        return self._nodes.add("ReduceSum", [value, self._nodes.constant([axis], np.int64)], value.kind, keepdims=1)
+
+    def take(self, pixels: _Number, index: _Number, axis: int) -> _Number:
+        return self._nodes.add("Gather", [pixels, index], pixels.kind, axis=axis)
+
+    def reshape(self, value: _Number, shape: tuple[int, ...]) -> _Number:
+        return self._nodes.add("Reshape", [value, self._nodes.constant(shape, np.int64)], value.kind)
+
+    def transpose(self, value: _Number, axes: tuple[int, ...]) -> _Number:
+        return self._nodes.add("Transpose", [value], value.kind, perm=list(axes))
+
+    def product(self, a: _Number, b: _Number) -> _Number:
+        return self._nodes.add("MatMul", [a, b], a.kind)

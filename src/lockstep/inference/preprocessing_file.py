@@ -1,0 +1,87 @@
+"""`preprocessing.py` next to a model that takes squares only: how photos become them, in words and as a program.
+
+The program needs NumPy and Pillow, and nothing of Lockstep. Its arithmetic is the source of
+`lockstep.backends.shared.resizing`.
+"""
+
+import inspect
+from pathlib import Path
+
+from lockstep.backends.shared import resizing
+from lockstep.recipes import Recipe
+
+FILE = "preprocessing.py"
+
+_PROGRAM = '''
+
+class NumPy:
+    """`Operations` of NumPy."""
+
+    length = staticmethod(lambda images, axis: images.shape[axis])
+    integer = staticmethod(np.int64)
+    count = staticmethod(lambda first, end: np.arange(first, end, dtype=np.float64))
+    real = staticmethod(lambda value: np.asarray(value, np.float64))
+    single = staticmethod(lambda value: np.asarray(value, np.float32))
+    round_to_float32 = staticmethod(lambda value: np.asarray(np.asarray(value, np.float32), np.float64))
+    truncate = staticmethod(lambda value: np.asarray(value).astype(np.int64))
+    floor = staticmethod(np.floor)
+    minimum = staticmethod(np.minimum)
+    maximum = staticmethod(np.maximum)
+    clip = staticmethod(np.clip)
+    total = staticmethod(lambda value, axis: value.sum(axis=axis, keepdims=True))
+    take = staticmethod(lambda pixels, index, axis: np.take(pixels, index, axis=axis))
+    reshape = staticmethod(np.reshape)
+    transpose = staticmethod(np.transpose)
+    product = staticmethod(np.matmul)
+
+
+def prepare(photo):
+    """Return what the model takes for the path of a photo, or for its pixels, uint8 RGB [height, width, 3]."""
+    if not isinstance(photo, np.ndarray):
+        with Image.open(photo) as image:
+            photo = np.asarray(image.convert("RGB"))
+    squares = crop_centre(photo[None], GEOMETRY, NumPy())
+    if NORMALISES:
+        return ((squares - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))).astype(np.float32)
+    return np.ascontiguousarray(np.transpose(squares, (0, 2, 3, 1)), np.uint8)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("expected: python preprocessing.py PHOTO... OUTPUT.npy")
+    np.save(sys.argv[-1], np.concatenate([prepare(photo) for photo in sys.argv[1:-1]]))
+'''
+
+
+def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> None:
+    """Write the file. With `normalises`, the model takes normalised float32 [N, 3, S, S], else uint8 [N, S, S, 3]."""
+    source = inspect.getsource(resizing).split('"""', 2)[2]  # without the docstring of the module
+    geometry = resizing.geometry_of(recipe)
+    values = {"GEOMETRY": geometry, "MEAN": tuple(recipe.mean), "STD": tuple(recipe.std), "NORMALISES": normalises}
+    constants = "\n\n" + "".join(f"{name} = {value!r}\n" for name, value in values.items())
+    head = f'"""{_describe(recipe, normalises=normalises)}"""\n\nimport sys\n\nimport numpy as np\nfrom PIL import Image\n'
+    (folder / FILE).write_text(head + source + constants + _PROGRAM, encoding="utf-8")
+
+
+def _describe(recipe: Recipe, *, normalises: bool) -> str:
+    """Return the preprocessing in words."""
+    side = recipe.eval_crop
+    how = "filtered as by Pillow" if recipe.eval_antialias else "sampled as by OpenCV, without a filter"
+    sides = f"the shorter side to {recipe.eval_resize} pixels, the other in proportion"
+    steps = [
+        "Decode the photo to RGB, 8 bits a colour.",
+        f"Resize it: {sides} ({recipe.interpolation}, {how}).",
+        f"Cut out the centre, {side} x {side} pixels.",
+    ]
+    result = f"uint8 [1, {side}, {side}, 3]"
+    if normalises:
+        steps.append(
+            f"Subtract {tuple(recipe.mean)} from red, green and blue (0 to 255), and divide by {tuple(recipe.std)}."
+        )
+        steps.append("Put the colours first.")
+        result = f"float32 [1, 3, {side}, {side}]"
+    numbered = "".join(f"{number}. {step}\n" for number, step in enumerate(steps, start=1))
+    return (
+        f"Turn photos into what the model takes: {result} each.\n\n{numbered}\n"
+        "    python preprocessing.py PHOTO... OUTPUT.npy\n\nThe fields of `Geometry` are those of Lockstep's recipe.\n"
+    )
