@@ -4,8 +4,9 @@
 nothing of Lockstep, so that its source can be copied next to a model (`lockstep.inference.preprocessing_file`).
 
 The pixels are those of `lockstep.data.decoding`, which uses Pillow and OpenCV. Where these libraries compute in integers,
-this module does so too. Few pixels differ, by one level of 255, in OpenCV's bicubic resize and with a filter in TensorFlow
-1's geometry. Of images that are more than twice as high as wide, Pillow 13 filters the columns first; then more pixels differ.
+this module does so too. Few pixels differ, by one level of 255, in OpenCV's bicubic resize and with a filter in the geometry
+of an original. Of images that are more than twice as high as wide (in those geometries: higher than wide), Pillow 13 filters
+the columns first. Then a fifth of the pixels differ.
 """
 
 from dataclasses import dataclass, fields
