@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -15,8 +16,10 @@ from PIL import Image
 
 import lockstep
 from lockstep.data.pack import Packing, pack
+from lockstep.inference import named_images
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
+from lockstep.system.regular_files import NAMES
 from lockstep.weights import checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
@@ -78,6 +81,76 @@ def test_a_list_and_standard_input_name_images(
     assert paths_of(answer("predict", run_folder, f"@{tmp_path}/names.txt", "--format", "jsonl")) == list(map(str, images))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(str, images)).encode())))
     assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == list(map(str, images))
+
+
+def test_what_is_no_file_is_named_and_the_images_are_predicted(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    os.mkfifo(photos / "pipe.tar")
+    (photos / "zero.jpg").symlink_to("/dev/zero")
+    shutil.copy(images[0], photos / "photo.jpg")
+    given = ("/dev/zero", tmp_path / "pipe", photos, "/proc/self")
+    code, output, errors = answer("predict", run_folder, *given, "--format", "jsonl")
+    assert code == 1
+    assert [json.loads(line)["path"] for line in output.splitlines()] == [str(photos / "photo.jpg")]
+    assert errors.splitlines() == [
+        "lockstep: /dev/zero: it is a device, not a regular file",
+        f"lockstep: {tmp_path}/pipe: it is a pipe, not a regular file",
+        f"lockstep: {photos}/pipe.tar: [Errno 22] it is a pipe, not a regular file: '{photos}/pipe.tar'",
+        f"lockstep: {photos}/zero.jpg: it is a device, not a regular file",
+        "lockstep: /proc/self: a folder of the system (/proc or /sys), which has no images",
+        "lockstep: 5 of 6 images could not be read",
+    ]
+
+
+def test_a_bad_line_of_a_list_is_named_by_its_number_and_the_others_are_read(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path
+) -> None:
+    names, long = tmp_path / "names.txt", "x" * 5000
+    names.write_text(f"{images[0]}\n\n{long}\na\0b.jpg\n{images[1]}\n")
+    code, output, errors = answer("predict", run_folder, f"@{names}", "--format", "jsonl")
+    assert code == 1
+    assert [json.loads(line)["path"] for line in output.splitlines()] == list(map(str, images))
+    assert errors.splitlines() == [
+        f"lockstep: {names}, line 3: 5,000 bytes are too many for a path; expected at most 4,095",
+        f"lockstep: {names}, line 4: a NUL in a line; a list of paths with a NUL after each ends with one, as find -print0 "
+        "writes it",
+        "lockstep: 2 of 4 images could not be read",
+    ]
+
+
+def test_a_list_may_have_a_nul_after_each_path(
+    answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "two\nlines.jpg"
+    shutil.copy(images[0], odd)
+    content = b"".join(os.fsencode(path) + b"\0" for path in (odd, images[1]))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert paths_of(answer("predict", run_folder, "-", "--format", "jsonl")) == [str(odd), str(images[1])]
+
+
+def test_a_list_that_never_ends_is_refused(
+    answer: Run, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_images, "NAMES", NAMES._replace(most_bytes=2**20))
+    os.mkfifo(tmp_path / "pipe")
+    too_many = "expected at most 1,048,576 for a list of images"
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        answers = [answer("predict", run_folder, given) for given in ("-", "@/dev/zero", f"@{tmp_path}/pipe")]
+    assert answers == [
+        (2, "", f"lockstep: standard input cannot be read: it goes on; {too_many}\n"),
+        (2, "", "lockstep: the list /dev/zero cannot be read: it is a device, not a regular file\n"),
+        (
+            2,
+            "",
+            f"lockstep: the list {tmp_path}/pipe cannot be read: it is a pipe, not a regular file; give its paths through "
+            "standard input: -\n",
+        ),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])

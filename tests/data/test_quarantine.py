@@ -88,7 +88,7 @@ def test_a_pipe_among_the_images_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "cat" / "pipe.jpg")
     index = open_index(folder)
     assert len(index) == 3
-    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is not a regular file")]
+    assert [(bad.file, bad.reason) for bad in index.quarantined] == [("cat/pipe.jpg", "it is a pipe, not a regular file")]
 
 
 def test_warnings_of_odd_images_do_not_reach_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -82,6 +83,7 @@ def test_a_killed_copy_is_completed(data: Path, tmp_path: Path) -> None:
     code = """
 import itertools, os, sys
 from pathlib import Path
+from typing import BinaryIO
 from lockstep.data import staging
 staging._THREADS = 1
 copy, count = staging._copy, itertools.count(1)
@@ -98,6 +100,7 @@ def test_of_two_processes_one_copies_and_the_other_waits(data: Path, tmp_path: P
     code = """
 import sys
 from pathlib import Path
+from typing import BinaryIO
 from lockstep.data.staging import stage
 print(stage(*map(Path, sys.argv[1:])).copied)
 """
@@ -133,14 +136,13 @@ def test_the_copy_is_of_the_moment_when_it_began(data: Path, tmp_path: Path) -> 
 def test_a_file_that_changes_while_it_is_copied_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = staging.shutil.copyfile
+    real = staging.shutil.copyfileobj
 
-    def copied(source: Path, target: Path) -> None:
-        real(source, target)
-        with target.open("ab") as file:  # as if the source had grown
-            file.write(b"more")
+    def copied(source: BinaryIO, target: BinaryIO, part: int) -> None:
+        real(source, target, part)
+        target.write(b"more")  # as if the source had grown
 
-    monkeypatch.setattr(staging.shutil, "copyfile", copied)
+    monkeypatch.setattr(staging.shutil, "copyfileobj", copied)
     with pytest.raises(DataError, match=r"has changed while it was copied; copy it again"):
         stage(data, tmp_path / "copy")
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -327,15 +327,27 @@ def test_a_file_in_a_folder_of_other_names_is_to_be_named(tmp_path: Path, narrow
         open_weights(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["text.txt", "zeros", "socket", "link"])
+@pytest.mark.parametrize("name", ["text.txt", "zeros", "link"])
 def test_what_is_no_file_of_weights_is_a_clear_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "zeros").write_bytes(bytes(100))
     (tmp_path / "link").symlink_to(tmp_path)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "socket"))
-    listener.close()
     with pytest.raises(CheckpointError, match=f"{name} holds no weights that can be read; expected a run's folder"):
+        open_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/proc/self", "huge.pth"])
+def test_what_never_ends_or_is_too_large_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge.pth").open("wb") as file:
+        file.truncate(2**33 + 1)
+    reasons = {
+        "pipe": "pipe cannot be read: it is a pipe, not a regular file",
+        "/dev/zero": "zero cannot be read: it is a device, not a regular file",
+        "/proc/self": "self holds no weights",
+        "huge.pth": r"huge.pth cannot be read: it has 8,589,934,593 bytes; expected at most 8,589,934,592 for weights",
+    }
+    with pytest.raises(CheckpointError, match=reasons[name]):
         open_weights(tmp_path / name)
 
 
@@ -349,15 +361,15 @@ def test_a_name_that_the_system_refuses_is_a_clear_error(name: str, tmp_path: Pa
 def test_a_file_that_cannot_be_read_is_a_clear_error(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"weights.{suffix}"
     file.write_bytes(bytes(8))
-    real = Path.open
+    real = os.open
 
-    def refused(path: Path, *arguments: Any, **options: Any) -> Any:  # even if root runs the tests
+    def refused(path: Path, *arguments: Any, **options: Any) -> int:  # even if root runs the tests
         if path == file:
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", refused)
+        patch.setattr(os, "open", refused)
         with pytest.raises(CheckpointError, match=rf"weights\.{suffix} cannot be read: Permission denied"):
             open_weights(file)
 

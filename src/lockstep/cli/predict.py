@@ -96,7 +96,7 @@ def _named(arguments: list[str]) -> "NamedImages":
 
     named = NamedImages()
     for argument in arguments:
-        named.add(argument, lambda: sys.stdin.buffer.read())
+        named.add(argument, sys.stdin.buffer)
     if named.left_out:
         example = in_line(named.left_out[0])
         print(f"note: files of other kinds are left out: {len(named.left_out)}, such as {example}", file=sys.stderr)

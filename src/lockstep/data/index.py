@@ -35,6 +35,7 @@ from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
 from lockstep.system.locks import locked
 from lockstep.system.machine import cores
+from lockstep.system.regular_files import ANY_SIZE, RECORDS, open_regular, read_regular, read_regular_text
 
 VERSION = 3
 CACHE = ".lockstep"
@@ -190,7 +191,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _contents(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return hashlib.sha256(read_regular(path, RECORDS)).hexdigest() if path.is_file() else ""
 
 
 def _cache_folders(source: Source) -> tuple[Path, Path]:
@@ -223,7 +224,7 @@ def quarantine_of(source: Source) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        images = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))["images"]
+        images = json.loads(read_regular_text(path, RECORDS, errors="surrogateescape"))["images"]
         return {str(place): str(reason) for place, reason in images.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f'{path} is not a quarantine; expected {{"images": {{"class/image": "reason", ...}}}}') from None
@@ -327,7 +328,7 @@ def _store(index: Index, cache: Path, stamp: str) -> None:
 
 def _load(source: Source, cache: Path) -> Index | None:
     try:
-        about = json.loads((cache / "index.json").read_text(encoding="utf-8"))
+        about = json.loads(read_regular_text(cache / "index.json", RECORDS))
         if about["stamp"] != _stamp(source):
             return None
         arrays = {name: _mapped(cache / name, dtype) for name, dtype in _ARRAYS.items()}
@@ -353,5 +354,7 @@ def _load(source: Source, cache: Path) -> Index | None:
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    # An empty file cannot be mapped.
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    with open_regular(path, ANY_SIZE) as file:
+        return np.memmap(file, dtype, "r")

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from lockstep.data.containers import NO_LABEL, Damage, Places, Stored, recordio,
 from lockstep.data.sources import FOLDER, Source, class_files, class_folders
 from lockstep.system.errors import DataError
 from lockstep.system.machine import cores
+from lockstep.system.regular_files import IMAGE, RECORDS, open_descriptor, read_descriptor, read_regular_text
 
 ROW = np.dtype(
     [("offset", "<i8"), ("file", "<u4"), ("length", "<u4"), ("label", "<i4"), ("height", "<u2"), ("width", "<u2")]
@@ -28,8 +28,8 @@ For an image in several parts, the offset is the bitwise inverse of its record's
 CLASSES = "classes.txt"
 """A file next to files that store only numbers as labels: the names of the classes, one on each line, class 0 first."""
 MOST_CLASSES = 2**20
-MOST_BYTES = int(np.iinfo(ROW["length"]).max)
-"""The maximum size of an image in bytes."""
+MOST_BYTES = IMAGE.most_bytes
+"""The maximum size of an image in bytes; a row has room for it."""
 STORED: dict[str, Callable[[Path], Iterator[Stored | Damage]]] = {
     "recordio": recordio.stored,
     "tfrecord": tfrecord.stored,
@@ -93,19 +93,11 @@ class Names:
 def read_file(path: str) -> tuple[bytes, int]:
     """Return the bytes of an image's file and the time of its last change, in microseconds modulo 2**32.
 
-    Raises `OSError` if it cannot be read or is a pipe or a device, `ValueError` if it is too long for an image.
+    Raises `OSError` if it cannot be read, is a pipe or a device, or is too long for an image.
     """
-    # Without O_NONBLOCK, the call would wait for a pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor, status = open_descriptor(path, IMAGE)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if status.st_size > MOST_BYTES:
-            raise ValueError(f"{status.st_size} bytes are too many")
-        data = os.read(descriptor, status.st_size)
-        while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
-            data += more
+        data = read_descriptor(descriptor, status.st_size)
     finally:
         os.close(descriptor)
     return data, status.st_mtime_ns // 1000 % 2**32
@@ -380,8 +372,8 @@ def listed_classes(source: Source) -> tuple[str, ...] | None:
     for folder in (source.root, source.root.parent):
         if (folder / CLASSES).is_file():
             # Not splitlines: it also splits at characters that names can contain.
-            lines = (folder / CLASSES).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
-            names = tuple(line.strip() for line in lines if line.strip())
+            text = read_regular_text(folder / CLASSES, RECORDS, errors="surrogateescape")
+            names = tuple(line.strip() for line in text.split("\n") if line.strip())
             if len(set(names)) < len(names):
                 twice = next(name for i, name in enumerate(names) if name in names[:i])
                 raise DataError(f"{folder / CLASSES} lists {twice} twice; expected a different name for each class")

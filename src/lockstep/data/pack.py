@@ -30,6 +30,7 @@ from lockstep.data.sources import ALIASES, FINISHED, FOLDER, FORMATS, UNFINISHED
 from lockstep.system.errors import DataError
 from lockstep.system.files import lines, naming, written_text
 from lockstep.system.machine import cores
+from lockstep.system.regular_files import RECORDS, read_regular
 
 SHARD_BYTES = 2**27
 """The approximate size of a TFRecord or WebDataset file, unless the number of files is given. ImageNet: a thousand files."""
@@ -151,7 +152,7 @@ def pack(
 
 def _write_classes(path: Path, classes: Sequence[str]) -> None:
     text = lines(classes)
-    if not path.exists() or path.read_bytes() != text.encode("utf-8", "surrogateescape"):
+    if not path.exists() or read_regular(path, RECORDS) != text.encode("utf-8", "surrogateescape"):
         with written_text(path) as file:
             file.write(text)
 

@@ -14,6 +14,7 @@ from lockstep.data.listing import Listing
 from lockstep.data.sources import FOLDER, UNFINISHED
 from lockstep.system.errors import DataError
 from lockstep.system.files import naming, written_text
+from lockstep.system.regular_files import RECORDS, TEXT, open_regular, read_regular
 
 
 def states_of(listing: Listing) -> np.ndarray:
@@ -50,7 +51,7 @@ def locked(target: Path, identity: str, states: np.ndarray) -> Iterator[None]:
             _save_states(states_before, states)
             with written_text(about) as note:
                 note.write(identity)
-        elif not (begun_with := about.read_bytes().strip(b"\0")) or (before := _saved_states(states_before)) is None:
+        elif not (begun_with := read_regular(about, TEXT).strip(b"\0")) or (before := _saved_states(states_before)) is None:
             raise DataError(f"{target} has lost its record of what is written to it; remove it, or choose an empty folder")
         elif begun_with != identity.encode():
             raise DataError(f"{target} holds other images, or was begun with other options; choose an empty folder")
@@ -72,6 +73,7 @@ def _save_states(path: Path, states: np.ndarray) -> None:
 def _saved_states(path: Path) -> np.ndarray | None:
     """Return the saved states, or None if they are missing or incomplete."""
     try:
-        return np.load(path)
+        with open_regular(path, RECORDS) as file:
+            return np.load(file, allow_pickle=False)
     except (FileNotFoundError, EOFError, ValueError):
         return None

@@ -4,6 +4,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import RECORDS, read_regular_text
 
 _IMAGES = (".jpg", ".jpeg", ".png")
 
@@ -35,7 +36,7 @@ def sort_into_classes(folder: Path, labels: Path) -> int:
 
 def _classes(labels: Path, names: list[str]) -> dict[str, str]:
     try:
-        lines = [line.strip() for line in labels.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in read_regular_text(labels, RECORDS, encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{labels} cannot be read: {error}") from None
     rows = [re.split(r"[,\s]+", line) for line in lines if line]

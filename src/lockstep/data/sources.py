@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import RECORDS, read_regular_text
 
 FOLDER = "folder"
 ALIASES = {"train": ("train",), "val": ("val", "validation")}
@@ -158,7 +159,7 @@ def noted_lengths(root: Path) -> dict[str, dict[str, int]]:
     """Return the recorded lengths of each file that was written to a folder, and of the files that describe it."""
     notes: dict[str, dict[str, int]] = {}
     with suppress(FileNotFoundError):
-        for line in (root / FINISHED).read_text("utf-8", "replace").split("\n"):
+        for line in read_regular_text(root / FINISHED, RECORDS, errors="replace").split("\n"):
             with suppress(ValueError):  # an empty or incomplete line
                 if isinstance(lengths := json.loads(line), dict):
                     notes[next(iter(lengths), "")] = lengths

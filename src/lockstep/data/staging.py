@@ -20,7 +20,9 @@ from lockstep.data.sources import find_sources
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing
 from lockstep.system.locks import locked
+from lockstep.system.regular_files import ANY_SIZE, open_regular
 
+_PART = 2**20
 _THREADS = 16
 """Files that are copied at the same time: a network file system answers many requests faster than one after the other."""
 _NOT_COPIED = ("indexing.lock", "staging.lock", "pack.lock")
@@ -144,7 +146,8 @@ def _copy(data: Path, target: Path, file: _File) -> int:
     path = target / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, is_flushed=False) as partial:
-        shutil.copyfile(data / file.name, partial)
+        with open_regular(data / file.name, ANY_SIZE) as source, partial.open("wb") as copy:
+            shutil.copyfileobj(source, copy, _PART)
         os.utime(partial, ns=(file.time_ns, file.time_ns))
         if partial.stat().st_size != file.length:
             raise DataError(f"{data / file.name} has changed while it was copied; copy it again")

@@ -15,6 +15,7 @@ from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import IMAGE, read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _content(image: Image, *, in_reduced_size: bool) -> bytes | np.ndarray:
     if isinstance(image, Encoded):
         data = image.read()
     elif isinstance(image, str | os.PathLike):
-        data = Path(image).read_bytes()
+        data = read_regular(image, IMAGE)
     else:
         data = bytes(image)
     return data if in_reduced_size else decode_undamaged(data)

@@ -4,18 +4,24 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from lockstep.data.listing import Listing, list_images, printable
 from lockstep.data.sources import IS_OF, Source, is_folder
 from lockstep.inference.images import Encoded
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import IMAGE, NAMES, read_regular, read_stream
 
 STDIN = "-"
 LIST = "@"
-"""The first letter of an argument that is a list: a text file with a path on each line."""
+"""The first letter of an argument that is a list: a file with a path on each line, or with a NUL after each path."""
+_NUL = b"\0"
+_MOST_PATH_BYTES = 4095
+"""Linux opens no longer path."""
 SUFFIXES = frozenset(
     ("", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
@@ -23,6 +29,10 @@ SUFFIXES = frozenset(
 _BEGINS_AS_IMAGE = re.compile(
     rb"\xff\xd8|\x89PNG|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|P[1-6]\s+(?:#[^\n]*\n\s*)*\d", re.DOTALL
 )
+_BEGIN = 2**16
+"""This many bytes of standard input decide whether it is an image."""
+_OF_SYSTEM = ("/proc", "/sys")
+"""Folders that hold no files, but the state of the system; links in them lead everywhere."""
 
 
 @dataclass
@@ -46,31 +56,50 @@ class NamedImages:
             else:
                 yield from part
 
-    def add(self, argument: str, read_stdin: Callable[[], bytes]) -> None:
+    def add(self, argument: str, stdin: BinaryIO) -> None:
         """Add what an argument of the command line names. Raises `DataError` if it is a list that cannot be read."""
         if argument == STDIN:
-            self._add_stdin(read_stdin())
+            self._add_stdin(stdin)
         elif argument.startswith(LIST):
-            path = Path(argument[len(LIST) :])
+            path = argument[len(LIST) :]
             try:
-                with path.open("rb") as file:
-                    self._add_lines(file)
+                content = read_regular(path, NAMES)
             except OSError as error:
-                raise DataError(f"the list {path} cannot be read: {error.strerror}") from None
+                advice = f"; give its paths through standard input: {STDIN}" if "pipe" in str(error.strerror) else ""
+                raise DataError(f"the list {path} cannot be read: {error.strerror}{advice}") from None
+            self._add_list(path, content)
         elif not os.path.lexists(argument) and glob.has_magic(argument):
             self._add_pattern(argument)
         else:
             self._add_path(argument)
 
-    def _add_stdin(self, content: bytes) -> None:
-        if _BEGINS_AS_IMAGE.match(content):
+    def _add_stdin(self, stdin: BinaryIO) -> None:
+        begin = stdin.read(_BEGIN)
+        is_image = _BEGINS_AS_IMAGE.match(begin) is not None
+        try:
+            content = read_stream(stdin, IMAGE if is_image else NAMES, begin)
+        except OSError as error:
+            raise DataError(f"standard input cannot be read: {error.strerror}") from None
+        if is_image:
             self._append(Encoded(Path(STDIN), lambda: content))
         else:
-            self._add_lines(content.splitlines())
+            self._add_list("standard input", content)
 
-    def _add_lines(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            if name := line.rstrip(b"\r\n"):
+    def _add_list(self, source: str, content: bytes) -> None:
+        """Add the paths in a list. One that no file can have is added as an image that fails, by the number of its line."""
+        # `find -print0` ends every path with a NUL. A line may hold one by mistake, but the last one then has a newline.
+        separator, unit = (_NUL, "path") if content.endswith(_NUL) else (b"\n", "line")
+        for number, line in enumerate(_split(content, separator), start=1):
+            name = line if separator == _NUL else line.rstrip(b"\r")
+            if not name:
+                continue
+            if _NUL in name:
+                why = "a NUL in a line; a list of paths with a NUL after each ends with one, as find -print0 writes it"
+                self._add_failing(f"{source}, {unit} {number}", why)
+            elif len(name) > _MOST_PATH_BYTES:
+                why = f"{len(name):,} bytes are too many for a path; expected at most {_MOST_PATH_BYTES:,}"
+                self._add_failing(f"{source}, {unit} {number}", why)
+            else:
                 self._add_path(os.fsdecode(name))
 
     def _add_pattern(self, pattern: str) -> None:
@@ -82,12 +111,12 @@ class NamedImages:
                 self._add_path(path)
 
     def _add_path(self, path: str) -> None:
-        if Path(path).is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path's raises for names that are too long
             before = len(self)
             self._add_folder(path, ())
             if len(self) == before:
                 self._add_failing(path, "no images in this folder")
-        elif _format(path) is not None and Path(path).is_file():
+        elif _format(path) is not None and os.path.isfile(path):  # noqa: PTH113
             self._add_packed(path)
         else:
             self._append(path)
@@ -106,6 +135,9 @@ class NamedImages:
                 entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
             self._add_failing(folder, str(error.strerror))
+            return
+        if status.st_dev in _devices_of_system():
+            self._add_failing(folder, f"a folder of the system ({' or '.join(_OF_SYSTEM)}), which has no images")
             return
         within = (*above, (status.st_dev, status.st_ino))
         if within[-1] in above:  # a link to a folder that it is in
@@ -135,6 +167,23 @@ class NamedImages:
 
     def _add_failing(self, name: str, why: str) -> None:
         self._append(Encoded(Path(name), _failing(why)))
+
+
+def _split(content: bytes, separator: bytes) -> Iterator[bytes]:
+    """Yield the parts of a content one after the other, since a list of all takes several times its memory."""
+    begin = 0
+    while begin < len(content):
+        end = content.find(separator, begin)
+        if end < 0:
+            end = len(content)
+        yield content[begin:end]
+        begin = end + 1
+
+
+@cache
+def _devices_of_system() -> frozenset[int]:
+    """Return the numbers of the file systems of `_OF_SYSTEM`."""
+    return frozenset(Path(folder).stat().st_dev for folder in _OF_SYSTEM if Path(folder).is_mount())
 
 
 def _failing(why: str) -> Callable[[], bytes]:

@@ -21,6 +21,7 @@ from lockstep import backends
 from lockstep.data.textures import PATTERNS, draw_texture
 from lockstep.models.architectures import model_spec
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
 from lockstep.weights.fingerprints import fingerprints
@@ -194,5 +195,5 @@ def sha256_of(path: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,6 +27,7 @@ from safetensors.numpy import save_file
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
+from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.formats import BFLOAT16, numbers, refuse_existing
 from lockstep.weights.formats.stand_ins import refuse_stand_in
@@ -132,7 +133,7 @@ def _part(path: Path, about: dict[str, Any], name: str, *, as_stored: bool = Fal
     if name not in about["sha256"]:
         return {}, None
     with _of_checkpoint(path):
-        data = (path / name).read_bytes()
+        data = read_regular(path / name, WEIGHTS)
     refuse_stand_in(path / name, data)
     _check_digest(path / name, hashlib.sha256(data).hexdigest(), about)
     return _parsed(path / name, data, as_stored=as_stored)
@@ -155,7 +156,7 @@ def _description(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `state.json`. Raises `CheckpointError` if it is missing or damaged."""
     file = path / "state.json"
     with _of_checkpoint(path):
-        data = file.read_bytes()
+        data = read_regular(file, TEXT)
     refuse_stand_in(file, data)
     try:
         about = parsed(data)
@@ -241,7 +242,7 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
     file cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, WEIGHTS)
     except OSError as error:
         raise _unreadable(path, error) from None
     refuse_stand_in(path, data)
@@ -251,6 +252,7 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
 def metadata(path: Path) -> dict[str, Any] | None:
     """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises `CheckpointError`."""
     try:
+        check_regular(path, WEIGHTS)
         with safe_open(path, framework="numpy") as file:
             noted = (file.metadata() or {}).get("lockstep")
         return None if noted is None else parsed(noted)
@@ -296,7 +298,7 @@ def write_weights(path: Path, tensors: dict[str, np.ndarray], about: dict[str, A
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

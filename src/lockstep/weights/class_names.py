@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 
 Classes = Sequence[str] | str | Path
@@ -120,7 +121,7 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        data = read_regular(path, TEXT).removeprefix(codecs.BOM_UTF8)
         return data.decode("utf-8")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; expected a file with the names of the classes") from None

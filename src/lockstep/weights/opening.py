@@ -13,6 +13,7 @@ from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe, load_recipe
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.event_log import LogEvent, read_log
+from lockstep.system.regular_files import WEIGHTS, check_regular
 from lockstep.system.strict_json import is_list_of, is_number, is_text
 from lockstep.weights import checkpoint
 from lockstep.weights.class_names import Classes, given_classes
@@ -310,6 +311,8 @@ def _recognised(path: Path) -> tuple[Format, Path]:
 
     Raises `CheckpointError` if a path names nothing that can be read, or several things.
     """
+    if path.exists() and not path.is_dir():
+        check_regular(path, WEIGHTS)
     if path.is_file() and path.stat().st_size == 0:
         raise CheckpointError(f"{path} is empty: it was not written or copied to its end; copy it again")
     if path.is_file():

@@ -23,6 +23,7 @@ from lockstep.recipes.published import (
     resnext101_32x4d_pytorch_90ep,
 )
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
 
 Changes = dict[str, Any]
@@ -95,7 +96,7 @@ def assumed_preprocessing(origin: str, path: Path | None) -> tuple[Changes, tupl
         return {}, ()
     digest = ""
     if path is not None and path.is_file() and path.suffix == ".pth":  # torchvision's; a renamed file gets the note below
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:8]
     known = next((name for name, digests in _OF_TORCHVISION.items() if digest in digests), None)
     name = known or _WITHOUT_RECIPE[origin]

@@ -86,7 +86,7 @@ def test_links_to_nothing_and_in_a_circle_and_a_pipe_are_unreadable(tmp_path: Pa
     assert found == [
         ("unreadable", "val", "bee/loop.jpg", "Too many levels of symbolic links"),
         ("unreadable", "val", "ant/gone.jpg", "No such file or directory"),
-        ("unreadable", "val", "bee/pipe.jpg", "it is not a regular file"),
+        ("unreadable", "val", "bee/pipe.jpg", "it is a pipe, not a regular file"),
     ]
 
 
@@ -95,7 +95,10 @@ def test_a_file_too_long_for_an_image_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "cat/huge.jpg").open("wb") as file:
         file.truncate(2**32)
     finding = only(examine(tmp_path), "too-large")
-    assert (finding.place, finding.detail) == ("cat/huge.jpg", "4294967296 bytes are too many")
+    assert (finding.place, finding.detail) == (
+        "cat/huge.jpg",
+        "it has 4,294,967,296 bytes; expected at most 1,073,741,824 for an image",
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -1,5 +1,6 @@
 """Decode, hash and compare all images."""
 
+import errno
 import hashlib
 import io
 import re
@@ -37,7 +38,7 @@ def inspect_images(part: Part, smallest: int, advance: Callable[[int], None]) ->
             try:
                 data = listing.encoded(i)
             except OSError as error:
-                found.append((i, "unreadable", reason_of(error)))
+                found.append((i, "too-large" if error.errno == errno.EFBIG else "unreadable", reason_of(error)))
                 continue
             except ValueError as error:
                 found.append((i, _kind_of(b"", str(error)), str(error)))

@@ -10,6 +10,7 @@ from lockstep.data.checking.parts import Part, Problem, are_numbers, reason_of, 
 from lockstep.data.containers import Damage, Places, recordio
 from lockstep.data.listing import CLASSES
 from lockstep.data.sources import FOLDER
+from lockstep.system.regular_files import RECORDS, read_regular
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
 """The number of images in ImageNet."""
@@ -109,7 +110,7 @@ def _beside_records(path: Path, damaged: int) -> list[Problem]:
         problems.append(("idx", index.name, reason_of(error)))
         return problems
     if names.is_file() and not damaged:
-        lines = sum(bool(line.strip()) for line in names.read_bytes().split(b"\n"))
+        lines = sum(bool(line.strip()) for line in read_regular(names, RECORDS).split(b"\n"))
         if lines != len(numbers):
             problems.append(("lst", names.name, f"{lines} lines, {len(numbers)} records"))
     return problems

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from lockstep.system.files import naming
+from lockstep.system.regular_files import ANY_SIZE, open_descriptor
 
 NO_LABEL = -1
 Bytes = bytes | memoryview
@@ -73,8 +74,8 @@ class Places:
         self.descriptor = -1
         """The descriptor of the open file, or -1."""
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self.descriptor).st_size
+        self.descriptor, status = open_descriptor(path, ANY_SIZE)
+        self.size = status.st_size
         self._ahead = 0 if read_ahead else self.size
 
     def __del__(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from lockstep.data.containers import Appended, Bytes, Damage, Places, Sample, Stored, unfinished
 from lockstep.system.files import written_text
+from lockstep.system.regular_files import RECORDS, read_regular_text
 
 MAGIC = 0xCED7230A
 MOST_BYTES = 2**29 - 1
@@ -289,8 +290,9 @@ def _stored(file: Places, record: Record, names: dict[int, str]) -> Stored:
 def _names(path: Path) -> dict[int, str]:
     if not path.exists():
         return {}
+    text = read_regular_text(path, RECORDS, errors="surrogateescape")
     # Not splitlines: it also splits at characters that names can contain.
-    columns = (line.split("\t") for line in path.read_text("utf-8", "surrogateescape").split("\n"))
+    columns = (line.split("\t") for line in text.split("\n"))
     return {int(fields[0]): fields[-1] for fields in columns if len(fields) > 2 and fields[0].isdecimal()}
 
 
@@ -303,7 +305,7 @@ def image_in_parts(file: Places, offset: int) -> bytes:
 def read_index(path: Path) -> list[tuple[int, int]]:
     """Return number and offset of every record of an `.idx` file. Raises `ValueError` naming a line without these."""
     places = []
-    for row, line in enumerate(path.read_text("ascii", "replace").splitlines(), 1):
+    for row, line in enumerate(read_regular_text(path, RECORDS, encoding="ascii", errors="replace").splitlines(), 1):
         number, tab, offset = line.partition("\t")
         if not (tab and number.isdigit() and offset.strip().isdigit()):
             raise ValueError(f"line {row} of {path.name} is {line[:60]!r}; expected a number, a tab and an offset")

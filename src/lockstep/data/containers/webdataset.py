@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.data.containers import NO_LABEL, Appended, Bytes, Damage, Places, Sample, Stored, unfinished
+from lockstep.system.regular_files import ANY_SIZE, open_regular
 
 _BLOCK = tarfile.BLOCKSIZE
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$")
@@ -37,7 +38,7 @@ def members(file: Places, start: int = 0) -> Iterator[tarfile.TarInfo | Damage]:
     """
     if file.read(0, min(file.size, 6)).startswith(_COMPRESSED):
         raise ValueError("the tar is compressed: images in it cannot be read by offset. Unpack it, for example with gunzip")
-    with file.path.open("rb") as stream:
+    with open_regular(file.path, ANY_SIZE) as stream:
         while start < file.size:
             last, end, torn, reason = None, start, False, f"no member of a tar begins at byte {start}"
             stream.seek(start)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.weights import checkpoint
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.torch_models import of_state_dict
@@ -14,7 +15,7 @@ def find(path: Path) -> Path | None:
 
 def is_safetensors(path: Path) -> bool:
     """Return whether a file begins as safetensors do: with the length of its header, and the header's first character."""
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         begin = file.read(9)
     return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= path.stat().st_size - 8
 

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.regular_files import WEIGHTS, check_regular, open_regular
 from lockstep.weights.formats import BFLOAT16, dtype_name, from_bfloat16
 
 INSTALL = "pip install h5py==3.14.0"
@@ -97,13 +98,13 @@ class Variables:
 def is_keras(path: Path) -> bool:
     """Return whether a path is a file of HDF5, or a zip archive as Keras writes it; by its content, not by its name."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             if file.read(len(SIGNATURE)) == SIGNATURE:
                 return True
-        if not zipfile.is_zipfile(path):
-            return False
-        with zipfile.ZipFile(path) as archive:
-            return {_CONFIG, _WEIGHTS} <= set(archive.namelist())
+            if not zipfile.is_zipfile(file):
+                return False
+            with zipfile.ZipFile(file) as archive:
+                return {_CONFIG, _WEIGHTS} <= set(archive.namelist())
     except (OSError, *_OF_ZIP):
         return False
 
@@ -116,6 +117,7 @@ def opened(path: Path) -> Iterator[Variables]:
     """
     h5py = require_h5py()
     try:
+        check_regular(path, WEIGHTS)
         size = path.stat().st_size
         source: Path | io.BytesIO = path
         layers: Layers = {}
@@ -138,7 +140,7 @@ def require_h5py() -> ModuleType:
 
 def _unpacked(path: Path, size: int) -> tuple[io.BytesIO, Layers]:
     """Return the weights and the configuration in an archive, read into memory."""
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path, WEIGHTS) as opened_file, zipfile.ZipFile(opened_file) as archive:
         for member in archive.infolist():
             parts = member.filename.replace("\\", "/").split("/")
             if parts[0] == "" or ".." in parts or ":" in parts[0]:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats import BFLOAT16
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -58,7 +59,7 @@ _LEAST_BYTES = 16
 
 def is_mxnet(path: Path) -> bool:
     """Return whether a path names a file that begins as these files do."""
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         return file.read(_BEGIN.size) == _BEGIN.pack(_MAGIC, 0)
 
 
@@ -68,7 +69,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
     Raises `CheckpointError` if the file is damaged or of another format, or if its arrays are sparse or have no names.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
         return _named_arrays(_Reader(data))
     except OSError as error:

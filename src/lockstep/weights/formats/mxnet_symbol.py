@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 _PASSING = {"transpose", "Cast", "cast", "amp_cast", "identity", "_copy"}
@@ -64,7 +65,7 @@ class Symbol:
 def load(path: Path) -> Symbol:
     """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         refuse_stand_in(path, data)
         return _Graph(json.loads(data)["nodes"]).symbol()
     except OSError as error:
@@ -74,6 +75,11 @@ def load(path: Path) -> Symbol:
             f"{path} is damaged or not an MXNet graph: {type(error).__name__}, {error}. Copy it again, or remove it to "
             "recognise the model by its arrays alone."
         ) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a graph's file. Raises `OSError`, also if it is too large for a graph."""
+    return read_regular(path, TEXT)
 
 
 class _Graph:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import BackendError, CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.system.strict_json import is_list_of, is_text
 from lockstep.weights.formats.onnx_metadata import take_squares
 from lockstep.weights.formats.stand_ins import refuse_stand_in
@@ -132,7 +133,7 @@ def is_onnx(path: Path) -> bool:
     """Return whether a file is an ONNX model: a message that has the fields of one, a version and a graph among them."""
     try:
         size, found = path.stat().st_size, set()
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             while file.tell() < size:
                 field, kind = divmod(_number(file.read), 8)
                 if _MODEL_FIELDS.get(field) != kind:
@@ -171,7 +172,7 @@ def opened(path: Path) -> Graph:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise CheckpointError(f"{path} has more than 2 GiB, which an ONNX model cannot have; expected a smaller file")
-        data = path.read_bytes()
+        data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
         model = onnx.load_model_from_string(data)
     except OSError as error:
@@ -252,6 +253,7 @@ def _external(graph: Graph, tensor: Any) -> np.ndarray:
     if length != count * dtype.itemsize or offset < 0 or count < 0 or offset + length > file.stat().st_size:
         raise ValueError(f"{tensor.name!r} needs {count * dtype.itemsize} bytes, which {about['location']!r} does not have")
     try:
-        return np.fromfile(file, dtype, count, offset=offset).reshape(shape)
+        with open_regular(file, WEIGHTS) as opened_file:
+            return np.fromfile(opened_file, dtype, count, offset=offset).reshape(shape)
     except OSError as error:
         raise ValueError(f"{file.name} cannot be read: {error.strerror}") from None

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, Unbuilt, expected, in_builtins, interpret, shape_of
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -54,7 +55,7 @@ def is_paddle(path: Path) -> bool:
     PyTorch's older files begin with a pickled number, and its others are archives.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             begin = file.read(_BEGIN)
         found = (instruction.name for instruction, _, _ in genops(begin))
         values = (name for name in found if name not in _WITHOUT_VALUE)
@@ -66,7 +67,7 @@ def is_paddle(path: Path) -> bool:
 def load(path: Path) -> Contents:
     """Read a file. Raises `CheckpointError` if it is damaged or asks for anything except arrays of numbers."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
         return _contents(interpret(data, _RULES), len(data))
     except OSError as error:

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular
 
 _BEGIN = 1024
 """This many bytes say what a file is. A pointer has fewer."""
@@ -30,7 +31,7 @@ def refuse_packed(path: Path) -> None:
 
     Raises `OSError` if it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         begin = file.read(_BEGIN)
     for kind, (place, magic) in _PACKED.items():
         if begin.startswith(magic, place):
@@ -43,7 +44,7 @@ def refuse_stand_in(path: Path, begin: bytes | None = None) -> None:
     `begin` are the file's first bytes, or all of them, if they are known. Raises `OSError` if the file cannot be read.
     """
     if begin is None:
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             begin = file.read(_BEGIN)
     begin = begin[:_BEGIN]
     if begin.startswith(_POINTER):

@@ -34,6 +34,7 @@ from lockstep.data.containers import Places
 from lockstep.system.crc import masked_crc
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
+from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights.formats import BFLOAT16, dtype_name, numbers, refuse_existing
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -168,7 +169,7 @@ def _newest_of(folder: Path) -> Path | None:
             )
         return folder / found[0] if found else None
     try:
-        text = state.read_text(encoding="utf-8")
+        text = read_regular_text(state, TEXT)
         named = text_format.Parse(text, _message("CheckpointState")(), allow_unknown_field=True).model_checkpoint_path
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise CheckpointError(f"{state} cannot be read: {error}; name one of {found} directly") from None

@@ -21,6 +21,7 @@ from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import own_geometry
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder, write_bytes, write_json
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights import checkpoint
 from lockstep.weights.formats import dtype_name, numbers, refuse_existing
@@ -53,7 +54,7 @@ def find(path: Path) -> Path | None:
 
 def _config(folder: Path) -> Any:
     try:
-        data = (folder / CONFIG).read_bytes()
+        data = read_regular(folder / CONFIG, TEXT)
         refuse_stand_in(folder / CONFIG, data)
         return parsed(data)
     except (OSError, ValueError) as error:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats.pickles import NUMPY, Refused, Rules, interpret
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.torch_pickle import Kind, rules
@@ -63,7 +64,7 @@ def is_torch_file(path: Path) -> bool:
         begin = _begin(path)
         if not begin.startswith(_ZIP):
             return _is_of_stream(begin)
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
         return _program_in(names) is not None or any(_is_at_root(name, "data.pkl") for name in names)
     except (OSError, ValueError, *_OF_ZIP):
@@ -85,7 +86,7 @@ def _program_in(names: Iterable[str]) -> str | None:
 
 
 def _begin(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         return file.read(_BEGIN)
 
 
@@ -107,7 +108,7 @@ def load(path: Path, *, without: Without | None = None) -> Any:
         size = path.stat().st_size
         refuse_stand_in(path)
         if _begin(path).startswith(_ZIP):
-            with zipfile.ZipFile(path) as archive:
+            with open_regular(path, WEIGHTS) as file, zipfile.ZipFile(file) as archive:
                 writer = _program_in(archive.namelist())
                 if writer is not None:
                     raise CheckpointError(
@@ -115,7 +116,7 @@ def load(path: Path, *, without: Without | None = None) -> Any:
                         "use the weights that it was made from, or save them with torch.save(model.state_dict(), path)."
                     )
                 return _of_archive(archive, size, without)
-        return _of_stream(io.BytesIO(path.read_bytes()), size)
+        return _of_stream(io.BytesIO(read_regular(path, WEIGHTS)), size)
     except Refused as error:
         raise CheckpointError(
             f"{path} asks for {error}, which weights do not need: it may be malicious. Nothing of it was run. "
