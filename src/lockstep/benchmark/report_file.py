@@ -6,6 +6,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from lockstep.inference.engines import NATIVE
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import TEXT, read_regular_text
 
 KIND, VERSION = "lockstep-benchmark", 1
 
@@ -42,7 +43,7 @@ def environment_of(report: BenchmarkReport, backend: str) -> dict[str, Any]:
 def read_benchmark(path: Path) -> BenchmarkReport:
     """Return a benchmark report. Raises `DataError` if the file is not a report, or has another version."""
     try:
-        report: Any = json.loads(path.read_text(encoding="utf-8"))
+        report: Any = json.loads(read_regular_text(path, TEXT))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -23,6 +23,7 @@ from lockstep.models.architectures import MODELS
 from lockstep.recipes import Execution
 from lockstep.recipes.published_speeds import PUBLISHED_SIZE
 from lockstep.system.errors import DataError
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_number, is_positive, parsed
 
 KIND, VERSION = "lockstep-scaling", 1
@@ -214,7 +215,7 @@ def read_measured(path: Path) -> list[Measured]:
     Raises `DataError` if the file is neither, or holds something else than such a file.
     """
     try:
-        file = parsed(path.read_bytes())
+        file = parsed(read_regular(path, TEXT))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}; give a report of lockstep benchmark train") from None
     try:

@@ -11,7 +11,6 @@ from lockstep.system.defaults import DEFAULT_BACKEND
 
 TOKEN = "LOCKSTEP_SERVE_TOKEN"
 """Environment variable with the token."""
-_LARGEST_TOKEN_FILE = 4096
 
 
 def command(
@@ -81,12 +80,12 @@ def command(
 def _token(file: Path | None) -> str | None:
     """Return the token in a file, or in the environment; None if there is neither. Raises `UserError`."""
     from lockstep.system.errors import UserError
+    from lockstep.system.regular_files import SETTINGS, read_regular_text
 
     if file is None:
         return os.environ.get(TOKEN) or None
     try:
-        with file.open("rb") as opened:
-            return opened.read(_LARGEST_TOKEN_FILE).decode("ascii").strip()
+        return read_regular_text(file, SETTINGS, encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise UserError(f"the token file {file} cannot be read: {reason}; write the token in it as one line") from None

@@ -8,7 +8,8 @@ from lockstep.recipes.published import RECIPES
 from lockstep.recipes.recipe import Recipe, eval_fields
 from lockstep.recipes.synonyms import instead_of_setting
 from lockstep.system.errors import RecipeError, nearest
-from lockstep.system.plain_yaml import MOST_CHARACTERS, read_yaml
+from lockstep.system.plain_yaml import read_yaml
+from lockstep.system.regular_files import SETTINGS, read_regular_text
 
 
 def load_recipe(source: str | Path | Recipe) -> Recipe:
@@ -57,9 +58,10 @@ def _name_of(path: Path, noted: object) -> str:
 
 def _fields_in(path: Path) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as file:
-            fields = read_yaml(file.read(MOST_CHARACTERS + 1))
-    except (ValueError, OSError) as error:
+        fields = read_yaml(read_regular_text(path, SETTINGS))
+    except OSError as error:
+        raise RecipeError(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise RecipeError(f"cannot be read as YAML: {error}") from None
     if not isinstance(fields, dict):
         raise RecipeError(f"expected fields of a recipe (such as `epochs: 50`), found {fields!r:.60}")

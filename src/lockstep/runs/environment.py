@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from lockstep.backends import FRAMEWORKS
 from lockstep.system.errors import CheckpointError
 from lockstep.system.machine import cores, memory_bytes, processor
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.system.version import version as lockstep_version
 
@@ -59,7 +60,7 @@ def read_environment(path: Path) -> Environment:
     """
     file = path / "environment.json"
     try:
-        found = parsed(file.read_bytes())
+        found = parsed(read_regular(file, TEXT))
     except FileNotFoundError:
         return {}
     except ValueError:

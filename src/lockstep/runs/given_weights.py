@@ -27,6 +27,7 @@ from lockstep.recipes import Recipe, difference
 from lockstep.recipes.initial_weights import initial_state, initial_tensors
 from lockstep.system.errors import CheckpointError, RecipeError
 from lockstep.system.files import appearing
+from lockstep.system.regular_files import TEXT, read_regular_text
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import Opened, open_weights
 from lockstep.weights.sparsity import masks, pruned
@@ -241,7 +242,7 @@ def read_masks(run: Path) -> dict[str, np.ndarray]:
 def _description(run: Path) -> dict[str, Any]:
     path = run / "start.json"
     try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
+        noted = json.loads(read_regular_text(path, TEXT))
     except (OSError, ValueError):
         noted = None
     if not isinstance(noted, dict) or "weights_sha256" not in noted:

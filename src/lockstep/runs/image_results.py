@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.models.metrics import Scores
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import replacing
+from lockstep.system.regular_files import RECORDS, open_regular
 
 FILE = "validation.npz"
 _COLUMNS = ("losses", "ranks", "predictions", "confidences")
@@ -49,7 +50,7 @@ def read_results(folder: Path) -> Results | None:
     path = folder / FILE
     try:
         # Opened here: NumPy does not close a file that it cannot read.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_regular(path, RECORDS) as file, np.load(file, allow_pickle=False) as arrays:
             labels = arrays["labels"]
             found = [name.removesuffix(".losses") for name in arrays.files if name.endswith(".losses")]
             scores = {

@@ -9,6 +9,7 @@ from lockstep.recipes import Recipe, difference
 from lockstep.recipes.published import RECIPES
 from lockstep.recipes.published_accuracies import Comparison, beside_published, is_comparison
 from lockstep.system.event_log import EvaluateEvent, Summary, problem_of_fields
+from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import is_count, is_figure, is_list_of, is_number, is_text, parsed
 from lockstep.weights.opening import best_step
 
@@ -131,7 +132,7 @@ def changed_fields(recipe: Recipe) -> dict[str, Any]:
 def read_report(path: Path) -> Report | None:
     """Return the report of the run in a folder; None if the run is not finished or the file is not a report."""
     try:
-        report = parsed((path / "report.json").read_bytes())
+        report = parsed(read_regular(path / "report.json", RECORDS))
     except (OSError, ValueError):
         return None
     return report if _is_report(report) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import RECORDS, read_regular
 from lockstep.system.strict_json import (
     Check,
     is_count,
@@ -173,7 +174,7 @@ def read_log(path: Path, *, whole: bool = False) -> list[LogEvent]:
     if not path.is_file():
         return []
     entries: list[LogEvent] = []
-    lines = path.read_bytes().split(b"\n")
+    lines = read_regular(path, RECORDS).split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
             entry = parsed(line)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.system.regular_files import SETTINGS, read_regular_text
 from lockstep.system.strict_json import parsed
 
 BEAT_SEC = 5.0
@@ -126,7 +127,7 @@ def _take_away(path: Path, text: str) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular_text(path, SETTINGS, errors="replace")
     except OSError:  # released in the meantime
         return ""
 

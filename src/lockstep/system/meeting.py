@@ -12,6 +12,7 @@ from lockstep.system.errors import UserError
 from lockstep.system.nodes import address_towards, resolve_bind
 from lockstep.system.rank_variables import slurm_step
 from lockstep.system.ranks import free_ports
+from lockstep.system.regular_files import SETTINGS, open_regular
 
 RENDEZVOUS, BIND, SECRET = "LOCKSTEP_RENDEZVOUS", "LOCKSTEP_BIND", "LOCKSTEP_SECRET"
 """Environment variables for what `--rendezvous`, `--bind` and `--secret-file` give."""
@@ -141,7 +142,7 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
         )
     if str(file) == STDIN:
         return sys.stdin.readline().strip()
-    with file.open(encoding="utf-8") as opened:
+    with open_regular(file, SETTINGS) as opened:
         if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
             raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
-        return opened.read().strip()
+        return opened.read().decode("utf-8").strip()

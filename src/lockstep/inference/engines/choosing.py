@@ -16,6 +16,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import BackendError, LockstepError
 from lockstep.system.files import user_cache, write_json
 from lockstep.system.machine import cores, processor
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_rate, is_text, parsed, to_json
 from lockstep.system.version import version
 from lockstep.weights import certificate
@@ -142,7 +143,7 @@ def _tried(name: str, weights: Opened, execution: Execution, images: np.ndarray)
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the choices in a file; none if it is missing or damaged."""
     try:
-        found = parsed(file.read_bytes())
+        found = parsed(read_regular(file, TEXT))
     except (OSError, ValueError):
         return {}
     choices = found.get("choices") if isinstance(found, dict) and found.get("kind") == _KIND else None

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights.formats import onnx_graph, onnx_metadata, onnx_weights
 from lockstep.weights.opening import LOCKSTEP, Opened
@@ -28,7 +29,7 @@ class Exported:
         """Return the model from squares, uint8 [N, S, S, 3], with the logits as its only output."""
         import onnx
 
-        model = onnx.load_model_from_string(self.about.source.read_bytes())
+        model = onnx.load_model_from_string(read_regular(self.about.source, WEIGHTS))
         onnx_metadata.take_squares(model, self.about.recipe.eval_crop)
         del model.graph.output[:]
         model.graph.output.append(onnx.ValueInfoProto(name=self.logits))

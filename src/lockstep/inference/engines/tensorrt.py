@@ -15,6 +15,7 @@ from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError
 from lockstep.system.files import user_cache, write_bytes
 from lockstep.system.machine import gpu
+from lockstep.system.regular_files import WEIGHTS, read_regular
 
 
 class Plan:
@@ -161,6 +162,6 @@ def _logger(library: Any) -> Any:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_regular(file, WEIGHTS)
     except OSError:
         return b""

@@ -20,6 +20,7 @@ import numpy as np
 from lockstep.system.errors import CheckpointError, UserError
 from lockstep.system.event_log import LogEvent
 from lockstep.system.files import write_json
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_count, parsed
 
 Outcome = Literal["finished", "stopped", "failed"]
@@ -209,7 +210,7 @@ def _module(name: str) -> ModuleType:
 def _known(file: Path) -> dict[str, Any]:
     """Return the loggers' names for a run and what was sent to them. Raises `CheckpointError` if the file is damaged."""
     try:
-        known: dict[str, Any] = parsed(file.read_bytes())
+        known: dict[str, Any] = parsed(read_regular(file, TEXT))
         if all(isinstance(each["key"], str | None) and all(map(is_count, each["sent"].values())) for each in known.values()):
             return known
     except (ValueError, AttributeError, TypeError, KeyError):

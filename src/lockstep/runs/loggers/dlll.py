@@ -17,6 +17,7 @@ from lockstep.runs.loggers import Opening, Outcome
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import LogEvent, StartEvent
 from lockstep.system.files import write_text
+from lockstep.system.regular_files import RECORDS, read_regular_text
 from lockstep.system.strict_json import parsed, to_json
 
 _TIMES = {"timestamp", "datetime", "elapsedtime"}
@@ -82,7 +83,7 @@ def _lines(path: Path) -> dict[str, deque[str]]:
     found: dict[str, deque[str]] = defaultdict(deque)
     if not path.exists():
         return found
-    *lines, truncated = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    *lines, truncated = read_regular_text(path, RECORDS, errors="replace").split("\n")
     contents = [_content(line) for line in lines]
     if None in contents or not PREFIX.startswith(truncated[: len(PREFIX)]):
         raise UserError(f"{path} has other lines than dllogger's; remove it, or give another --set dlll_file=FILE")

@@ -15,6 +15,7 @@ from lockstep.runs.mxnet_report import document, metrics_of
 from lockstep.system.errors import UserError
 from lockstep.system.event_log import EvaluateEvent, LogEvent, StartEvent, TrainEvent
 from lockstep.system.files import write_text
+from lockstep.system.regular_files import TEXT, read_regular
 
 
 class NvidiaReport:
@@ -83,7 +84,7 @@ open_logger = NvidiaReport
 def _check(path: Path) -> None:
     """Raise `UserError` if a file is another one than such a report, so that no other file is ever replaced."""
     try:
-        there: Any = json.loads(path.read_bytes()) if path.exists() and path.stat().st_size else {"metrics": {}}
+        there: Any = json.loads(read_regular(path, TEXT) or b'{"metrics": {}}') if path.exists() else {"metrics": {}}
     except ValueError:
         there = None
     if not isinstance(there, dict) or "metrics" not in there:

@@ -65,7 +65,7 @@ class Symbol:
 def load(path: Path) -> Symbol:
     """Read a graph. Raises `CheckpointError` if the file is damaged or not an MXNet graph."""
     try:
-        data = read_bytes(path)
+        data = read_graph(path)
         refuse_stand_in(path, data)
         return _Graph(json.loads(data)["nodes"]).symbol()
     except OSError as error:
@@ -77,7 +77,7 @@ def load(path: Path) -> Symbol:
         ) from None
 
 
-def read_bytes(path: Path) -> bytes:
+def read_graph(path: Path) -> bytes:
     """Return the bytes of a graph's file. Raises `OSError`, also if it is too large for a graph."""
     return read_regular(path, TEXT)
 

@@ -465,7 +465,7 @@ def _has_graph(prefix: Path, recipe: Recipe) -> bool:
     """Return whether the recipe's graph exists. Raises `CheckpointError` if there is another graph."""
     graph = _graph(prefix)
     try:
-        if not graph.exists() or mxnet_symbol.read_bytes(graph) == symbol_of(recipe):
+        if not graph.exists() or mxnet_symbol.read_graph(graph) == symbol_of(recipe):
             return graph.exists()
     except OSError as error:
         raise CheckpointError(f"{graph} cannot be read: {error.strerror}") from None
