@@ -99,7 +99,7 @@ def test_what_is_no_file_is_named_and_the_images_are_predicted(
     assert errors.splitlines() == [
         "lockstep: /dev/zero: it is a device, not a regular file",
         f"lockstep: {tmp_path}/pipe: it is a pipe, not a regular file",
-        f"lockstep: {photos}/pipe.tar: [Errno 22] it is a pipe, not a regular file: '{photos}/pipe.tar'",
+        f"lockstep: {photos}/pipe.tar: it is a pipe, not a regular file",
         f"lockstep: {photos}/zero.jpg: it is a device, not a regular file",
         "lockstep: /proc/self: a folder of the system (/proc or /sys), which has no images",
         "lockstep: 5 of 6 images could not be read",
@@ -212,6 +212,23 @@ def test_csv_has_a_line_for_each_class_of_each_image(
         (str(odd), str(rank), name) for rank, name in enumerate(found.classes, start=1)
     ]
     assert [float(row["probability"]) for row in rows] == pytest.approx(found.probabilities, abs=1e-6)
+
+
+def test_a_spreadsheet_computes_no_cell_of_the_csv(
+    answer: Run, tiny_recipe: Recipe, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, weights = tiny_recipe.replace(logits=4), tmp_path / "weights.safetensors"
+    about = {"recipe": recipe.fields(), "classes": ["=1+1", "+a", "@b", "'c"]}
+    checkpoint.write_weights(weights, initial_tensors(recipe), about)
+    names = ["=HYPERLINK(1).jpg", "-2+3.jpg", "@x.jpg", "+x.jpg", "\tx.jpg", "x=y.jpg"]
+    for name in names:
+        shutil.copy(images[0], tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    given = [f"./{name}" for name in names]
+    rows = list(csv.DictReader(io.StringIO(answer("predict", weights, *given, "--format", "csv")[1])))
+    assert not [cell for row in rows for cell in row.values() if cell.startswith(("=", "+", "-", "@", "\t"))]
+    assert [Path(row["path"]).name for row in rows[::4]] == names
+    assert {row["class"] for row in rows} == {"'=1+1", "'+a", "'@b", "'c"}
 
 
 def test_an_output_file_has_the_form_of_its_ending_and_what_would_be_printed(

@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 
 from lockstep.cli.terminal import as_json, in_line
+from lockstep.inference.named_images import STDIN
 from lockstep.inference.prediction import Prediction
 from lockstep.system.errors import UserError, nearest
 from lockstep.weights.class_names import described
@@ -46,7 +47,22 @@ class Csv(Form):
     def row(self, prediction: Prediction) -> str:
         """Return the lines of a prediction."""
         found = enumerate(zip(prediction.classes, prediction.probabilities, strict=True), start=1)
-        return "".join(_csv_line(prediction.path, rank, name, f"{share:.6f}") for rank, (name, share) in found)
+        path = _path_cell(str(prediction.path))
+        return "".join(_csv_line(path, rank, _name_cell(name), f"{share:.6f}") for rank, (name, share) in found)
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""A spreadsheet computes a cell that begins so, also a quoted one: the name of a file could run a command there."""
+
+
+def _path_cell(path: str) -> str:
+    """Return a path that no spreadsheet computes, and that still names the file. Only relative paths can need a change."""
+    return f"./{path}" if path.startswith(_FORMULAS) and path != STDIN else path
+
+
+def _name_cell(name: str) -> str:
+    """Return a name behind an apostrophe, which spreadsheets take for the mark of a text, if they would compute it."""
+    return f"'{name}" if name.startswith(_FORMULAS) else name
 
 
 def _csv_line(*values: object) -> str:

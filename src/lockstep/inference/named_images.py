@@ -158,8 +158,11 @@ class NamedImages:
         file = Path(path)
         try:
             listing = list_images(Source(str(_format(path)), file.parent, (file.name,)))
-        except (DataError, OSError) as error:
+        except DataError as error:
             self._add_failing(path, str(error))
+            return
+        except OSError as error:
+            self._add_failing(path, str(error.strerror))
             return
         self._parts.append(listing)
         for damage in listing.damaged:
