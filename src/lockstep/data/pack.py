@@ -4,6 +4,7 @@ Every file has a temporary name until it is complete. After an interruption, a p
 last complete image.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -42,6 +43,8 @@ _LONGEST_NAME = 255
 """The maximum length of a file's name, in bytes."""
 _NO_COLUMN = re.compile(rb"[\n\r\t\0]")
 _JPEG = b"\xff\xd8"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a user's quota, and the largest size of a file."""
 _KINDS = {_JPEG: "jpg", b"\x89PNG": "png", b"": "img"}
 """The first bytes of images, and the endings of their names."""
 Writer = recordio.Writer | tfrecord.Writer | webdataset.Writer
@@ -139,14 +142,22 @@ def pack(
             progress(done, total)
 
     states, threads = np.concatenate([split.states for split in splits]), packing.workers or cores()
-    with locked(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
-        _write_classes(target / CLASSES, splits[0].listing.classes)
-        for split in splits:
-            if packing.format == FOLDER:
-                _write(iter([_folder(split, target / split.name, packing, pool)]), threads, advance)
-            else:
-                # Each thread has its own file to write, because only one thread at a time can write a file.
-                _write(_files(split, target, packing, pool), threads, advance)
+    try:
+        with locked(target, _identity(splits, packing), states), ThreadPoolExecutor(threads) as pool:
+            _write_classes(target / CLASSES, splits[0].listing.classes)
+            for split in splits:
+                if packing.format == FOLDER:
+                    _write(iter([_folder(split, target / split.name, packing, pool)]), threads, advance)
+                else:
+                    # Each thread has its own file to write, because only one thread at a time can write a file.
+                    _write(_files(split, target, packing, pool), threads, advance)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise DataError(
+            f"{error.filename or target}: {error.strerror}. What is written stays in {target}, in finished and unfinished "
+            "files. Free space and run the same command again, which resumes; or remove the folder"
+        ) from None
     return {split.name or "images": len(split.listing) for split in splits}
 
 
