@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.system.regular_files import (
+    ANY_SIZE,
+    IMAGE,
+    NAMES,
+    RECORDS,
+    SETTINGS,
+    TEXT,
+    WEIGHTS,
     Limit,
     open_regular,
     read_regular,
@@ -93,3 +100,13 @@ def test_a_stream_is_read_to_its_end_or_to_the_limit(folder: Path) -> None:
         assert read_stream(file, SMALL, begin) == bytes(range(10))
     with Path("/dev/zero").open("rb") as endless, pytest.raises(OSError, match="it goes on; expected at most 10 for a test"):
         read_stream(endless, SMALL)
+
+
+def test_the_limits_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = dict(line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ") and line.count(" | ") >= 2)
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    for limit in (IMAGE, NAMES, RECORDS, WEIGHTS, TEXT, SETTINGS):
+        number, unit = rows[f"| {limit.purpose}"].split()
+        assert int(number) * units[unit] == limit.most_bytes
+    assert rows[f"| {ANY_SIZE.purpose}"] == "any size"

@@ -141,7 +141,7 @@ def read_secret(file: Path | None, environment: Mapping[str, str]) -> str:
             f"--secret-file FILE or set {SECRET}"
         )
     if str(file) == STDIN:
-        return sys.stdin.readline().strip()
+        return sys.stdin.readline(SETTINGS.most_bytes).strip()
     with open_regular(file, SETTINGS) as opened:
         if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
             raise UserError(f"others can read {file}, expected a secret; chmod 600 {file}")
