@@ -17,6 +17,8 @@ from PIL import Image
 import lockstep
 from lockstep.data.pack import Packing, pack
 from lockstep.inference import named_images
+from lockstep.inference.images import Encoded
+from lockstep.inference.named_images import NamedImages
 from lockstep.recipes import Recipe
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.system.regular_files import NAMES
@@ -153,14 +155,23 @@ def test_a_list_that_never_ends_is_refused(
     ]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
-def test_an_image_of_any_format_comes_through_standard_input(
-    kind: str, answer: Run, run_folder: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_image_comes_through_standard_input(
+    answer: Run, run_folder: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Image.open(images[0]).save(tmp_path / "image", kind)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "image").read_bytes())))
-    through_stdin, from_file = json.loads(answer("predict", run_folder, "-", tmp_path / "image", "--json")[1])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(images[0].read_bytes())))
+    through_stdin, from_file = json.loads(answer("predict", run_folder, "-", images[0], "--json")[1])
     assert through_stdin == from_file | {"path": "-"}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
+def test_standard_input_is_an_image_of_any_format(kind: str, images: list[Path]) -> None:
+    content, named = io.BytesIO(), NamedImages()
+    Image.open(images[0]).resize((300, 300)).save(content, kind)  # longer than what decides, as BMP and PPM
+    content.seek(0)
+    named.add("-", content)
+    [image] = named
+    assert isinstance(image, Encoded)
+    assert image.read() == content.getvalue()
 
 
 @pytest.mark.parametrize("format", ["recordio", "tfrecord", "webdataset"])
