@@ -10,14 +10,14 @@ from tests.benchmark.published_cases import report
 V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-80GB"
 
 
-def test_a_cell_stands_beside_rows_of_its_model_kind_number_and_batch() -> None:
-    (found,) = compare(
-        report({"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}), published_rows()
-    )
+def test_a_cell_stands_beside_rows_of_its_model_kind_chip_number_and_batch() -> None:
+    cell = {"model": "resnet50-v1.5", "what": "inference", "batch": 96, "dtype": "fp32"}
+    (found,) = compare(report(cell, gpu="Tesla V100-SXM3-32GB"), published_rows())
     rows = [beside.row for beside in found.published]
-    assert {row.batch_images for row in rows} == {96, None}
+    assert {row.batch_images for row in rows} == {96}
     assert [row.images_per_sec for row in rows if row.batch_images == 96] == [3546, 1282]
     assert {(row.model, row.kind, row.accelerators) for row in rows} == {("resnet50", "inference", 1)}
+    assert all("V100" in row.accelerator for row in rows)
     alike = [row for row in published_rows() if row.model == "resnet50" and row.kind == "inference"]
     assert found.left_out == len(alike) - len(rows)
     (everything,) = compare(report({"what": "inference", "batch": 96}), published_rows(), everything=True)
@@ -25,8 +25,13 @@ def test_a_cell_stands_beside_rows_of_its_model_kind_number_and_batch() -> None:
 
 
 def test_a_batch_that_nobody_published_stands_beside_all_batches() -> None:
-    (found,) = compare(report({"batch": 7}), published_rows())
-    assert {208, 512} <= {beside.row.batch_images for beside in found.published}
+    (found,) = compare(report({"batch": 7}, gpu=V100), published_rows())
+    assert {208, 96} <= {beside.row.batch_images for beside in found.published}
+
+
+def test_a_processor_that_nobody_published_stands_alone_unless_all_rows_are_wanted() -> None:
+    (found,) = compare(report({}), published_rows())
+    assert (found.published, found.left_out > 100) == ((), True)
 
 
 def test_version_1_of_the_model_is_not_compared_with_v1_5() -> None:

@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(answer: Callable[..., Answer], file: Path) -> None:
-    code, output, _ = answer("benchmark", "compare-published", file)
+    code, output, _ = answer("benchmark", "compare-published", file, "--all")
     lines = output.splitlines()
     assert code == 0
     assert lines[0] == "resnet50-v1.5, inference, images of 224 pixels (published: 224)"
@@ -29,17 +29,18 @@ def test_hardware_is_named_in_every_row_and_no_speeds_are_divided(answer: Callab
     rows = [line for line in lines[3:] if "NVIDIA/DeepLearningExamples" in line]
     assert len(rows) > 20
     for line in rows:
-        assert " x NVIDIA" in line or " x Tesla" in line
+        assert " x NVIDIA" in line or " x Tesla" in line or " x Intel" in line
         assert "  NVIDIA/DeepLearningExamples" in line  # the source, and no quotient before it
     assert "(p95 is above p99, which is impossible.)" in output
-    assert "are left out; --all shows them" in output
+    assert "8 x NVIDIA H200" in output
+    assert "--all" not in output
 
 
 def test_an_engine_of_inference_is_named_next_to_rows_with_every_latency_that_was_published(
     answer: Callable[..., Answer], tmp_path: Path
 ) -> None:
     cell = {"what": "inference", "batch": 1, "dtype": "int8", "engine": "onnxruntime"}
-    (tmp_path / "report.json").write_text(json.dumps(report(cell)))
+    (tmp_path / "report.json").write_text(json.dumps(report(cell, gpu="NVIDIA A100-SXM4-40GB")))
     _, output, _ = answer("benchmark", "compare-published", tmp_path / "report.json")
     assert "Lockstep, onnxruntime  int8 " in output
     # NVIDIA's table of Paddle-TRT on an A100: int8 at batch 1.
@@ -47,11 +48,12 @@ def test_an_engine_of_inference_is_named_next_to_rows_with_every_latency_that_wa
     assert row.split()[:6] == ["1430.2", "0.70", "-", "0.70", "0.79", "0.80"]
 
 
-def test_all_rows_can_be_asked_for(answer: Callable[..., Answer], file: Path) -> None:
-    code, output, _ = answer("benchmark", "compare-published", file, "--all")
+def test_without_rows_of_like_hardware_the_others_are_counted(answer: Callable[..., Answer], file: Path) -> None:
+    code, output, _ = answer("benchmark", "compare-published", file)
     assert code == 0
-    assert "8 x NVIDIA H200" in output
-    assert "--all" not in output
+    assert "NVIDIA/DeepLearningExamples" not in output
+    assert output.splitlines()[3].startswith("there are no published figures of AMD EPYC 9R14; ")
+    assert "are left out; --all shows them" in output
 
 
 def test_the_quotient_on_the_same_hardware_is_printed(answer: Callable[..., Answer], tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ class Comparison:
     """Height and width of our images; None if the report does not give them. All published rows have 224."""
     published: tuple[Beside, ...]
     left_out: int
-    """Number of rows of the same model and kind with other batches or other numbers of accelerators."""
+    """Number of rows of the same model and kind on other hardware, or with other batches or numbers of accelerators."""
 
 
 def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool = False) -> list[Comparison]:
     """Return every measured cell with published rows of its model and kind.
 
-    The rows have the same number of accelerators. If one of them has the cell's batch, only rows with that batch or an
-    unknown batch are returned; otherwise rows of any batch. With `everything`, all rows are returned.
+    The rows have the same number of accelerators of the same chip. If one of them has the cell's batch, only rows with that
+    batch or an unknown batch are returned; otherwise rows of any batch. With `everything`, all rows are returned.
     """
     found = []
     for cell in report["cells"]:
@@ -46,7 +46,7 @@ def compare(report: BenchmarkReport, rows: tuple[Row, ...], *, everything: bool 
             continue
         ours = _measured(report, cell)
         alike = [row for row in rows if ours.is_of_same_model(row)]
-        shown = [row for row in alike if everything or row.accelerators == cell["ranks"]]
+        shown = [row for row in alike if everything or ours.is_on_like_hardware(row)]
         if not everything and any(row.batch_images == cell["batch"] for row in shown):
             shown = [row for row in shown if row.batch_images in (None, cell["batch"])]
         beside = tuple(Beside(row, ours.ratio(row)) for row in shown)

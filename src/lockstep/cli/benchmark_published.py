@@ -20,12 +20,12 @@ _HEAD = _LINE.format(
 def command(
     report: Annotated[Path, typer.Argument(help="A benchmark report, written by `lockstep benchmark train -o`.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Also show other batches and other numbers of accelerators.")
+        bool, typer.Option("--all", help="Also show other hardware, other batches and other numbers of accelerators.")
     ] = False,
 ) -> None:
     """Compare a report with what NVIDIA and MLPerf published.
 
-    Speeds are divided only if the hardware is the same.
+    Only rows of the same chip are shown. Speeds are divided only if the hardware is the same.
     """
     from lockstep.benchmark.compare_published import compare
     from lockstep.benchmark.report_file import read_benchmark
@@ -52,9 +52,9 @@ def _lines(comparison: "Comparison") -> list[str]:
     if not comparison.published and not comparison.left_out:
         lines.append("there are no published figures for this model")
     if comparison.left_out:
-        lines.append(
-            f"{comparison.left_out} rows with other batches or numbers of accelerators are left out; --all shows them"
-        )
+        none = "" if comparison.published else f"there are no published figures of {comparison.hardware}; "
+        rows = f"{comparison.left_out} rows of other hardware, batches or numbers of accelerators"
+        lines.append(f"{none}{rows} are left out; --all shows them")
     return [*lines, ""]
 
 

@@ -1,8 +1,10 @@
 """Published speeds of others as data: the rows of `published_speeds.yaml`, and when our speed is divided by one of them.
 
-There are no claims across hardware. Speeds are divided only if both ran on the same number of accelerators of one name.
+There are no claims across hardware. By default, a speed is shown next to rows of the same chip. Speeds are divided only if
+both ran on the same number of accelerators of one name.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,6 +132,10 @@ class Measured:
         """Return whether a published row is of the same number of the same accelerators."""
         return _plain(self.hardware) == _plain(row.accelerator) and row.accelerators == self.accelerators
 
+    def is_on_like_hardware(self, row: Row) -> bool:
+        """Return whether a published row is of the same number of accelerators of the same chip, whatever their memory."""
+        return _chip(self.hardware) == _chip(row.accelerator) and row.accelerators == self.accelerators
+
     def is_in_same_precision(self, row: Row) -> bool:
         """Return whether a published row is of the same precision. Mixed precision is fp16 or bf16."""
         return self.precision in {"mixed": ("fp16", "bf16")}.get(row.precision or "", (row.precision,))
@@ -148,3 +154,14 @@ class Measured:
 def _plain(name: str) -> str:
     """Return the name of an accelerator without its maker, because only some drivers include the maker."""
     return " ".join(word for word in name.lower().split() if word not in ("nvidia", "tesla", "amd", "intel"))
+
+
+def _chip(name: str) -> str:
+    """Return what variants of an accelerator have in common; the whole name of a processor.
+
+    >>> _chip("Tesla V100-SXM2-16GB"), _chip("NVIDIA H100 80GB HBM3"), _chip("AMD EPYC 9R14")
+    ('v100', 'h100', 'epyc 9r14')
+    """
+    plain = _plain(name)
+    model = re.match(r"[a-z]+\d+\b", plain)
+    return model[0] if model else plain
