@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def test_a_shown_recipe_lists_its_published_accuracies(answer: Run) -> None:
     )
     assert lines[first + 1] == "#   76.424 (MXNet, 1 x V100 16GB, 90 epochs, FP16, 22.9 h)"
     assert lines[first + 6] == "#   76.668 (MXNet, 8 x V100 16GB, 90 epochs, FP32, 11.1 h)"
+
+
+def test_the_table_has_every_published_accuracy_with_hardware_precision_and_hours(answer: Run) -> None:
+    code, output, errors = answer("recipes", "table")
+    rows = [re.split(" {2,}", line) for line in output.splitlines()]
+    assert (code, errors) == (0, "")
+    assert rows[0] == ["recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes"]
+    assert ["resnet50-mxnet-90ep", "76.424", "fp16", "1 x V100 16GB", "90", "22.9"] in rows  # NVIDIA's README at 0663b67
+    assert ["resnet50-paddle-50ep", "75.96 ± 0.09", "mixed", "8 x A100 80GB", "50", "-"] in rows
+    assert ["resnet50-paddle-asp-90ep", "76.72", "mixed", "8 x A100 80GB", "90", "-", "2:4 sparse"] in rows
+    as_json = json.loads(answer("recipes", "table", "--json")[1])
+    assert [row["recipe"] for row in as_json] == [row[0] for row in rows[1:]]
+    assert next(row for row in as_json if row["hours"] == 22.9)["container"] == "mxnet:18.12-py3"
 
 
 def test_a_shown_run_stands_beside_the_published_accuracies(answer: Run, tmp_path: Path) -> None:

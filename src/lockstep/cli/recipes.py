@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.terminal import console, print
+from lockstep.cli.terminal import console, print, print_json
 
 app = typer.Typer(help="The published recipes.", invoke_without_command=True, rich_markup_mode=None)
 
 
 @app.callback()
 def listing(context: typer.Context) -> None:
-    """List the published recipes. `show` prints one, `diff` compares two, `fields` describes what can be set."""
+    """List the published recipes.
+
+    `show` prints one, `diff` compares two, `table` lists published accuracies, `fields` describes what can be set.
+    """
     from lockstep.recipes.published import RECIPES
 
     if context.invoked_subcommand is None:
@@ -66,6 +69,29 @@ def _of_run(folder: Path) -> list[str]:
         return []
     final = report["final"]["trained"]
     return [f"top-1 {final['top1_percent']:.2f} % of {final['images']} images", *map(" ".join, rows)]
+
+
+@app.command("table")
+def table(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with source and container.")] = False) -> None:
+    """Print the published accuracies.
+
+    With hardware, precision, epochs and hours of training. A hyphen stands for what the document does not say.
+    """
+    from lockstep.recipes.published_accuracies import published_accuracies
+
+    rows = published_accuracies()
+    if as_json:
+        print_json([row.model_dump() for row in rows])
+        return
+    cells = [("recipe", "top-1 %", "precision", "hardware", "epochs", "hours", "notes")]
+    for row in rows:
+        gpus = f"{row.accelerators} x {row.accelerator}" if row.accelerator else "-"
+        epochs = str(row.epochs or "-")
+        hours = "-" if row.hours is None else f"{row.hours:g}"
+        cells.append((row.recipe, row.figure(), row.precision, gpus, epochs, hours, row.variant or ""))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 @app.command("fields")
