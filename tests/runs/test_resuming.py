@@ -201,6 +201,14 @@ def test_other_fields_than_the_schedules_are_never_changed(run: Path, tiny_recip
     assert why(tiny_recipe.replace(lr_decay="step", lr_step_epochs=(1,)), run, 7, **changes) == ""
 
 
+def test_another_recipe_is_named_before_anything_that_does_not_fit_it(run: Path, textures: Path) -> None:
+    """The 60 images are fewer than a step of this recipe has, and its parts do not divide a step."""
+    execution = Execution(backend="reference", accumulation_steps=3)
+    with pytest.raises(RecipeError, match="holds a run of another recipe:\n") as refused:
+        lockstep.train("resnet50-paddle-90ep", textures, run, execution=execution)
+    assert "global_batch_images: 8 there, 2048 now" in str(refused.value)
+
+
 def test_a_finished_run_of_more_epochs_ends_bit_for_bit_like_one_that_had_them_from_the_start(
     tiny_recipe: Recipe, textures: Path, tmp_path: Path
 ) -> None:

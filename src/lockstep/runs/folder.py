@@ -17,7 +17,7 @@
 """
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -100,11 +100,23 @@ class RunFolder:
         changed = difference(there, self._recipe)
         why = self._refusal(there) if changed else None
         if why is not None:
-            lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
-            advice = f"{why}\nUse another --out, or its recipe.".lstrip()
-            raise RecipeError(f"{self.path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
+            raise _another_recipe(self.path, changed, why)
         self.changed = changed
         return there.based_on
+
+
+def refuse_another_recipe(path: Path, recipe: Recipe, allowed: Collection[str]) -> None:
+    """Raise `RecipeError` if the folder holds a run whose recipe differs in fields other than the `allowed` ones."""
+    changed = difference(load_recipe(path / "recipe.yaml"), recipe) if holds_run(path) else {}
+    if changed.keys() - set(allowed):
+        raise _another_recipe(path, changed, "")
+
+
+def _another_recipe(path: Path, changed: dict[str, tuple[Any, Any]], why: str) -> RecipeError:
+    """Return the error that names every field that differs. `why` are sentences on why it cannot change."""
+    lines = [f"  {name}: {old} there, {new} now" for name, (old, new) in changed.items()]
+    advice = f"{why}\nUse another --out, or its recipe.".lstrip()
+    return RecipeError(f"{path} holds a run of another recipe:\n" + "\n".join([*lines, advice]))
 
 
 def holds_run(path: Path) -> bool:

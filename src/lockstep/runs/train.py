@@ -15,7 +15,7 @@ from lockstep.recipes.schedule import learning_rates
 from lockstep.runs import resuming
 from lockstep.runs.driver import Driver
 from lockstep.runs.events import Listener
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import RunFolder, refuse_another_recipe
 from lockstep.runs.given_weights import Start, fields_of, open_given, open_start
 from lockstep.runs.loggers import check_installed
 from lockstep.runs.recipe_from_images import settle
@@ -113,6 +113,8 @@ def _carry_out(
 ) -> Report:
     execution, leads = resuming.with_the_same_parts(asked.execution, out, world.ranks), world.rank == 0
     units = world.ranks * execution.accumulation_steps
+    if leads and asked.recipe:  # first, so that nothing else about another recipe is reported
+        refuse_another_recipe(out, asked.recipe, resuming.SCHEDULE)
     if leads:
         check_installed(execution.loggers_used)
     if asked.taken:
