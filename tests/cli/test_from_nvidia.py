@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from lockstep.cli import app
+from lockstep.data.index import open_index
+from lockstep.data.sources import find_split
 from lockstep.recipes import Execution, Recipe, parse_settings
 from lockstep.recipes.nvidia.page import tables
 from lockstep.recipes.nvidia.table import SLOTS, SYSTEMS, Option, Script, System, filled, systems
@@ -44,6 +46,7 @@ def templates(option: Option) -> Iterator[tuple[str, str]]:
 def rows() -> Iterator[tuple[System, Script | None, Option]]:
     for system in systems().values():
         yield from ((system, None, option) for option in system.environment)
+        yield from ((system, None, option) for launcher in system.launchers for option in launcher.options)
         yield from ((system, script, option) for script in system.scripts for option in script.options)
 
 
@@ -51,8 +54,9 @@ def options_of(script: Script | None) -> set[str]:
     """Return the options of the command of Lockstep that a script is."""
     if script is None or script.command is None:
         return set()
-    measures = "@benchmark" in script.arguments
-    command = ROOT.commands["benchmark"].commands["train"] if measures else ROOT.commands[script.command]
+    command = ROOT
+    for name in ["benchmark", "train"] if "@benchmark" in script.arguments else script.command.split():
+        command = command.commands[name]
     return {name for parameter in command.params for name in parameter.opts}
 
 
@@ -132,10 +136,29 @@ def test_json_has_the_words_of_the_command(answer: Run) -> None:
 
 
 def test_a_script_without_equivalent_is_answered_with_the_reason_alone(answer: Run) -> None:
-    code, output, errors = answer("from-nvidia", "--", "python", "tools/im2rec.py", "--list", "train", "DATA")
+    code, output, errors = answer("from-nvidia", "--", "bash", "scripts/nsys_profiling.sh", "--list", "train", "DATA")
     assert (code, output) == (0, "")
-    assert errors.startswith("not carried: im2rec.py: `lockstep data pack ")
+    assert errors.startswith("not carried: nsys_profiling.sh: `lockstep train --profile ")
     assert "not known" not in errors
+
+
+def test_what_im2rec_packs_is_packed(answer: Run, textures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        command = f"python /opt/mxnet/tools/im2rec.py --pass-through --num-thread 2 {split} {textures}/{split}"
+        code, output, _ = answer("from-nvidia", "--", *command.split())
+        assert (code, output) == (0, f"lockstep data pack {textures}/{split} {split} --format recordio --workers 2\n")
+        assert answer(*output.split()[1:])[0] == 0
+    packed = [len(open_index(find_split(tmp_path, split))) for split in ("train", "val")]
+    assert packed == [60, 20]
+
+
+def test_help_is_that_of_the_command_or_of_the_script(answer: Run) -> None:
+    assert answer("from-nvidia", "--", "-h") == answer("from-nvidia", "-h")
+    code, output, errors = answer("from-nvidia", "--", "python", "classify.py", "--help")
+    assert (code, errors) == (0, "")
+    assert output.startswith("### PyTorch: `classify.py`\n")
+    assert output in tables()
 
 
 def test_a_command_line_is_needed(answer: Run) -> None:

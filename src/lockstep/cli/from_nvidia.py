@@ -23,10 +23,13 @@ def command(
 
     Example: lockstep from-nvidia -- python main.py --arch resnext101-32x4d -b 128 --amp /imagenet
 
-    The equivalent command is on standard output. What it does not carry is on standard error.
+    The equivalent command is on standard output. What it does not carry is on standard error. If the command has -h, the
+    options of its script are printed, with their equivalents.
     """
+    from lockstep.recipes.nvidia.command_line import read_command
+    from lockstep.recipes.nvidia.page import script_table
     from lockstep.recipes.nvidia.page import tables as all_tables
-    from lockstep.recipes.nvidia.translation import translate
+    from lockstep.recipes.nvidia.translation import translation_of
     from lockstep.system.errors import UserError
 
     if tables:
@@ -34,7 +37,14 @@ def command(
         return
     if not context.args:
         raise UserError("nothing to translate; expected a command after --: lockstep from-nvidia -- python main.py ...")
-    found = translate(list(context.args), system, revision)
+    if context.args[0] in ("-h", "--help"):
+        print(context.get_help())
+        return
+    given = read_command(list(context.args), system, revision)
+    if given.wants_help:
+        print(script_table(given.system, given.script), end="")
+        return
+    found = translation_of(given)
     if as_json:
         print_json(asdict(found) | {"command": ["lockstep", *found.command] if found.command else []})
         return

@@ -132,7 +132,57 @@ def test_a_number_of_batches_is_a_part_of_ninety_epochs() -> None:
     assert "stop_after_steps=300" in words
     assert "stop_after_epochs" not in words
     (dropped,) = translated(command.replace("train", "evaluate")).not_carried
-    assert dropped.words == "--iter_unit batch --num_iter 1000"
+    assert (dropped.words, dropped.reason) == ("--iter_unit batch", "all images are evaluated")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "reason"),
+    [
+        ("python main.py --raport-file R D", "--raport-file R", "dlll_file=R"),
+        ("python main.py --evaluate --raport-file R D", "--raport-file R", "`lockstep evaluate --json`"),
+        ("python main.py --prof 20 --raport-file R D", "--raport-file R", "`lockstep benchmark convert"),
+        ("python main.py --prof 20 D", "--prof 20", "benchmark steps 20"),
+        ("python main.py --batch_size 8 --log_filename R", "--log_filename R", "dlll_file=R"),
+        ("python main.py --batch_size 8 --mode evaluate --log_filename R", "--log_filename R", "`lockstep evaluate --json`"),
+        ("python main.py --batch_size 8 --warmup_steps 9", "--warmup_steps 9", "training does not use it"),
+        ("train.py --report-file R --asp", "--report-file R", "dlll_file=R"),
+        ("train.py --run-scope eval_only --report-file R --asp", "--report-file R", "`lockstep evaluate --json`"),
+        ("runner -n 8 -b 208 --report R", "--report R", "nvidia_report_file=R"),
+        ("runner -n 1 -b 8 --only-inference --report R", "--report R", "`lockstep evaluate --json`"),
+        ("mpiexec --bind-to socket -np 8 python3 main.py --batch_size 8", "--bind-to socket", "the system places"),
+        ("python main.py --batch_size 8 --mode training_benchmark --xla", "--xla", "--xla"),
+        ("python main.py --batch_size 8 --mode predict --xla", "--xla", "--xla"),
+        ("torchrun --nnodes 2 --nproc-per-node 4 main.py --prof 9 D", "--nnodes 2", "a benchmark runs on one machine"),
+        ("python main.py --lr 0.1 --lr 0.2 D", "--lr 0.1", "it is overridden later"),
+        ("python main.py --topk 5 D", "--topk 5", ""),
+    ],
+)
+def test_no_option_vanishes(command: str, words: str, reason: str) -> None:
+    found = translated(command)
+    answers = {remark.words: remark.reason for remark in (*found.not_carried, *found.not_needed)}
+    answers |= {carried.words: " ".join(carried.becomes) for carried in found.carried}
+    assert answers[words].startswith(reason)
+
+
+def test_several_machines_are_carried() -> None:
+    found = translated("torchrun --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr node0 main.py -b 32 D")
+    assert shlex.join(found.command[:9]) == "launch --nodes 2 --node-rank 1 --rendezvous node0:29500 -n 8"
+    assert trained(found).global_batch_images == 2 * 8 * 32
+    assert any("--secret-file" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python main.py --arch resnext101-32x4d D", "resnext101-32x4d-pytorch-90ep"),
+        ("python main.py --arch resnet50 D", "resnext101-32x4d-pytorch-90ep"),  # the example has no other model's recipe
+        ("python main.py --batch_size 32 --arch resnext101-32x4d", "resnext101-32x4d-tensorflow-90ep"),
+        ("train.py --asp --lr 0.1 --momentum 0.9", "resnet50-paddle-tf32-90ep"),
+        ("runner --ngpus 8 -b 192", "resnet50-mxnet-90ep"),
+    ],
+)
+def test_a_command_becomes_a_recipe_of_its_own_example(command: str, name: str) -> None:
+    assert translated(command).recipe == name
 
 
 def test_quantisation_is_carried_to_pytorchs_engine() -> None:
@@ -144,6 +194,7 @@ def test_quantisation_is_carried_to_pytorchs_engine() -> None:
     recipe = trained(found)
     assert (recipe.quantisation, recipe.epochs, recipe.logits, recipe.global_batch_images) == ("int8", 10, 1001, 32)
     assert (found.not_carried, "--backend" in found.command) == ((), False)  # the default engine is PyTorch's
+    assert "PyTorch's engine quantises, so the command trains with it" in found.notes
 
 
 def test_a_command_without_quantisation_has_no_quantised_recipe() -> None:
@@ -232,7 +283,7 @@ def test_what_has_no_equivalent_is_named_with_its_reason() -> None:
     dropped = ["--arch se-resnext101-32x4d", "--optimizer rmsprop", "FLAGS_a=1", "FOO=2"]
     assert [each.words for each in found.not_carried] == dropped
     assert all(each.reason for each in found.not_carried)
-    assert [each.words for each in found.not_needed] == ["--local-rank 0"]
+    assert [each.words for each in found.not_needed] == ["--local_rank 0"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +345,12 @@ def test_a_command_of_two_revisions_is_taken_for_the_first_with_a_note() -> None
     [
         ("python mian.py --amp", {}, "Did you mean main.py"),
         ("ls", {}, "names no script"),
-        ("python main.py --arch", {}, "expected one argument"),
+        ("python main.py --arch", {}, "expected 1 argument"),
         ("python main.py D", {"system": "jax"}, "there is no example 'jax'"),
         ("runner", {"revision": "1999"}, "Known: 2019, 2022"),
         ("torchrun --nproc_per_node gpu main.py D", {}, "'gpu'"),
         ('"python main.py \'D"', {}, "No closing quotation"),
+        ("./runner -n 8 --data-root '<path to imagenet>'", {}, "a placeholder instead of a value: <path to imagenet>"),
     ],
 )
 def test_a_command_that_cannot_be_read_says_why(command: str, how: dict[str, str], message: str) -> None:

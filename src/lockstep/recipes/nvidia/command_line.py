@@ -5,15 +5,30 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lockstep.recipes.nvidia.table import SYSTEMS, Launcher, Option, Script, Shell, System, systems
 from lockstep.system.errors import UserError, nearest
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_NODES = ("--nnodes", "--node_rank", "--node-rank", "-H", "--hosts", "--host", "--hostfile", "--hostfilename", "--ips")
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh|env|exec|-m|-u")
+"""Words in front of a script that only say what runs it."""
+_PLACEHOLDER = re.compile(r"<[^<>]+>")
+"""What a page prints in place of a value, such as `<path to imagenet>`."""
+_HELP = ("-h", "--help")
 _MOST_SHELLS = 4
 """A shell script runs a command that is no shell script; this many are followed."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """An option as it is typed."""
+
+    option: Option
+    name: str
+    """One of its names."""
+    value: str
+    """A switch has "true"."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +42,17 @@ class Given:
     """The number of processes that the launcher starts; None if there is no launcher."""
     values: dict[str, str]
     """The values of options by the first name of the option's row. A switch has "true"."""
-    typed: frozenset[str]
-    """The names in `values` that the command line itself has. Others are of presets."""
+    typed: dict[str, str]
+    """The names in `values` that the command line itself has, with the names as typed. Others are of presets."""
+    overridden: tuple[Word, ...]
+    """Options that the command line has again later."""
+    launched: tuple[Word, ...]
+    """The launcher's options."""
     unknown: tuple[str, ...]
-    """Words that the script does not know."""
+    """Words that neither the script nor its launcher knows."""
     notes: tuple[str, ...]
+    wants_help: bool = False
+    """Whether the command asks for the script's help."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +61,15 @@ class _Split:
     prefix: tuple[str, ...]
     script: str
     words: tuple[str, ...]
+    wants_help: bool
 
 
 def read_command(words: list[str], system: str | None = None, revision: str | None = None) -> Given:
     """Return what a command says: its words as the shell splits them, or one text.
 
     `system` is the name of the example and `revision` the year of its script. By default, they are found from the script,
-    the launcher and the options. Raises `UserError` if no script of NVIDIA's examples is in it, or if an option has no
-    value.
+    the launcher and the options. Raises `UserError` if no script of NVIDIA's examples is in it, if an option has no value,
+    or if a value is a placeholder of a page.
     """
     if system is not None and system not in SYSTEMS:
         raise UserError(f"there is no example {system!r}. {nearest(system, SYSTEMS)}")
@@ -55,6 +77,9 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
         words = _words(shlex.split(words[0]) if len(words) == 1 else words)
     except ValueError as error:
         raise UserError(f"the command cannot be split into words: {error}. Close its quotes") from None
+    placeholders = _PLACEHOLDER.findall(" ".join(words))
+    if placeholders:
+        raise UserError(f"a placeholder instead of a value: {', '.join(placeholders)}. Write your own value in its place")
     chosen = [each for name, each in systems().items() if system in (None, name)]
     shell = _shell(words, chosen)
     is_shell = shell is not None
@@ -77,7 +102,6 @@ def read_command(words: list[str], system: str | None = None, revision: str | No
     best = [found for score, found in candidates if score == least]
     found, script = best[0]
     notes = [_ambiguous(best)] if len(best) > 1 and not is_shell else []
-    notes += [f"{name}: `lockstep launch` starts processes on one machine" for name in _NODES if _value(split.prefix, name)]
     return _given(found, script, split, notes)
 
 
@@ -107,7 +131,7 @@ def _commands(shell: Shell, found: re.Match[str], arguments: list[str]) -> list[
 
 
 def _split(words: list[str], chosen: list[System]) -> _Split:
-    """Split at the first word that names a script. Assignments in front of it are the environment."""
+    """Split at the first word that names a script. Assignments in front of it are the environment. `-h` is left out."""
     names = [script.name for system in chosen for script in system.scripts]
     place = next((place for place, word in enumerate(words) if PurePosixPath(word).name in names), None)
     if place is None:
@@ -120,7 +144,9 @@ def _split(words: list[str], chosen: list[System]) -> _Split:
     prefix = words[:place]
     found = {match[1]: match[2] for word in prefix if (match := _ASSIGNMENT.fullmatch(word))}
     others = tuple(word for word in prefix if not _ASSIGNMENT.fullmatch(word))
-    return _Split(found, others, PurePosixPath(words[place]).name, tuple(words[place + 1 :]))
+    following = words[place + 1 :]
+    options = tuple(word for word in following if word not in _HELP)
+    return _Split(found, others, PurePosixPath(words[place]).name, options, len(options) < len(following))
 
 
 def _launchers(system: System, prefix: tuple[str, ...]) -> list[Launcher]:
@@ -153,10 +179,23 @@ def _ambiguous(best: list[tuple[System, Script]]) -> str:
 def _given(system: System, script: Script, split: _Split, notes: list[str]) -> Given:
     options = system.options(script)
     known, unknown = _sorted_out(options, split.words)
-    typed = _parsed(script, options, known)
-    values = _parsed(script, options, [*_presets(system, script, options, typed), *known])
-    ranks = _ranks(system, split)
-    return Given(system, script, split.environment, ranks, values, frozenset(typed), tuple(unknown), tuple(notes))
+    words = _parsed(script.name, options, known)
+    typed = {word.option.names[0]: word for word in words}  # the last one of each counts
+    presets = _presets(system, script, options, {name: word.value for name, word in typed.items()})
+    ranks, launched, others = _launched(system, split)
+    return Given(
+        system=system,
+        script=script,
+        environment=split.environment,
+        ranks=ranks,
+        values={word.option.names[0]: word.value for word in [*_parsed(script.name, options, presets), *words]},
+        typed={name: word.name for name, word in typed.items()},
+        overridden=tuple(word for word in words if word is not typed[word.option.names[0]]),
+        launched=launched,
+        unknown=(*others, *unknown),
+        notes=tuple(notes),
+        wants_help=split.wants_help,
+    )
 
 
 def _presets(system: System, script: Script, options: tuple[Option, ...], typed: dict[str, str]) -> list[str]:
@@ -171,28 +210,39 @@ def _presets(system: System, script: Script, options: tuple[Option, ...], typed:
     ]
 
 
-def _ranks(system: System, split: _Split) -> int | None:
-    """Return the number of processes that the launcher starts; None if there is no launcher."""
+def _launched(system: System, split: _Split) -> tuple[int | None, tuple[Word, ...], list[str]]:
+    """Return what stands in front of the script: the number of processes, the launcher's options, and unknown words.
+
+    Without a launcher the number is None.
+    """
     found = _launchers(system, split.prefix)
     if not found:
-        return None
-    value = next((text for name in found[0].ranks if (text := _value(split.prefix, name))), None)
-    if value is None:
+        return None, (), _without_interpreters(split.prefix)
+    launcher = found[0]
+    names = [PurePosixPath(word).name for word in split.prefix]
+    place = names.index(launcher.name.split()[-1])
+    options = launcher.all_options
+    known, unknown = _sorted_out(options, split.prefix[place + 1 :])
+    launched = tuple(_parsed(launcher.name, options, known))
+    others = _without_interpreters((*split.prefix[:place], *unknown))
+    return _ranks(launcher, launched), launched, others
+
+
+def _without_interpreters(words: tuple[str, ...]) -> list[str]:
+    return [word for word in words if not _INTERPRETER.fullmatch(PurePosixPath(word).name)]
+
+
+def _ranks(launcher: Launcher, launched: tuple[Word, ...]) -> int:
+    """Return the number of processes that a launcher starts."""
+    values = [word.value for word in launched if word.name in launcher.ranks]
+    if not values:
         return 1
-    if found[0].lists:
+    value = values[-1]
+    if launcher.lists:
         return len(value.split(","))
     if not value.isdigit() or int(value) < 1:
-        raise UserError(f"{found[0].name} starts {value!r} processes; expected a number. Write the number of GPUs")
+        raise UserError(f"{launcher.name} starts {value!r} processes; expected a number. Write the number of GPUs")
     return int(value)
-
-
-def _value(words: tuple[str, ...], name: str) -> str | None:
-    for word, following in zip(words, (*words, "")[1:], strict=True):
-        if word == name:
-            return following
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
 
 
 def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -222,9 +272,9 @@ def _sorted_out(options: tuple[Option, ...], words: tuple[str, ...]) -> tuple[li
             continue
         known.append(word)
         joined = equals or (len(name) > 2 and not name.startswith("--") and name not in takes)
-        if takes[full] and not joined and place < len(words):
-            known.append(words[place])
-            place += 1
+        count = 0 if joined else takes[full]
+        known.extend(words[place : place + count])
+        place += count
     return known, unknown
 
 
@@ -247,13 +297,24 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}. Expected a command that NVIDIA's script accepts; correct or remove it")
 
 
-def _parsed(script: Script, options: tuple[Option, ...], words: list[str]) -> dict[str, str]:
-    """Return the values of options by the first name of their rows."""
-    parser = _Parser(prog=script.name, add_help=False, argument_default=argparse.SUPPRESS)
+class _Note(argparse.Action):
+    """Appends an option's name as typed, and its value, to `words`."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        value = " ".join(values) if self.nargs else "true"
+        namespace.words.append((self.dest, option_string, value))
+
+
+def _parsed(prog: str, options: tuple[Option, ...], words: list[str]) -> list[Word]:
+    """Return the options in these words, in their order. Several values of an option are joined by spaces."""
+    parser = _Parser(prog=prog, add_help=False)
+    rows = {option.names[0]: option for option in options}
     for option in options:
-        how = {"nargs": "?"} if option.positional else {"dest": option.names[0]}
-        if option.takes == 0:
-            parser.add_argument(*option.names, action="store_const", const="true", **how)  # type: ignore[arg-type]
-        else:
-            parser.add_argument(*option.names, **how)  # type: ignore[arg-type]
-    return {name: str(value) for name, value in vars(parser.parse_args(words)).items()}
+        if not option.positional:
+            parser.add_argument(*option.names, dest=option.names[0], action=_Note, nargs=option.takes)
+    found, rest = parser.parse_known_args(words, argparse.Namespace(words=[]))
+    positional = [option for option in options if option.positional]
+    if len(rest) > len(positional):
+        parser.error(f"unrecognized arguments: {' '.join(rest[len(positional) :])}")
+    arguments = [Word(option, option.names[0], value) for option, value in zip(positional, rest, strict=False)]
+    return [Word(rows[name], typed, value) for name, typed, value in found.words] + arguments

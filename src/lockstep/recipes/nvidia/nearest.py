@@ -54,14 +54,16 @@ def changes(base: Recipe, wanted: Recipe) -> dict[str, Any]:
 
 
 def nearest_recipe(wanted: Recipe, framework: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the recipe of NVIDIA with the fewest fields to set, and these fields.
+    """Return the name of the example's recipe with the fewest fields to set, and these fields.
 
-    `framework` is part of the names that are preferred among equals, such as "paddle". A quantised recipe is none to change
-    into one that is not.
+    `framework` is part of the names of the example's recipes, such as "paddle". Those of the wanted model come first. A
+    quantised recipe is none to change into one that is not.
     """
     bases = {name: base for name, base in _published().items() if base.quantisation in ("none", wanted.quantisation)}
+    bases = {name: base for name, base in bases.items() if f"-{framework}-" in name} or bases
+    bases = {name: base for name, base in bases.items() if base.model == wanted.model} or bases
     found = {name: changes(base, wanted) for name, base in bases.items()}
-    best = min(found, key=lambda name: (len(found[name]), f"-{framework}-" not in name))
+    best = min(found, key=lambda name: len(found[name]))
     return best, found[best]
 
 

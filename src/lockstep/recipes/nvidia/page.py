@@ -12,12 +12,20 @@ def tables() -> str:
     return "\n".join(_system(system) for system in systems().values())
 
 
+def script_table(system: System, script: Script) -> str:
+    """Return the part of the page that is about one script."""
+    return _script(system, script)
+
+
 def _system(system: System) -> str:
     starts = [f"## {system.title}", "", "| NVIDIA's | Lockstep |", "|---|---|"]
     for launcher in system.launchers:
         number = " or ".join(f"`{name}`" for name in launcher.ranks)
         what = "has n entries" if launcher.lists else "is n"
         starts.append(f"| `{launcher.name}`, where {number} {what} | `lockstep launch -n <n> -- ...` |")
+        starts += [
+            f"| `{launcher.name.split()[-1]}`: {_names(option)} | {_equivalent(option)} |" for option in launcher.options
+        ]
     starts += [f"| `{shell.shown}` | that of `{_command_in(shell.runs)}` |" for shell in system.shells]
     starts += [f"| {_names(option)} | {_equivalent(option)} |" for option in system.environment]
     return "\n".join(starts) + "\n\n" + "\n".join(_script(system, script) for script in system.scripts)
@@ -58,7 +66,7 @@ def _value(value: object) -> str:
 
 
 def _names(option: Option) -> str:
-    value = "" if option.takes == 0 or option.positional else " V"
+    value = "" if option.positional else " V" * option.takes
     names = [f"`{name}`" for name in option.names]
     return ", ".join([*names[:-1], f"{names[-1][:-1]}{value}`"])
 

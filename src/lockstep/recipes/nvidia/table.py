@@ -27,6 +27,12 @@ SYSTEMS = ("pytorch", "tensorflow", "paddle", "mxnet")
 
 SLOTS: dict[str, str] = {
     "ranks": "lockstep launch -n {value} -- ...",
+    "nodes": "lockstep launch --nodes {value} -- ...",
+    "node_rank": "lockstep launch --node-rank {value} -- ...",
+    "meeting": "lockstep launch --rendezvous {value} -- ...",
+    "meeting_host": "lockstep launch --rendezvous {value}:PORT -- ...",
+    "meeting_port": "lockstep launch --rendezvous HOST:{value} -- ...",
+    "restarts": "lockstep launch --restarts {value} -- ...",
     "step_images": "global_batch_images={value} accumulation_steps=<{value} / (batch n)>",
     "command": "lockstep {value}",
     "benchmark": "lockstep benchmark train",
@@ -53,6 +59,10 @@ SLOTS: dict[str, str] = {
 
 COUNTS = (
     "@ranks",
+    "@nodes",
+    "@node_rank",
+    "@meeting_port",
+    "@restarts",
     "@step_images",
     "@iterations",
     "@steps",
@@ -106,7 +116,7 @@ class Option(Row):
 
     names: tuple[str, ...]
     """Its names. A name without hyphens is an argument that is known by its position."""
-    takes: Literal[0, 1] = 1
+    takes: Literal[0, 1, 2] = 1
     """Number of values. 0: a switch."""
     default: str | None = None
     """The value that the script uses if the option is left out. None: none."""
@@ -179,6 +189,12 @@ class Script(Row):
     options: tuple[Option, ...] = ()
 
 
+def _without(options: list[Option], names: set[str]) -> list[Option]:
+    """Return the options under their other names; options without other names are left out."""
+    left = [(option, tuple(name for name in option.names if name not in names)) for option in options]
+    return [option.model_copy(update={"names": kept}) for option, kept in left if kept]
+
+
 class Launcher(Row):
     """A program that starts several processes of a script."""
 
@@ -188,6 +204,14 @@ class Launcher(Row):
     """Options with the number of processes, or with a comma-separated list that has an entry for each process."""
     lists: bool = False
     """Whether the options have a list."""
+    options: tuple[Option, ...] = ()
+    """Its other options."""
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """All options: those in `ranks`, too."""
+        count = "{count}" if self.lists else "{value}"
+        return (Option(names=self.ranks, to=f"@ranks={count}"), *self.options)
 
 
 class Shell(Row):
@@ -222,7 +246,7 @@ class System(Row):
         """Return all options of a script: those that it passes on first, because its own have precedence."""
         own = {name for option in script.options for name in option.names}
         others = [option for name in script.also for option in self.options(self.script(name, script.revision))]
-        return (*(option for option in others if not own & set(option.names)), *script.options)
+        return (*_without(others, own), *script.options)
 
     def start(self, script: Script) -> Recipe:
         """Return the recipe before any option: what the code of a script, and of those it runs, fixes."""
