@@ -18,6 +18,7 @@ import numpy as np
 from lockstep.system.errors import BackendError, CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.system.strict_json import is_list_of, is_text
+from lockstep.weights.formats.network import ROUNDING
 from lockstep.weights.formats.onnx_metadata import take_squares
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
@@ -26,8 +27,6 @@ _MOST_BYTES = 2**31 - 1
 _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 """Fields of a ModelProto and their wire types: 0 is a number, 2 is bytes with their length."""
 _VERSION, _GRAPH = 1, 7
-ROUNDING = ("QuantizeLinear", "DequantizeLinear")
-"""Nodes that in pairs round floats to multiples of a scale."""
 _MOST_STEPS = 16
 """A constant is followed through at most this many nodes."""
 
