@@ -15,7 +15,8 @@ def command(
     to: Annotated[
         str,
         typer.Option(
-            help="Format: savedmodel, paddle-inference, torchscript, torch-export, onnx, openvino, tensorrt or triton."
+            help="Format: savedmodel, frozen-graph, paddle-inference, torchscript, torch-export, onnx, openvino, tensorrt "
+            "or triton."
         ),
     ] = "savedmodel",
     which: options.Which = "newest",
@@ -25,7 +26,8 @@ def command(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="fp32 (default); bf16 or fp16 of a SavedModel; fp16 or int8 of ONNX and what is made of it.",
+            help="fp32 (default); bf16 or fp16 of a SavedModel or frozen graph; fp16 or int8 of ONNX and what is made "
+            "of it.",
             show_default=False,
         ),
     ] = None,

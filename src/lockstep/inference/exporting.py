@@ -47,6 +47,8 @@ def export(
     - "savedmodel", for TensorFlow. Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`,
       int64 [N], and `probabilities`, float32 [N, logits]. It computes in `precision`, by default fp32 whatever the
       recipe's precision is. Weights are float32.
+    - "frozen-graph": `frozen_graph.pb`, for older programs of TensorFlow. It is what a SavedModel is, with constants as
+      weights; inputs, outputs and precisions are the same.
     - "paddle-inference", or without "-inference": `model.json` and `model.pdiparams`, in fp32 only. Inputs and
       outputs are the same.
     - "torchscript": `model.pt`, and "torch-export": `model.pt2`, for PyTorch, in fp32 only. Inputs and outputs are those of
@@ -153,7 +155,7 @@ def _about_precision(target: Target, found: Opened, precision: str | None) -> li
     """Return remarks if the program computes in another precision than the weights were trained for."""
     remarks, trained_in = [], found.recipe.precision
     if precision is None and trained_in in ("bf16", "fp16"):
-        other = f" (--precision {trained_in} computes in it)" if target.name == "savedmodel" else ""
+        other = f" (--precision {trained_in} computes in it)" if target.backend == "tensorflow" else ""
         remarks.append(f"computes in fp32; the weights were trained in {trained_in}{other}")
     if found.scales and (target.backend is not None or precision not in (None, "int8")):
         how = "--to onnx" if target.backend else "without --precision, or with int8, it"

@@ -17,6 +17,11 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Colour = tuple[Positive, Positive, Positive]
 EVAL_RATIO = 256 / 224
+PREPROCESSING = (
+    *("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop"),
+    *("eval_antialias", "eval_side_rounding", "eval_offset_rounding", "eval_sampling"),
+)
+"""The fields that are the preprocessing of an evaluation; `antialias` is that of training."""
 """Size after the resize over size of the crop, in the evaluation of the published recipes."""
 
 GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")

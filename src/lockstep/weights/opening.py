@@ -31,6 +31,7 @@ from lockstep.weights.formats import (
     onnx_weights,
     paddle_pickle,
     tensor_bundle,
+    tensorflow_weights,
     timm_folder,
     torch_file,
     torch_models,
@@ -107,15 +108,16 @@ BY_CONTENT = (
     Format("safetensors", foreign_safetensors.find, foreign_safetensors.read, foreign_safetensors.is_safetensors),
     Format("Keras", keras_file.find, keras_file.read, keras_variables.is_keras),
     Format("ONNX", onnx_weights.find, onnx_weights.read, onnx_graph.is_onnx),
+    Format("TensorFlow's graphs", tensorflow_weights.find, tensorflow_weights.read, tensorflow_weights.is_graph),
     Format("MXNet", nvidia_mxnet.find, nvidia_mxnet.read, mxnet_params.is_mxnet),
     Format("Paddle", nvidia_paddle.find, nvidia_paddle.read, paddle_pickle.is_paddle),
 )
 """Formats whose files are recognised by what they hold, whatever their names are."""
 BY_NAME = (Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),)
 """Formats of several files, which find each other by their names."""
-_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pt", ".pth", ".pth.tar", ".safetensors")
+_ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pb", ".pt", ".pth", ".pth.tar", ".safetensors")
 """How the names of files end that may hold weights, but do not make their folder one of weights."""
-_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX")
+_UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX", "TensorFlow's graphs")
 """Formats whose files do not say all of the preprocessing."""
 
 

@@ -22,6 +22,7 @@ from lockstep.recipes.published import (
     resnet50_tensorflow_90ep,
     resnext101_32x4d_pytorch_90ep,
 )
+from lockstep.recipes.recipe import PREPROCESSING
 from lockstep.system.errors import CheckpointError, RecipeError, nearest
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import Check, is_number, is_positive, is_text
@@ -29,10 +30,7 @@ from lockstep.system.strict_json import Check, is_number, is_positive, is_text
 Changes = dict[str, Any]
 """Values of `Recipe` fields."""
 
-FIELDS = (
-    *("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop"),
-    *("eval_antialias", "eval_side_rounding", "eval_offset_rounding", "eval_sampling"),
-)
+FIELDS = PREPROCESSING
 """The fields of `Recipe` that are the preprocessing of an evaluation; `antialias` is that of training."""
 _OF_PILLOW: Changes = {
     "antialias": True,
@@ -79,7 +77,7 @@ _WITHOUT_RECIPE = {"timm": "timm", "Gluon": "gluon"} | dict.fromkeys(
     ("torchvision", "PyTorch", "PaddleClas", "paddle.vision"), "torchvision-v1"
 )
 """Origins without a published recipe, with the row of `KNOWN` that is assumed for them."""
-_ONLY_COLOURS = ("Keras", "ONNX")
+_ONLY_COLOURS = ("Keras", "ONNX", "TensorFlow")
 """Origins whose mean and standard deviation are known, and nothing else."""
 
 

@@ -14,11 +14,11 @@ from lockstep.models.state import State
 from lockstep.recipes.initial_weights import initial_tensors
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError
-from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle
+from lockstep.weights.formats import nvidia_tensorflow, tensor_bundle, tensorflow_weights
 from lockstep.weights.formats.common import Original
 from lockstep.weights.formats.tensor_bundle import Bundle
 from tests.soak import in_a_soak
-from tests.weights.formats.cases import RESNET, RESNEXT
+from tests.weights.formats.cases import RESNET, RESNEXT, assert_canonical
 from tests.weights.formats.peer_cases import run_peer
 
 pytestmark = pytest.mark.slow
@@ -88,6 +88,21 @@ def test_a_checkpoint_with_nvidias_names_gives_the_logits_of_the_graph_that_wrot
     found, expected = logits(original, theirs), np.load(theirs / f"{name}-logits.npz")["logits"]
     assert np.abs(expected).max() > 10
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("export", ["frozen graph", "SavedModel"])
+def test_what_nvidias_code_exports_holds_the_weights_of_the_checkpoint(name: str, export: str, theirs: Path) -> None:
+    path = tensorflow_weights.find(theirs / (f"{name}.pb" if export == "frozen graph" else f"{name}-saved"))
+    assert path is not None
+    original, expected = tensorflow_weights.read(path), opened(theirs, name)
+    assert (original.origin, original.recipe) == (expected.origin, expected.recipe)
+    assert_canonical(original.state.tensors, expected.state.tensors)
+    assert original.remarks == (
+        ("the graph does not normalise its images, so the mean and std of NVIDIA's recipe are used",)
+        if export == "frozen graph"
+        else ()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

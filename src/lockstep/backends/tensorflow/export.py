@@ -1,12 +1,14 @@
-"""SavedModel: the recipe's preprocessing, the model and softmax in one graph."""
+"""SavedModel and frozen graph: the recipe's preprocessing, the model and softmax in one graph."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lockstep.backends.shared.resizing import crop_centre, geometry_of
+from lockstep.backends.tensorflow import frozen_graph
 from lockstep.backends.tensorflow.model import Model, Tensor, graph
 from lockstep.recipes import Recipe
 from lockstep.system.files import write_lines
@@ -16,20 +18,29 @@ def export(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, .
     """Write a SavedModel.
 
     Its `serving_default` takes `images`, uint8 RGB [N, H, W, 3], and returns `classes`, int64 [N], and `probabilities`,
-    float32 [N, logits]. Images are resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The names of
-    the classes are in `assets.extra/classes.txt`, one on each line. Raises `CheckpointError` if the tensors do not fit.
+    float32 [N, logits]. Images are resized and cropped as in evaluation (`lockstep.backends.shared.resizing`). The folder
+    `assets.extra` has the names of the classes in `classes.txt`, one on each line, and the preprocessing for programs that
+    read the weights. Raises `CheckpointError` if the tensors do not fit.
     """
-    module = _Serving(recipe, tensors)
-    images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
-    tf.saved_model.save(module, str(folder), {"serving_default": graph(module.serve, input_signature=[images])})
+    module, serve = _served(recipe, tensors)
+    tf.saved_model.save(module, str(folder), {"serving_default": serve})
+    extra = folder / "assets.extra"  # the folder of a SavedModel for files that TensorFlow does not read
+    extra.mkdir()
+    (extra / "lockstep_preprocessing.json").write_text(frozen_graph.preprocessing_of(recipe), encoding="utf-8")
     if classes:
-        extra = folder / "assets.extra"  # the folder of a SavedModel for files that TensorFlow does not read
-        extra.mkdir()
         write_lines(extra / "classes.txt", classes)
 
 
+def export_frozen_graph(recipe: Recipe, tensors: dict[str, np.ndarray], classes: tuple[str, ...], folder: Path) -> None:
+    """Write `frozen_graph.pb`, a GraphDef with constants, and `classes.txt`. Values and errors are those of `export`."""
+    _, serve = _served(recipe, tensors)
+    frozen_graph.write(serve.get_concrete_function(), recipe, classes, folder)
+
+
 def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the SavedModel in a folder, loaded by TensorFlow's loader: from uint8 images to classes and probabilities."""
+    """Return the program in a folder, loaded by TensorFlow's own loader: from uint8 images to classes and probabilities."""
+    if (folder / frozen_graph.FILE).is_file():
+        return frozen_graph.load(folder)
     loaded = tf.saved_model.load(str(folder))  # its signatures live as long as it
 
     def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +48,13 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
         return answers["classes"].numpy(), answers["probabilities"].numpy()
 
     return answer
+
+
+def _served(recipe: Recipe, tensors: dict[str, np.ndarray]) -> tuple[tf.Module, Any]:
+    """Return the module and its function of images. Raises `CheckpointError`."""
+    module = _Serving(recipe, tensors)
+    images = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
+    return module, graph(module.serve, input_signature=[images])
 
 
 class _Serving(tf.Module):  # type: ignore[misc]

@@ -87,11 +87,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     matching = _matched(prefix, variables)
     spec, table = matching.spec, matching.names
     logits = variables[table["fc.bias"]][0]
-    model = next((name for name in _OF_MODEL if MODELS[name] == spec), None)
-    model = model or next((name for name, known in MODELS.items() if known == spec), None)
-    recipe = resnet50_tensorflow_90ep().replace(
-        model=model or spec, logits=logits, precision="fp32", **_OF_MODEL.get(model or "", {})
-    )
+    recipe = published(spec, logits)
     found = {tensor.name: _canonical(bundle, table[tensor.name], tensor) for tensor in tensors(spec, logits)}
     slots = {tensor: f"{table[tensor.name]}/{_SLOT}" for tensor in tensors(spec, logits) if tensor.is_trained}
     missing = [slot for slot in slots.values() if slot not in shapes]
@@ -106,6 +102,14 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     held = ((name, bundle.entries[name].dtype_name, shape) for name, shape in variables.items())
     state = State(_step(bundle), found, velocities)
     return Original(recipe, state, remarks, "NVIDIA TensorFlow", stored=listed(held, table.items()))
+
+
+def published(spec: ModelSpec, logits: int) -> Recipe:
+    """Return the recipe that NVIDIA published for TensorFlow, for a model, in fp32."""
+    model = next((name for name in _OF_MODEL if MODELS[name] == spec), None)
+    model = model or next((name for name, known in MODELS.items() if known == spec), None)
+    changes = _OF_MODEL.get(model or "", {})
+    return resnet50_tensorflow_90ep().replace(model=model or spec, logits=logits, precision="fp32", **changes)
 
 
 def _is_slot(name: str, shapes: Mapping[str, Shape]) -> bool:

@@ -94,6 +94,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """Dtypes by TensorFlow's number."""
+DTYPE_NAMES = {number: dtype_name(dtype) for number, dtype in _DTYPES.items()}
 _OTHER_DTYPES = {4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 10: "bool", 17: "uint16", 18: "complex128"}
 _OTHER_DTYPES |= {20: "resource", 21: "variant", 22: "uint32", 23: "uint64"}
 _WRITTEN_DTYPES = {dtype: number for number, dtype in _DTYPES.items() if dtype != BFLOAT16}

@@ -7,6 +7,7 @@
 The graph has the scopes of NVIDIA's model code. It is written for this test and shares no code with Lockstep.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ RESNET = {"scope": "resnet50", "layers": (2, 1, 1, 1), "stem": 8, "widths": (8, 
 RESNEXT = RESNET | {"scope": "resnext101-32x4d", "layers": (1, 2, 1, 1), "expansion": 2, "groups": 4, "final_conv": True}
 FULL = RESNET | {"layers": (3, 4, 6, 3), "stem": 64, "widths": (64, 128, 256, 512)}
 MODELS = {"resnet": RESNET, "resnext": RESNEXT}
+COLOURS = [123.68, 116.28, 103.53], [58.395, 57.12, 57.385]
+"""Mean and standard deviation of NVIDIA's code."""
 LOGITS = 1001
 
 
@@ -33,8 +36,8 @@ def kernel(name, shape):
     return variable(name, shape, -bound, bound, len(v1.global_variables()))
 
 
-def batch_norm(x, training):
-    channels = int(x.shape[-1])
+def batch_norm(x, training, layout):
+    channels = int(x.shape[layout.index("C")])
     with v1.variable_scope("BatchNorm"):
         count = len(v1.global_variables())
         gamma = variable("gamma", [channels], 0.5, 1.5, count)
@@ -42,50 +45,64 @@ def batch_norm(x, training):
         mean = v1.get_variable("moving_mean", initializer=np.zeros(channels, np.float32), trainable=False)
         variance = v1.get_variable("moving_variance", initializer=np.ones(channels, np.float32), trainable=False)
     if not training:
-        return v1.nn.fused_batch_norm(x, gamma, beta, mean, variance, epsilon=1e-5, is_training=False)[0]
+        return v1.nn.fused_batch_norm(x, gamma, beta, mean, variance, epsilon=1e-5, data_format=layout, is_training=False)[0]
     y, found_mean, found_variance = v1.nn.fused_batch_norm(x, gamma, beta, epsilon=1e-5, is_training=True)
     for running, found in ((mean, found_mean), (variance, found_variance)):
         v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign_sub(running, (running - found) * 0.1))
     return y
 
 
-def conv_block(x, channels, size, stride, name, training, relu=True, groups=1):
+def conv_block(x, channels, size, stride, name, training, relu=True, groups=1, layout="NHWC"):
     with v1.variable_scope(name):
         if groups == 1:
             with v1.variable_scope("conv2d"):
-                weight = kernel("kernel", [size, size, int(x.shape[-1]), channels])
-            x = tf.nn.conv2d(x, weight, stride, "SAME")
+                weight = kernel("kernel", [size, size, int(x.shape[layout.index("C")]), channels])
+            x = tf.nn.conv2d(x, weight, stride, "SAME", data_format=layout)
         else:
             weight = kernel(name + "group_filter", [3, 3, channels // groups, channels])
-            pairs = zip(tf.split(x, groups, 3), tf.split(weight, groups, 3), strict=True)
-            x = tf.concat([tf.nn.conv2d(part, filters, stride, "SAME") for part, filters in pairs], 3)
-        x = batch_norm(x, training)
+            if layout == "NCHW":
+                x = tf.nn.conv2d(x, weight, stride, "SAME", data_format=layout)
+            else:
+                pairs = zip(tf.split(x, groups, 3), tf.split(weight, groups, 3), strict=True)
+                x = tf.concat([tf.nn.conv2d(part, filters, stride, "SAME") for part, filters in pairs], 3)
+        x = batch_norm(x, training, layout)
         return tf.nn.relu(x) if relu else x
 
 
 def graph(images, model, training):
+    layout = model.get("layout", "NHWC")
+    block_of = functools.partial(conv_block, training=training, layout=layout)
     with v1.variable_scope(model["scope"], reuse=v1.AUTO_REUSE):
-        x = conv_block(images, model["stem"], 7, 2, "conv2d", training)
-        x = tf.nn.max_pool2d(x, 3, 2, "SAME")
+        x = block_of(images, model["stem"], 7, 2, "conv2d")
+        x = tf.nn.max_pool2d(x, 3, 2, "SAME", data_format=layout)
         for stage, (depth, width) in enumerate(zip(model["layers"], model["widths"], strict=True)):
             for block in range(depth):
                 stride, outputs = (2 if block == 0 and stage else 1), width * model["expansion"]
                 with v1.variable_scope(f"btlnck_block_{stage}_{block}"):
                     shortcut = x
-                    if int(x.shape[-1]) != outputs:
+                    if int(x.shape[layout.index("C")]) != outputs:
                         with v1.variable_scope("shortcut"):
-                            shortcut = conv_block(x, outputs, 1, stride, "conv2d", training, relu=False)
-                    y = conv_block(x, width, 1, 1, "bottleneck_1", training)
-                    y = conv_block(y, width, 3, stride, "bottleneck_2", training, groups=model["groups"])
-                    y = conv_block(y, outputs, 1, 1, "bottleneck_3", training, relu=False)
+                            shortcut = block_of(x, outputs, 1, stride, "conv2d", relu=False)
+                    y = block_of(x, width, 1, 1, "bottleneck_1")
+                    y = block_of(y, width, 3, stride, "bottleneck_2", groups=model["groups"])
+                    y = block_of(y, outputs, 1, 1, "bottleneck_3", relu=False)
                     x = tf.nn.relu(shortcut + y)
         with v1.variable_scope("output"):
-            x = tf.reduce_mean(x, [1, 2])
+            x = tf.reduce_mean(x, [layout.index("H"), layout.index("W")])
             with v1.variable_scope("dense"):
                 head = [int(x.shape[-1]), LOGITS]
                 weight = kernel("kernel", [1, 1, *head] if model.get("final_conv") else head)
                 bias = variable("bias", [LOGITS], -0.1, 0.1, 0)
-            return tf.matmul(x, tf.reshape(weight, head)) + bias
+            return head_of(x, weight, bias, model)
+
+
+def head_of(x, weight, bias, model):
+    """Return logits, in the exported graph of a final convolution by this convolution."""
+    if "layout" in model and len(weight.shape) == 4:
+        x = tf.reshape(x, [-1, int(x.shape[-1]), 1, 1])
+        y = tf.nn.bias_add(tf.nn.conv2d(x, weight, 1, "SAME", data_format="NCHW"), bias, data_format="NCHW")
+        return tf.squeeze(y, [2, 3])
+    return tf.matmul(x, tf.reshape(weight, weight.shape[-2:])) + bias
 
 
 def values(session):
@@ -110,6 +127,30 @@ def make_model(folder, name, images):
         v1.train.Saver().save(session, str(folder / name / "model.ckpt"), global_step=step)
         np.savez(folder / f"{name}.npz", **values(session))
     np.savez(folder / f"{name}-logits.npz", logits=restored(folder / name / "model.ckpt-2", MODELS[name], images))
+    freeze(folder, name)
+
+
+def freeze(folder, name):
+    """Write what NVIDIA's code exports: a frozen graph of normalised images, and a SavedModel that normalises them.
+
+    The frozen graph of ResNeXt has the layout NCHW, and is not run: TensorFlow's CPU kernels have no such convolution.
+    """
+    layout = "NCHW" if name == "resnext" else "NHWC"
+    with tf.Graph().as_default(), v1.Session() as session:
+        shape = [None, 64, 64, 3]
+        images = v1.placeholder(tf.float32, [shape[i] for i in (0, 3, 1, 2)] if layout == "NCHW" else shape, name="input")
+        probabilities = tf.nn.softmax(graph(images, MODELS[name] | {"layout": layout}, training=False), name="softmax")
+        v1.train.Saver().restore(session, str(folder / name / "model.ckpt-2"))
+        definition = session.graph.as_graph_def()
+        frozen = v1.graph_util.convert_variables_to_constants(session, definition, [probabilities.op.name])
+        (folder / f"{name}.pb").write_bytes(frozen.SerializeToString())
+    with tf.Graph().as_default(), v1.Session() as session:
+        images = v1.placeholder(tf.uint8, [None, 64, 64, 3], name="images")
+        mean, std = (tf.reshape(tf.constant(values), [1, 1, 3]) for values in COLOURS)
+        logits = graph((tf.cast(images, tf.float32) - mean) / std, MODELS[name], training=False)
+        v1.train.Saver().restore(session, str(folder / name / "model.ckpt-2"))
+        outputs = {"classes": tf.argmax(logits, axis=1), "probabilities": tf.nn.softmax(logits)}
+        v1.saved_model.simple_save(session, str(folder / f"{name}-saved"), {"images": images}, outputs)
 
 
 def restored(prefix, model, images):

@@ -1,0 +1,410 @@
+"""Nodes and constants of TensorFlow's graphs: a frozen GraphDef, or a SavedModel. Nothing of them is run.
+
+    frozen_graph.pb               a GraphDef: nodes, of which those of the type Const hold the weights
+    saved_model.pb                a GraphDef with its signatures
+    variables/variables.index     next to it: the weights, a tensor bundle (`tensor_bundle`)
+
+Functions that a graph calls are put in place of their calls, as often as they are called, up to a limit. Which variable of a
+SavedModel has which name in its bundle says the part of the graph that restores them.
+
+Both are messages of Protocol Buffers of at most 2 GiB. Sources: tensorflow/core/framework/graph.proto, node_def.proto,
+attr_value.proto, tensor.proto, function.proto, op_def.proto; core/protobuf/saved_model.proto, meta_graph.proto.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import BFLOAT16, numbers
+from lockstep.weights.formats.stand_ins import refuse_stand_in
+from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
+
+_FIELDS = {
+    "Dim": "size=1:int64",
+    "Shape": "dim=2:Dim* unknown_rank=3:bool",
+    "Tensor": "dtype=1:int32 tensor_shape=2:Shape tensor_content=4:bytes float_val=5:float* double_val=6:double* "
+    "int_val=7:int32* string_val=8:bytes* int64_val=10:int64* half_val=13:int32*",
+    "List": "s=2:bytes* i=3:int64*",
+    "Function": "name=1:string",
+    "Value": "list=1:List s=2:bytes i=3:int64 f=4:float b=5:bool type=6:int32 tensor=8:Tensor func=10:Function",
+    "Attribute": "key=1:string value=2:Value",
+    "Node": "name=1:string op=2:string input=3:string* attr=5:Attribute*",
+    "Argument": "name=1:string",
+    "Signature": "name=1:string input_arg=2:Argument* output_arg=3:Argument*",
+    "Return": "key=1:string value=2:string",
+    "Definition": "signature=1:Signature node_def=3:Node* ret=4:Return*",
+    "Library": "function=1:Definition*",
+    "Graph": "node=1:Node* library=2:Library",
+    "Place": "name=1:string",
+    "Output": "key=1:string value=2:Place",
+    "Service": "inputs=1:Output* outputs=2:Output*",
+    "NamedService": "key=1:string value=2:Service",
+    "Info": "tags=4:string*",
+    "MetaGraph": "meta_info_def=1:Info graph_def=2:Graph signature_def=5:NamedService*",
+    "SavedModel": "saved_model_schema_version=1:int64 meta_graphs=2:MetaGraph*",
+}
+"""The needed parts of TensorFlow's messages: NAME=NUMBER:TYPE, with a star if it is repeated."""
+_MOST_BYTES = 2**31 - 1
+_MOST_PARTS = 2_000_000
+"""Nodes, inputs and outputs of a graph with its functions in their places; ResNet-152 has less than 20,000."""
+_MOST_DEPTH = 32
+_MOST_REPEATED = 2**26
+"""So many numbers may come from constants that store a number once for many elements, or that are used several times."""
+_OP = re.compile(rb"[A-Za-z_][A-Za-z0-9_>]*")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_VARIABLES = ("VarHandleOp", "Variable", "VariableV2")
+_ASSIGNMENTS = ("Assign", "AssignVariableOp")
+_DTYPES: dict[int, tuple[np.dtype[Any], str]] = {
+    1: (np.dtype("<f4"), "float_val"),
+    2: (np.dtype("<f8"), "double_val"),
+    3: (np.dtype("<i4"), "int_val"),
+    9: (np.dtype("<i8"), "int64_val"),
+    14: (BFLOAT16, "half_val"),
+    19: (np.dtype("<f2"), "half_val"),
+}
+"""Types of constants by TensorFlow's number, and the field of their values."""
+_STRING = 7
+FLOATS = (1, 2, 14, 19)
+"""Numbers of the types of floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operation. A value is the name of its node and its number among the outputs: `conv:0`."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    @property
+    def output(self) -> str:
+        """The first output."""
+        return f"{self.name}:0"
+
+
+@dataclass
+class FlatGraph:
+    """A graph without calls of functions."""
+
+    path: Path
+    nodes: list[Node]
+    outputs: tuple[str, ...]
+    """The values that a SavedModel returns to a server; empty for a GraphDef."""
+    aliases: dict[str, str]
+    """Values that are another value, since they are inputs or outputs of a function."""
+    bundle: Bundle | None = None
+    """The variables of a SavedModel."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Their names in the bundle, by the name of their node."""
+    _read: set[str] = field(default_factory=set)
+    _left: int = _MOST_REPEATED
+
+    def actual(self, value: str) -> str:
+        """Return a value without aliases."""
+        for _ in range(4 * _MOST_DEPTH):
+            if value not in self.aliases:
+                return value
+            value = self.aliases[value]
+        raise ValueError(f"{value!r:.80} is an input or output of itself")
+
+    def place(self, node: Node) -> str | None:
+        """Return the name under which a constant is stored; None if the node is none."""
+        if node.op == "Const":
+            return node.name
+        return self.keys.get(node.name, node.name) if node.op in _VARIABLES else None
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        """Return the shape of a constant. Raises `ValueError` if it is none, or stored nowhere."""
+        shape = tuple(dim.size for dim in _tensor(node).tensor_shape.dim) if node.op == "Const" else self._entry(node).shape
+        if len(shape) > 8 or min(shape, default=0) < 0:
+            raise ValueError(f"{node.name!r:.80} has the shape {list(shape)!s:.80}")
+        return shape
+
+    def dtype(self, node: Node) -> int:
+        """Return TensorFlow's number of the type of a constant. Raises `ValueError` if it is stored nowhere."""
+        return int(_tensor(node).dtype) if node.op == "Const" else self._entry(node).dtype
+
+    def array(self, node: Node) -> np.ndarray:
+        """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its bytes do not fit."""
+        size = math.prod(self.shape(node))
+        stored = size if node.op != "Const" else _stored(_tensor(node), size)
+        self._left -= size if node.name in self._read else max(size - stored, 0)
+        self._read.add(node.name)
+        if self._left < 0:
+            raise ValueError(f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers")
+        if node.op == "Const":
+            return _array(node, size)
+        assert self.bundle is not None
+        return self.bundle.read(str(self.place(node)))
+
+    def _entry(self, node: Node) -> Entry:
+        """Return the entry of a variable in the bundle."""
+        key = self.place(node)
+        if key is None:
+            raise ValueError(f"{node.name!r:.80} is computed, expected a constant")
+        if self.bundle is None:
+            raise ValueError(f"{node.name!r:.80} is a variable, so the graph is not frozen; give a SavedModel or checkpoint")
+        if key not in self.bundle.entries:
+            raise ValueError(f"{node.name!r:.80} is a variable that {self.bundle.prefix.name} does not hold")
+        return self.bundle.entries[key]
+
+
+@cache
+def _messages() -> descriptor_pool.DescriptorPool:
+    file = descriptor_pb2.FileDescriptorProto(name="lockstep/graph.proto", package="lockstep.graph", syntax="proto3")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for text in fields.split():
+            label, number, kind = re.fullmatch(r"(\w+)=(\d+):(\w+\*?)", text).groups()  # type: ignore[union-attr]
+            single = kind.removesuffix("*")
+            one = message.field.add(name=label, number=int(number))
+            one.label = one.LABEL_REPEATED if kind.endswith("*") else one.LABEL_OPTIONAL
+            if single in _FIELDS:
+                one.type, one.type_name = one.TYPE_MESSAGE, f".lockstep.graph.{single}"
+            else:
+                one.type = getattr(one, f"TYPE_{single.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return pool
+
+
+@cache
+def message(name: str) -> Any:
+    """Return the class of a message."""
+    return message_factory.GetMessageClass(_messages().FindMessageTypeByName(f"lockstep.graph.{name}"))
+
+
+def is_graph(path: Path) -> bool:
+    """Return whether a file is a GraphDef: a message that has the fields of one, and begins with a node."""
+    fields = _top_fields(path, {1: 2, 2: 2, 3: 0, 4: 2, 5: 2})
+    if 1 not in fields:
+        return False
+    with path.open("rb") as file:
+        file.seek(fields[1])
+        try:
+            name, op = (_text(file, tag) for tag in (b"\x0a", b"\x12"))
+        except (OSError, ValueError):
+            return False
+    return bool(name) and _OP.fullmatch(op) is not None
+
+
+def is_saved_model(path: Path) -> bool:
+    """Return whether a file is a SavedModel: a message that has the fields of one, a version and a graph among them."""
+    return _top_fields(path, {1: 0, 2: 2}).keys() == {1, 2}
+
+
+def _text(file: BinaryIO, tag: bytes) -> bytes:
+    """Return the next text of a message. Raises `ValueError` if there is another field, or a long text."""
+    if file.read(1) != tag:
+        raise ValueError("it is another field")
+    length = _number(file)
+    if length > 1000:
+        raise ValueError("it is a long text")
+    return file.read(length)
+
+
+def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
+    """Return where the first field of each number is in a file; empty if it has others than these.
+
+    `kinds` are wire types by number: 0 is a number, 2 is bytes with their length.
+    """
+    places: dict[int, int] = {}
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while file.tell() < size:
+                number, kind = divmod(_number(file), 8)
+                if kinds.get(number) != kind:
+                    return {}
+                length = _number(file)
+                places.setdefault(number, file.tell())
+                if kind == 2:
+                    file.seek(length, 1)
+                if file.tell() > size:
+                    return {}
+    except (OSError, ValueError):
+        return {}
+    return places
+
+
+def _number(file: BinaryIO) -> int:
+    """Return the next number in the encoding of Protocol Buffers: seven bits a byte, the lowest first."""
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = file.read(1)
+        if not byte:
+            raise ValueError("the file ends in a number")
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value
+    raise ValueError("a number has more than 64 bits")
+
+
+def opened(path: Path) -> FlatGraph:
+    """Return the graph of a file. Raises `CheckpointError` if it is damaged, or if a SavedModel has no variables."""
+    kind = "SavedModel" if path.name == "saved_model.pb" or is_saved_model(path) else "Graph"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CheckpointError(f"{path} has more than 2 GiB, which a graph cannot have; expected a smaller file")
+        data = path.read_bytes()
+        refuse_stand_in(path, data)
+        parsed = message(kind).FromString(data)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except DecodeError:
+        name = "a SavedModel" if kind == "SavedModel" else "a frozen graph (GraphDef in binary form)"
+        raise CheckpointError(f"{path} is damaged or not {name}. Export or copy it again.") from None
+    try:
+        if kind == "Graph":
+            return _flat(path, parsed, ())
+        meta = _meta_graph(parsed)
+        graph = _flat(path, meta.graph_def, _outputs(meta))
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    prefix = path.parent / "variables" / "variables"
+    if index_path(prefix).is_file():
+        graph.bundle = Bundle(prefix)
+        graph.keys = dict(_keys(graph))
+    return graph
+
+
+def _meta_graph(model: Any) -> Any:
+    """Return the graph for servers."""
+    if not model.meta_graphs:
+        raise ValueError("it has no graph")
+    return next((meta for meta in model.meta_graphs if "serve" in meta.meta_info_def.tags), model.meta_graphs[0])
+
+
+def _outputs(meta: Any) -> tuple[str, ...]:
+    """Return the values that the usual service returns, or else the first service that takes and returns something."""
+    services = {entry.key: entry.value for entry in meta.signature_def}
+    usable = [service for service in services.values() if service.inputs and service.outputs]
+    if not usable:
+        raise ValueError("it has no signature such as serving_default; save it with one")
+    service = services.get("serving_default", usable[0])
+    return tuple(_value(entry.value.name, "", False) for entry in service.outputs)
+
+
+def _value(text: str, prefix: str, is_in_function: bool) -> str:
+    """Return the value that an input names: `node`, `node:1`, and in functions `argument` or `node:output:1`."""
+    name, *others = text.split(":")
+    if not others:
+        return f"{prefix}{name}:0"
+    if is_in_function and len(others) == 2 and others[0].startswith(("batch_", "reserve_space", "value_index")):
+        return f"{prefix}{name}:{others[0]}:{others[1]}"
+    return f"{prefix}{name}:{others[-1]}"
+
+
+class _Flattening:
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self.nodes: list[Node] = []
+        self.aliases: dict[str, str] = {}
+        self._functions = functions
+        self._left = _MOST_PARTS
+
+    def _count(self, parts: int) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise ValueError(f"it has more than {_MOST_PARTS} nodes, with functions in place of their calls")
+
+    def add(self, definitions: Any, prefix: str = "", depth: int = 0) -> None:
+        """Add nodes, and those of the functions that they call."""
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"its functions call each other {_MOST_DEPTH} deep")
+        for node in definitions:
+            self._count(1 + len(node.input))
+            inputs = tuple(_value(text, prefix, depth > 0) for text in node.input if not text.startswith("^"))
+            attributes = {entry.key: entry.value for entry in node.attr}
+            called = attributes["f"].func.name if node.op in _CALLS and "f" in attributes else ""
+            if called in self._functions:
+                self._call(self._functions[called], f"{prefix}{node.name}", inputs, depth)
+            else:
+                self.nodes.append(Node(f"{prefix}{node.name}", node.op, inputs, attributes))
+
+    def _call(self, function: Any, name: str, inputs: tuple[str, ...], depth: int) -> None:
+        signature, prefix = function.signature, f"{name}//"
+        self._count(len(signature.input_arg) + len(signature.output_arg) + len(function.ret))
+        for argument, value in zip(signature.input_arg, inputs, strict=False):
+            self.aliases[f"{prefix}{argument.name}:0"] = value
+        returned = {entry.key: entry.value for entry in function.ret}
+        for number, argument in enumerate(signature.output_arg):
+            self.aliases[f"{name}:{number}"] = _value(returned.get(argument.name, ""), prefix, True)
+        self.add(function.node_def, prefix, depth + 1)
+
+
+def _flat(path: Path, graph: Any, outputs: tuple[str, ...]) -> FlatGraph:
+    flattening = _Flattening({function.signature.name: function for function in graph.library.function})
+    flattening.add(graph.node)
+    return FlatGraph(path, flattening.nodes, outputs, flattening.aliases)
+
+
+def _keys(graph: FlatGraph) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a SavedModel restores, and their names in its bundle."""
+    makers = {node.output: node for node in graph.nodes}
+    restored: dict[str, str] = {}
+    for node in graph.nodes:
+        names = makers.get(graph.actual(node.inputs[1])) if node.op == "RestoreV2" and len(node.inputs) > 1 else None
+        if names is not None and names.op == "Const":
+            texts = (text.decode(errors="replace") for text in _tensor(names).string_val)
+            restored |= {f"{node.name}:{number}": text for number, text in enumerate(texts)}
+    for node in graph.nodes:
+        if node.op in _ASSIGNMENTS and len(node.inputs) > 1:
+            variable, value = (makers.get(graph.actual(name)) for name in node.inputs[:2])
+            place = graph.actual(node.inputs[1])
+            if value is not None and value.op == "Identity" and value.inputs:
+                place = graph.actual(value.inputs[0])
+            if variable is not None and variable.op in _VARIABLES and place in restored:
+                yield variable.name, restored[place]
+
+
+def _tensor(node: Node) -> Any:
+    return node.attributes["value"].tensor if "value" in node.attributes else message("Tensor")()
+
+
+def text(node: Node) -> str:
+    """Return the constant text of a node. Raises `ValueError` if it is none."""
+    tensor = _tensor(node)
+    if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
+        raise ValueError(f"{node.name!r:.80} is not a text")
+    try:
+        return bytes(tensor.string_val[0]).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{node.name!r:.80} is not in UTF-8") from None
+
+
+def _stored(tensor: Any, size: int) -> int:
+    """Return how many numbers a file has for a constant of this size."""
+    name = _DTYPES[tensor.dtype][1] if tensor.dtype in _DTYPES else "float_val"
+    return size if tensor.tensor_content else len(getattr(tensor, name))
+
+
+def _array(node: Node, size: int) -> np.ndarray:
+    """Return a constant. The last number that is stored stands for all that follow."""
+    tensor = _tensor(node)
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(f"{node.name!r:.80} is of TensorFlow's type {tensor.dtype}, expected floats or integers")
+    dtype, name = _DTYPES[tensor.dtype]
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    if tensor.tensor_content:
+        if len(tensor.tensor_content) != size * dtype.itemsize:
+            raise ValueError(f"{node.name!r:.80} has {len(tensor.tensor_content)} bytes, which do not fit {list(shape)}")
+        return numbers(np.frombuffer(tensor.tensor_content, dtype).reshape(shape))
+    held = getattr(tensor, name)
+    if len(held) > size:
+        raise ValueError(f"{node.name!r:.80} has {len(held)} numbers for the shape {list(shape)}")
+    values = np.array(held, np.int64).astype("<u2").view(dtype) if name == "half_val" else np.array(held, dtype)
+    filled = np.zeros(size, dtype)
+    filled[: len(values)] = values
+    if len(values):
+        filled[len(values) :] = values[-1]
+    return numbers(filled.reshape(shape))

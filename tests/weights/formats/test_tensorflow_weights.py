@@ -1,0 +1,267 @@
+"""Frozen graphs and SavedModels that TensorFlow writes, Lockstep's own among them. NVIDIA's are in test_peers.
+
+What TensorFlow computes with a graph is the oracle.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lockstep
+from lockstep import backends
+from lockstep.backends.tensorflow import export
+from lockstep.models.architectures import MODELS, ModelSpec, narrowed
+from lockstep.recipes import Recipe
+from lockstep.system.errors import CheckpointError
+from lockstep.weights.formats import tensorflow_graph, tensorflow_weights
+from lockstep.weights.formats.common import Original
+from lockstep.weights.opening import open_weights
+from lockstep.weights.preprocessing import FIELDS
+from tests.inference.cases import CLASSES, random_tensors
+from tests.weights.formats.cases import BASIC, RESNEXT, assert_canonical
+
+V1 = narrowed(MODELS["resnet50-v1"])
+MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+WRITERS = {"saved": export.export, "frozen": export.export_frozen_graph}
+IMAGES = np.random.default_rng(3).integers(0, 256, (2, 40, 40, 3), np.uint8)
+
+
+def recipe_of(model: str | ModelSpec = RESNEXT, **changes: Any) -> Recipe:
+    own = {"mean": MEAN, "std": STD, "eval_resize": 48, "eval_crop": 40, "eval_sampling": "half_pixel"}
+    return Recipe(model=model, logits=10, precision="fp32").replace(**own | changes)
+
+
+def read(path: Path) -> Original:
+    place = tensorflow_weights.find(path)
+    assert place is not None
+    return tensorflow_weights.read(place)
+
+
+def edited(path: Path, change: Callable[[Any], object]) -> Path:
+    """Change the GraphDef of a frozen graph."""
+    graph = tf.compat.v1.GraphDef.FromString((path / "frozen_graph.pb").read_bytes())
+    change(graph)
+    (path / "frozen_graph.pb").write_bytes(graph.SerializeToString())
+    return path
+
+
+def nodes_of(graph: Any, op: str) -> list[Any]:
+    return [node for node in graph.node if node.op == op]
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": BASIC, "padding": "same", "bn_epsilon": 1e-3},
+        {"model": V1, "eval_sampling": "asymmetric"},
+        {"precision": "bf16"},
+    ],
+    ids=str,
+)
+def test_what_lockstep_exports_is_read_back_bit_for_bit(form: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of(**changes)
+    tensors = random_tensors(recipe, 1)
+    WRITERS[form](recipe, tensors, CLASSES, tmp_path / "model")
+    opened = open_weights(tmp_path / "model")
+    assert_canonical(opened.tensors, tensors)
+    assert (opened.origin, opened.classes, opened.remarks) == ("TensorFlow", CLASSES, ())
+    for name in (*FIELDS, "model", "logits", "padding", "bn_epsilon"):
+        assert getattr(opened.recipe, name) == getattr(recipe, name)
+    assert {name for each in opened.stored for name in each.tensors} == tensors.keys()
+    # No path inside the folder, and no name, is needed to recognise it.
+    file = (tmp_path / "model" / opened.source.name).rename(tmp_path / "model" / "any")
+    assert tensorflow_weights.find(file) == file
+    assert not tensorflow_weights.is_graph(tmp_path / "model" / ("classes.txt" if form == "frozen" else "fingerprint.pb"))
+
+
+def test_a_frozen_graph_is_compared_and_answers_in_tensorflow_alone(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    tensors = random_tensors(recipe, 1)
+    WRITERS["saved"](recipe, tensors, CLASSES, tmp_path / "saved")
+    written = lockstep.export(tmp_path / "saved", tmp_path / "frozen", to="frozen-graph")
+    assert written["comparison"]["largest_difference"] < 1e-5
+    assert (tmp_path / "frozen" / "classes.txt").read_text().splitlines() == list(CLASSES)
+    graph = tf.compat.v1.GraphDef.FromString((tmp_path / "frozen" / "frozen_graph.pb").read_bytes())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.import_graph_def(graph, name="")
+        classes, probabilities = session.run(["classes:0", "probabilities:0"], {"images:0": IMAGES})
+    module = backends.load("reference").load_module(recipe, tensors)
+    logits = module(((IMAGES.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2))
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    assert probabilities == pytest.approx(powers / powers.sum(axis=1, keepdims=True), rel=1e-3, abs=1e-6)
+    assert classes.tolist() == logits.argmax(axis=1).tolist()
+
+
+# Graphs of others
+
+
+def frozen(function: Callable[[Any], Any], path: Path) -> np.ndarray:
+    """Freeze a function of normalised images, and return its logits of images of noise."""
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    concrete = tf.function(function).get_concrete_function(tf.TensorSpec([None, 40, 40, 3], tf.float32, name="x"))
+    path.write_bytes(convert_variables_to_constants_v2(concrete).graph.as_graph_def().SerializeToString())
+    return np.asarray(concrete(tf.constant(IMAGES.astype(np.float32) / 128 - 1)))
+
+
+class Basic:
+    """A small ResNet of basic blocks. Each kind of unit is one that a converter writes."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._random = kind, np.random.default_rng(7)
+
+    def _constant(self, *shape: int, low: float = -0.3, scale: float = 1) -> Any:
+        return tf.constant(self._random.uniform(low, 1, shape) * scale, tf.float32)
+
+    def _unit(self, x: Any, outputs: int, size: int, stride: int) -> Any:
+        kernel = self._constant(size, size, x.shape[-1], outputs, scale=(size * size * x.shape[-1]) ** -0.5)
+        pad, edge = size // 2, [[0, 0], [size // 2] * 2, [size // 2] * 2, [0, 0]]
+        if self._kind == "explicit":
+            y = tf.nn.conv2d(x, kernel, stride, edge)
+        else:
+            y = tf.nn.conv2d(tf.pad(x, edge) if pad else x, kernel, stride, "VALID")
+        bias = self._constant(outputs)
+        if self._kind == "folded":
+            return y + tf.reshape(bias, [1, 1, 1, outputs])
+        if self._kind == "biased":
+            y = tf.nn.bias_add(y, bias)
+        values = [self._constant(outputs, low=0.5) for _ in range(4)]
+        if self._kind == "unfused":
+            scale, shift, mean, variance = values
+            return tf.nn.batch_normalization(y, mean, variance, shift, scale, 1.001e-5)
+        return tf.compat.v1.nn.fused_batch_norm(y, *values, epsilon=1.001e-5, is_training=False)[0]
+
+    def __call__(self, x: Any) -> Any:
+        x = tf.nn.relu(self._unit(x, 8, 7, 2))
+        x = tf.nn.max_pool2d(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), 3, 2, "VALID")
+        for stage, width in enumerate((8, 16, 32, 64)):
+            stride = 2 if stage else 1
+            shortcut = self._unit(x, width, 1, stride) if stage else x
+            y = self._unit(tf.nn.relu(self._unit(x, width, 3, stride)), width, 3, 1)
+            x = tf.nn.relu(y + shortcut)
+        x = tf.reduce_mean(x, [1, 2])
+        return tf.matmul(x, self._constant(10, 64), transpose_b=True) + self._constant(10)
+
+
+@pytest.mark.parametrize("kind", ["folded", "biased", "explicit", "unfused"])
+def test_graphs_of_other_programs_compute_what_tensorflow_computes(kind: str, tmp_path: Path) -> None:
+    expected = frozen(Basic(kind), tmp_path / "graph.pb")
+    original = read(tmp_path / "graph.pb")
+    module = backends.load("reference").load_module(original.recipe, original.state.tensors)
+    logits = module((IMAGES.astype(np.float64) / 128 - 1).transpose(0, 3, 1, 2))
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
+    assert original.is_folded == (kind == "folded")
+    assert (
+        original.remarks[0] == "the graph does not normalise its images, so the usual mean and std of ImageNet are assumed"
+    )
+    assert original.recipe.bn_epsilon == (1e-5 if kind == "folded" else 1.001e-5)
+
+
+def wrong_constant(shape: list[int], **values: Any) -> Callable[[Any], object]:
+    """Give the first kernel another shape or other numbers."""
+
+    def change(graph: Any) -> None:
+        tensor = first_kernel(graph).attr["value"].tensor
+        dtype = tensor.dtype
+        tensor.Clear()
+        tensor.MergeFrom(type(tensor)(dtype=dtype, **values))
+        for size in shape:
+            tensor.tensor_shape.dim.add(size=size)
+
+    return change
+
+
+def first_kernel(graph: Any) -> Any:
+    return next(each for each in nodes_of(graph, "Const") if len(each.attr["value"].tensor.tensor_shape.dim) == 4)
+
+
+def variable(graph: Any) -> None:
+    first_kernel(graph).op = "VarHandleOp"
+
+
+def renamed(op: str, name: str) -> Callable[[Any], object]:
+    def change(graph: Any) -> None:
+        nodes_of(graph, op)[1].op = name
+
+    return change
+
+
+def training(graph: Any) -> None:
+    nodes_of(graph, "FusedBatchNormV3")[0].attr["is_training"].b = True
+
+
+def without_notes(graph: Any) -> None:
+    for node in nodes_of(graph, "Const"):
+        if node.name.startswith("lockstep"):
+            graph.node.remove(node)
+            return
+
+
+def circle(graph: Any) -> None:
+    [node] = [each for each in graph.node if each.name == "Relu"]
+    node.op = "Identity"
+    node.input[0] = "Relu"
+
+
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a shape without bytes": (wrong_constant([2**31, 2**31, 3, 8], float_val=[1.0]), "repeat more than 67108864 numbers"),
+    "too few bytes": (wrong_constant([7, 7, 3, 8], tensor_content=b"\0" * 12), r"has 12 bytes, which do not fit"),
+    "too many numbers": (wrong_constant([1, 1, 3, 1], float_val=[1.0] * 9), r"has 9 numbers for the shape \[1, 1, 3, 1\]"),
+    "a negative shape": (wrong_constant([7, 7, 3, -8]), r"has the shape \[7, 7, 3, -8\]"),
+    "another activation": (renamed("Relu", "Relu6"), "is used by TensorFlow's Relu6"),
+    "an operator with a name of ONNX": (renamed("Relu", "Gemm"), "is used by TensorFlow's Gemm"),
+    "a batch norm in training": (training, "is used by TensorFlow's FusedBatchNormV3"),
+    "a variable": (variable, "is a variable, so the graph is not frozen"),
+    "a resize of another program": (without_notes, "its images are prepared by Merge .*expected the graph's input"),
+    "a circle": (circle, "behind 100 nodes that change nothing"),
+    "nothing": (lambda graph: graph.ClearField("node") or graph.node.add(name="a", op="Const"), "have the layouts"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    recipe, folder = recipe_of(), tmp_path_factory.mktemp("whole") / "model"
+    WRITERS["frozen"](recipe, random_tensors(recipe, 1), CLASSES, folder)
+    return (folder / "frozen_graph.pb").read_bytes()
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused(change: Callable[[Any], object], reason: str, whole: bytes, tmp_path: Path) -> None:
+    (tmp_path / "frozen_graph.pb").write_bytes(whole)
+    with pytest.raises(CheckpointError, match=f"frozen_graph.pb .*({reason})"):
+        read(edited(tmp_path, change))
+
+
+def test_a_constant_that_stores_its_last_number_once_is_read(whole: bytes, tmp_path: Path) -> None:
+    (tmp_path / "frozen_graph.pb").write_bytes(whole)
+    original = read(edited(tmp_path, wrong_constant([7, 7, 3, 8], float_val=[1.0, 2.0])))
+    kernel = original.state.tensors["conv1.weight"].transpose(2, 3, 1, 0).ravel()
+    assert (kernel[0], set(kernel[1:].tolist())) == (1, {2})
+
+
+def test_functions_that_call_each_other_without_end_are_refused(tmp_path: Path) -> None:
+    message = tensorflow_graph.message
+    call = message("Node")(name="n", op="PartitionedCall", input=["x"])
+    call.attr.add(key="f").value.func.name = "twice"
+    function = message("Definition")(node_def=[call, call])
+    function.signature.name = "twice"
+    function.signature.input_arg.add(name="x")
+    graph = message("Graph")(node=[message("Node")(name="x", op="Placeholder"), call])
+    graph.library.function.append(function)
+    (tmp_path / "a.pb").write_bytes(graph.SerializeToString())
+    with pytest.raises(CheckpointError, match="its functions call each other 32 deep"):
+        read(tmp_path / "a.pb")
+
+
+def test_a_saved_model_without_its_variables_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_of()
+    WRITERS["saved"](recipe, random_tensors(recipe, 1), (), tmp_path / "model")
+    (tmp_path / "model" / "variables" / "variables.index").unlink()
+    with pytest.raises(CheckpointError, match="is a variable, so the graph is not frozen; give a SavedModel or checkpoint"):
+        read(tmp_path / "model")
