@@ -239,7 +239,7 @@ def test_a_launcher_gives_the_number_of_processes(launcher: str, ranks: int) -> 
             "convert C w.pth --to torchvision",
         ),
         ("python model2onnx.py --pretrained-from-file W --output O -b 4", "export W O --to onnx"),
-        ("python export_frozen_graph.py --checkpoint C --output_file O", "export C O --to savedmodel"),
+        ("python export_frozen_graph.py --checkpoint C --output_file O", "export C O --to frozen-graph"),
         (
             "python export_model.py --from-checkpoint C --trt-inference-dir O",
             "export C O --to paddle-inference",

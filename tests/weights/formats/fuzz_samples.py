@@ -27,6 +27,7 @@ from lockstep.weights.formats import (
     nvidia_paddle,
     nvidia_tensorflow,
     tensor_bundle,
+    tensorflow_graph,
     timm_folder,
     torch_file,
     torch_writing,
@@ -361,6 +362,30 @@ def tensorflow() -> list[Sample]:
 _TENSORFLOWS = ("f2", "f4", "f8", "i4", "i8")
 
 
+def tensorflow_graphs() -> list[Sample]:
+    """Return the exports of Lockstep: a frozen graph, and a SavedModel."""
+    from lockstep.backends.tensorflow import export
+
+    recipe = _recipe()
+    tensors = state_of(recipe).tensors
+    found = []
+    for write, name, kind in (
+        (export.export_frozen_graph, "a/frozen_graph.pb", "Graph"),
+        (export.export, "a/saved_model.pb", "SavedModel"),
+    ):
+        files = _written(lambda folder, write=write: write(recipe, tensors, CLASSES, folder / "a"))  # type: ignore[misc]
+        whole = tensorflow_graph.message(kind).FromString(files[name])
+
+        def of_message(rng: np.random.Generator, files: Files, name: str = name, whole: Any = whole) -> Files:
+            copied = type(whole)()
+            copied.CopyFrom(whole)
+            damaged_message(rng, copied)
+            return files | {name: copied.SerializeToString()}
+
+        found.append(Sample(files, ("a", name), (_anywhere, _in(name, damaged), of_message, of_message)))
+    return found
+
+
 def mxnet() -> list[Sample]:
     recipe, paths = _recipe(), ("model", "", "model-0003.params")
     state = state_of(recipe)
@@ -431,6 +456,7 @@ SAMPLES: dict[str, Callable[[], list[Sample]]] = {
     "safetensors": safetensors,
     "timm": timm,
     "tensorflow": tensorflow,
+    "tensorflow-graphs": tensorflow_graphs,
     "mxnet": mxnet,
     "lockstep": lockstep,
     "pytorch": pytorch,

@@ -7,7 +7,8 @@
 | `torch_file`: PyTorch; `torch_pickle` makes the tensors | `torch_models`, written by `torch_writing` |
 | `mxnet_params`: MXNet; `mxnet_symbol` reads the graph | `nvidia_mxnet` |
 | `keras_variables`: Keras; `keras_process` reads it first | `keras_file`; older names: `keras_branches` |
-| ONNX's own library; `onnx_metadata` is the preprocessing | `onnx_weights` |
+| ONNX's own library; `onnx_metadata` is the preprocessing | `onnx_weights`, by `network` |
+| `tensorflow_graph`: TensorFlow's graphs; `tensorflow_nodes` makes them ONNX's | `tensorflow_weights`, by `network` |
 
 `timm_folder` is the folder of timm and of the Hugging Face Hub. `pickles` interprets the pickles of Paddle and PyTorch.
 """

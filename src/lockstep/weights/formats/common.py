@@ -64,9 +64,9 @@ class Original:
     remarks: tuple[str, ...]
     """Remarks for the user: what was matched by structure, is left over, or differs from the original."""
     origin: str
-    """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX", "PaddleClas", "paddle.vision",
-    "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any other program with
-    it."""
+    """The program whose names and layouts it has: "torchvision", "timm", "Keras", "ONNX", "TensorFlow", "PaddleClas",
+    "paddle.vision", "Gluon", "NVIDIA PyTorch", "NVIDIA TensorFlow", "NVIDIA Paddle", "NVIDIA MXNet", or "PyTorch" for any
+    other program with it."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if the checkpoint has none."""
     epochs: int | None = None

@@ -54,8 +54,8 @@ _FIELDS = {
 }
 """The needed parts of TensorFlow's messages: NAME=NUMBER:TYPE, with a star if it is repeated."""
 _MOST_BYTES = 2**31 - 1
-_MOST_PARTS = 2_000_000
-"""Nodes, inputs and outputs of a graph with its functions in their places; ResNet-152 has less than 20,000."""
+_MOST_PARTS = 300_000
+"""Nodes, inputs and outputs of a graph with its functions in their places. Keras' export of ResNet50 has 30,000."""
 _MOST_DEPTH = 32
 _MOST_REPEATED = 2**26
 """So many numbers may come from constants that store a number once for many elements, or that are used several times."""
@@ -137,8 +137,8 @@ class FlatGraph:
     def array(self, node: Node) -> np.ndarray:
         """Return a constant as it is stored; bfloat16 becomes float32. Raises `ValueError` if its bytes do not fit."""
         size = math.prod(self.shape(node))
-        stored = size if node.op != "Const" else _stored(_tensor(node), size)
-        self._left -= size if node.name in self._read else max(size - stored, 0)
+        stored = _stored(_tensor(node), size) if node.op == "Const" and node.name not in self._read else 0
+        self._left -= max(size - stored, 0)
         self._read.add(node.name)
         if self._left < 0:
             raise ValueError(f"{node.name!r:.80} and others repeat more than {_MOST_REPEATED} numbers")
@@ -146,6 +146,10 @@ class FlatGraph:
             return _array(node, size)
         assert self.bundle is not None
         return self.bundle.read(str(self.place(node)))
+
+    def allow(self, more: int) -> None:
+        """Allow so many numbers of variables, each of which has 2 bytes or more in a file."""
+        self._left += more
 
     def _entry(self, node: Node) -> Entry:
         """Return the entry of a variable in the bundle."""
@@ -274,6 +278,7 @@ def opened(path: Path) -> FlatGraph:
     prefix = path.parent / "variables" / "variables"
     if index_path(prefix).is_file():
         graph.bundle = Bundle(prefix)
+        graph.allow(sum(file.stat().st_size for file in prefix.parent.glob("variables.data-*")) // 2)
         graph.keys = dict(_keys(graph))
     return graph
 
