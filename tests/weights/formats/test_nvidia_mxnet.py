@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lockstep.models.architectures import MODELS
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
@@ -271,6 +273,63 @@ def test_layers_of_gluons_are_read_by_their_order(table: dict[str, str], joint: 
     assert_canonical(found.state.tensors, state_of(recipe_of()).tensors)
 
 
+def add_biases(arrays: Variables, ending: str) -> dict[str, np.ndarray]:
+    """Add biases to the outer 1x1 convolutions of blocks, as Gluon's resnet50_v1 has them; return them by kernel."""
+    outer = [name for name in arrays if "unit" in name and name.endswith(("conv1_weight", "conv3_weight"))]
+    random = np.random.default_rng(3)
+    biases = {name: random.standard_normal(len(arrays[name])).astype(np.float32) for name in outer}
+    arrays |= {name.removesuffix("weight") + ending: value for name, value in biases.items()}
+    return biases
+
+
+def assert_folded(found: Original, expected: Variables, biases: dict[str, np.ndarray]) -> None:
+    """Assert that only means differ: batch norm subtracts the mean from a convolution with its bias."""
+    ours = {theirs: name for name, theirs in names(RESNET).items()}
+    expected = dict(expected)
+    for kernel, bias in biases.items():
+        conv = ours[kernel.partition(":")[2]]
+        mean = conv.replace("conv", "bn").removesuffix("weight") + "running_mean"
+        expected[mean] = expected[mean] - bias
+    assert_canonical(found.state.tensors, expected)
+    assert f"{len(biases)} convolutions have biases, such as " in "; ".join(found.remarks)
+
+
+def test_biases_of_gluons_resnet50_v1_are_folded_into_means(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "small-v1", replace(RESNET, stride_in="1x1"))
+    arrays = dict(mxnet_params.load(file))
+    biases = add_biases(arrays, "bias")
+    table, joint, _ = GLUON["the model zoo"]
+    path = file.with_name("best.params")
+    mxnet_params.dump(path, renamed(arrays, of_gluon(table, joint)))
+    found = read(path, momentum=False)
+    assert found.recipe.model == "small-v1"
+    assert "bottlenecks stride in their first 1x1, as Gluon's with biases do" in found.remarks[0]
+    assert_folded(found, state_of(recipe_of()).tensors, biases)
+    used = {each.name: each.tensors for each in found.stored if each.name.endswith("conv0_bias")}
+    assert used["resnetv10_stage1_conv0_bias"] == ("layer1.0.bn1.running_mean",)
+
+
+def with_bias(nodes: list[dict[str, Any]], kernel: str) -> None:
+    """Give a convolution a bias, which is a variable before all other nodes."""
+    for each in nodes:
+        each["inputs"] = [[i + 1, *more] for i, *more in each["inputs"]]
+    conv = node(nodes, kernel)
+    conv["inputs"].append([0, 0, 0])
+    conv["attrs"]["no_bias"] = "False"
+    nodes.insert(0, {"op": "null", "name": f"{kernel}_offset", "inputs": []})
+
+
+def test_a_graph_names_the_bias_of_a_convolution(file: Path) -> None:
+    kernel, offset = "stage1_unit1_conv1", np.arange(8, dtype=np.float32)
+    with pytest.raises(CheckpointError, match=f"{kernel}_offset is missing"):
+        regraphed(file, lambda nodes: with_bias(nodes, kernel))
+    with pytest.raises(CheckpointError, match=rf"{kernel}_offset is float32 \[3\], expected float32 \[8\]"):
+        changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset[:3]}))
+    found = changed(file, lambda arrays: arrays.update({f"arg:{kernel}_offset": offset}))
+    assert found.recipe.model == "small"
+    assert_folded(found, state_of(recipe_of()).tensors, {f"arg:{kernel}_weight": offset})
+
+
 def test_weights_of_gluons_model_zoo_get_its_preprocessing(file: Path) -> None:
     """MXNet's documentation: images from 0 to 1, then mean 0.485, 0.456, 0.406 and std 0.229, 0.224, 0.225."""
     table, joint, _ = GLUON["the model zoo"]
@@ -318,7 +377,7 @@ REFUSED: dict[str, tuple[Callable[[Variables], object], str]] = {
     ),
     "biases of convolutions": (
         lambda a: a.update({"arg:conv0_bias": zeros(8)}),
-        r"convolutions have biases \(1, such as conv0_bias\), which no model here has; conv0_bias is unexpected",
+        "small is nearest, but conv0_bias is unexpected",
     ),
     "another shape": (
         lambda a: a.update({"arg:bn0_beta": zeros(3)}),

@@ -46,6 +46,8 @@ class Convolution:
     """Layout of the images: "NCHW" (kernels are OIHW) or "NHWC" (kernels are OHWI)."""
     norm: dict[str, str]
     """Canonical suffix -> variable of the batch norm after the convolution; empty if there is none."""
+    bias: str = ""
+    """The variable of its bias; "" if it has none."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class _Graph:
             int(self._attribute(node, "num_group", "1")),
             self._attribute(node, "layout", "NCHW"),
             {} if norm is None else self._norm(norm),
+            self._variable(node, 2),
         )
 
     def _norm(self, node: int) -> dict[str, str]:

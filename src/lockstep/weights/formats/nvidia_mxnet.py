@@ -18,16 +18,16 @@ separate file, in canonical form and under the names of their parameters. MXNet 
 Checkpoints of other programs are read if their layers are those of a supported model. A graph says what is computed with
 each variable, and its convolutions are in the order of computation. Without a graph, the order comes from the names of
 Gluon's layers. These are either numbered in the order of creation (`resnetv10_stage1_conv0_weight`) or paths to the layers
-(`features.4.0.body.0.weight`).
+(`features.4.0.body.0.weight`). Biases of convolutions are folded into the batch norms after them (`mxnet_layers`).
 
 Sources: NVIDIA DeepLearningExamples, MxNet/Classification/RN50v1.5, resnet.py and fit.py at commit 0663b67, models.py and
 fit.py at 810bcf37; MXNet's python/mxnet/model.py, gluon/block.py, gluon/model_zoo/vision/resnet.py.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +60,15 @@ from lockstep.weights.formats.common import (
     write_new,
 )
 from lockstep.weights.formats.mxnet_graph import NORM, scopes, symbol_of
+from lockstep.weights.formats.mxnet_layers import (
+    Layers,
+    about_biases,
+    are_gluons,
+    biases_by_mean,
+    layers_by_names,
+    layers_of,
+    without_bias,
+)
 from lockstep.weights.formats.mxnet_symbol import Symbol
 
 _PARAMETERS = ".params"
@@ -71,26 +80,6 @@ _OF_EPOCH_FROM_0 = re.compile(r"(.+)_([0-9]{4,9})\.params")
 _MODELS = ("resnet50", "resnet101", "resnet152")
 """The original's models that exist here too. Its models with basic blocks differ: they have a projection in stage 1."""
 _LOGITS = 1000
-_GLUON_NORM = NORM | {"running_mean": "running_mean", "running_var": "running_var"}
-_COUNTED = re.compile(r"(?P<scope>\w*?)(?:stage(?P<stage>[0-9]+)_)?(?:conv|batchnorm)(?P<number>[0-9]+)_\w+")
-_PATH = re.compile(
-    r"(?P<scope>(?:_net\.)?features\.)(?P<block>[0-9.]+)"
-    r"(?:\.(?P<part>body|bn_add_relu(?:\.bn)?|downsample)(?P<layer>[0-9.]*))?\.[a-z_]+"
-)
-_OF_ZOO = re.compile(r"resnetv1|features\.|\w*?stage[0-9]+_(conv|batchnorm)[0-9]+_")
-_PARTS = ("", "body", "bn_add_relu", "bn_add_relu.bn", "downsample")
-"""The parts of a block, in the order of computation."""
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """The variables of a network's layers in order."""
-
-    kernels: list[str]
-    norms: list[Names]
-    """Each batch norm's variables by canonical suffix."""
-    head: Names
-    """The classifier's variables by canonical name."""
 
 
 def find(path: Path) -> Path | None:
@@ -146,7 +135,9 @@ def read(path: Path, *, momentum: bool = True) -> Original:
     arrays = _bare(path, stored)
     graph = _graph_of(path)
     symbol = mxnet_symbol.load(graph) if graph is not None and graph.is_file() else None
-    matching = _matching(path, arrays, symbol)
+    layers = layers_of(symbol) if symbol else layers_by_names(arrays)
+    matching = _matching(path, arrays, symbol, layers)
+    biases = biases_by_mean(MODELS[matching.model], matching.names, layers)
     table = {tensor: matching.names[tensor.name] for tensor in tensors(MODELS[matching.model], matching.logits)}
     layouts = _layouts(path, arrays, table, symbol)
     velocities_file = path.with_name(path.name.removesuffix(_PARAMETERS) + _MOMENTUM)
@@ -158,28 +149,22 @@ def read(path: Path, *, momentum: bool = True) -> Original:
         {tensor.name: _canonical(file, values[name], name, tensor, layouts) for tensor, name in names.items()}
         for file, values, names in ((path, arrays, table), (velocities_file, velocities, carried))
     )
+    found |= {mean: without_bias(found[mean], arrays[bias], f"{path}: {bias}") for mean, bias in biases.items()}
     remarks = (
         *([_about_step(path)] if momentum else []),
-        *_remarks(path, arrays, table, layouts, symbol),
+        *_remarks(path, arrays, table, layouts, symbol, MODELS[matching.model]),
+        *about_biases(biases.values()),
         *(about_momentum(missing, len(slots), velocities_file.name) if momentum else ()),
     )
-    origin = "Gluon" if _are_gluons(matching.names.values()) else "NVIDIA MXNet"
+    origin = "Gluon" if are_gluons(matching.names.values()) else "NVIDIA MXNet"
     recipe = Recipe() if origin == "Gluon" else resnet50_mxnet_90ep()
     epsilon = _epsilon(recipe, symbol)
     recipe = recipe.replace(model=matching.model, logits=matching.logits, precision="fp32", bn_epsilon=epsilon)
     full = dict(zip(arrays, stored, strict=True))
-    held = listed(described(stored), ((tensor.name, full[name]) for tensor, name in table.items()))
+    used = [*((tensor.name, name) for tensor, name in table.items()), *biases.items()]
+    held = listed(described(stored), ((tensor, full[name]) for tensor, name in used))
     others = (*([graph] if symbol and graph else []), *([velocities_file] if velocities else []))
     return Original(recipe, State(0, found, speeds), remarks, origin, (), _epochs_done(path), stored=held, others=others)
-
-
-def _are_gluons(names: Collection[str]) -> bool:
-    """Return whether variables have the names of Gluon's model zoo, or of GluonCV's exports.
-
-    The zoo's names begin with `resnetv1`, count layers within a stage, or are paths from `features`. NVIDIA's Gluon code
-    counts layers through the whole network, and its blocks end with a layer `bn_add_relu`, which the zoo does not have.
-    """
-    return any(map(_OF_ZOO.match, names)) and not any("bn_add_relu" in name for name in names)
 
 
 def _bare(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -195,29 +180,31 @@ def _graph_of(path: Path) -> Path | None:
     return path.with_name(match[1] + _SYMBOL) if match else None
 
 
-def _matching(path: Path, arrays: Mapping[str, np.ndarray], symbol: Symbol | None) -> Matching:
-    """Return the model that has exactly these tensors and computes what the graph computes."""
-    shapes = {name: value.shape for name, value in arrays.items()}
+def _matching(path: Path, arrays: Mapping[str, np.ndarray], symbol: Symbol | None, layers: Layers) -> Matching:
+    """Return the model that has exactly these tensors, apart from biases, and computes what the graph computes."""
+    shapes = {name: value.shape for name, value in arrays.items() if name not in layers.biases.values()}
     said = {conv.weight: conv.layout for conv in symbol.convolutions} if symbol else {}
-    layers = _layers_of(symbol) if symbol else _layers_by_names(list(shapes))
 
     def held(model: str, spec: ModelSpec, table: Names) -> Matching:
         def stored_shapes(tensor: Tensor) -> tuple[Shape, ...]:
             return _stored_shapes(tensor, said.get(table[tensor.name]))
 
         matching = matched(model, table, shapes, stored_shapes, lambda name: True)
-        unlike = list(_unlike_graph(spec, table, symbol)) if symbol else []
-        return replace(matching, problems=[*_biases(shapes, table), *matching.problems, *unlike])
+        unlike = _unlike_graph(spec, table, symbol) if symbol else _unlike_biases(spec, layers)
+        missing = [f"{bias} is missing" for bias in layers.biases.values() if bias not in arrays]
+        return replace(matching, problems=[*matching.problems, *missing, *unlike])
 
     matchings = (held(model, spec, table) for model, spec in MODELS.items() for table in _tables(spec, layers))
     return fitting_model(matchings, path, "MXNet", arrays)
 
 
-def _biases(stored: Iterable[str], table: Names) -> Iterator[str]:
-    """Yield a problem if there are biases other than the classifier's, as in Gluon's resnet50_v1."""
-    biases = sorted(name for name in stored if name.endswith("bias") and name != table["fc.bias"])
-    if biases:
-        yield f"convolutions have biases ({len(biases)}, such as {biases[0]}), which no model here has"
+def _unlike_biases(spec: ModelSpec, layers: Layers) -> Iterator[str]:
+    """Yield a problem if a model strides otherwise than Gluon's networks whose convolutions have biases."""
+    if layers.biases and spec.block == "bottleneck" and spec.stride_in != "1x1":
+        yield (
+            f"{len(layers.biases)} of its convolutions have biases, such as {min(layers.biases.values())}, as in Gluon's "
+            "resnet50_v1, which strides in its first 1x1"
+        )
 
 
 def names(spec: ModelSpec) -> Names:
@@ -229,7 +216,7 @@ def names(spec: ModelSpec) -> Names:
     return table
 
 
-def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
+def _tables(spec: ModelSpec, layers: Layers) -> Iterator[Names]:
     """Yield the names that a model's tensors may have."""
     yield names(spec)
     # MXNet's own models add the block's convolutions to its shortcut, so that a graph computes the shortcut first.
@@ -240,35 +227,6 @@ def _tables(spec: ModelSpec, layers: _Layers) -> Iterator[Names]:
             table[f"{conv.name}.weight"] = layers.kernels[i] if i < len(layers.kernels) else f"the kernel of convolution {i}"
             table |= {f"{conv.bn_name}.{leaf}": norm.get(leaf, f"the {leaf} of batch norm {i}") for leaf in NORM}
         yield table
-
-
-def _layers_of(symbol: Symbol) -> _Layers:
-    weight, bias = symbol.heads[0] if len(symbol.heads) == 1 else ("the classifier's weight", "the classifier's bias")
-    head = {"fc.weight": weight, "fc.bias": bias}
-    return _Layers([conv.weight for conv in symbol.convolutions], [conv.norm for conv in symbol.convolutions], head)
-
-
-def _layers_by_names(stored: list[str]) -> _Layers:
-    """Return Gluon's layers in the order of their counters or paths."""
-    placed = {name: place for name in stored if (place := _place(name)) is not None}
-    # With several scopes the order is unknown, and layers of equal shapes could be exchanged without an error.
-    in_place = sorted(placed, key=lambda name: placed[name]) if len({place[0] for place in placed.values()}) == 1 else []
-    kernels = [name for name in in_place if name.endswith("weight")]
-    scopes = [name.removesuffix("gamma") for name in in_place if name.endswith("gamma")]
-    norms = [{suffix: scope + leaf for suffix, leaf in _GLUON_NORM.items()} for scope in scopes]
-    dense = [name for name in stored if re.fullmatch(r"\w*dense[0-9]+_weight|(_net\.)?output\.weight", name)]
-    head = dense[0] if len(dense) == 1 else "the classifier's weight"
-    return _Layers(kernels, norms, {"fc.weight": head, "fc.bias": head.removesuffix("weight") + "bias"})
-
-
-def _place(name: str) -> tuple[str, list[int], int, list[int]] | None:
-    """Return a sort key that orders the names of Gluon's layers as in the network; None for other names."""
-    if match := _COUNTED.fullmatch(name):
-        return match["scope"], [int(match["stage"] or 0), int(match["number"])], 0, []
-    if match := _PATH.fullmatch(name):
-        numbers = [[int(number) for number in re.findall("[0-9]+", match[part] or "")] for part in ("block", "layer")]
-        return match["scope"], numbers[0], _PARTS.index(match["part"] or ""), numbers[1]
-    return None
 
 
 def _unlike_graph(spec: ModelSpec, table: Names, symbol: Symbol) -> Iterator[str]:
@@ -358,12 +316,14 @@ def _remarks(
     table: Mapping[Tensor, str],
     layouts: Mapping[str, str],
     symbol: Symbol | None,
+    spec: ModelSpec,
 ) -> Iterable[str]:
     graph = _graph_of(path)
     if symbol is None:
         missing = f"there is no {graph.name}" if graph else "a file of this name has no graph"
         epsilon = resnet50_mxnet_90ep().bn_epsilon
-        yield f"{missing}: it is assumed that bottlenecks stride in their 3x3, and that batch norms add {epsilon:g}"
+        stride = "first 1x1, as Gluon's with biases do" if spec.stride_in == "1x1" else "3x3"
+        yield f"{missing}: it is assumed that bottlenecks stride in their {stride}, and that batch norms add {epsilon:g}"
     elif symbol.epsilons != {resnet50_mxnet_90ep().bn_epsilon}:
         yield f"its batch norms add {min(symbol.epsilons):g} to the variance"
     if any(is_stem(tensor) and arrays[name].size != np.prod(tensor.shape) for tensor, name in table.items()):

@@ -125,6 +125,8 @@ def save_gluon(folder, name, network, images):
     network.hybridize()
     with mx.autograd.record():
         network(mx.nd.array(images)).wait_to_read()  # statistics that are not 0 and 1
+    for bias in network.collect_params(".*conv[0-9]+_bias").values():
+        bias.set_data(mx.nd.random.normal(shape=bias.shape))  # initial biases are 0
     logits = network(mx.nd.array(images))
     network.export(str(folder / name), epoch=3)
     network.save_parameters(str(folder / f"{name}-paths.params"))
