@@ -196,6 +196,41 @@ def test_timms_pickled_weights_must_be_tensors_by_name(value: Any, tmp_path: Pat
         open_weights(tmp_path)
 
 
+def header(key: str, entries: int, metadata: str) -> bytes:
+    """Return a safetensors file of this many arrays without values, whose places are at `key`."""
+    arrays = ",".join(f'"{i}":{{"dtype":"F32","shape":[0],{key}:[0,0]}}' for i in range(entries))
+    text = f'{{"__metadata__":{{{metadata}}}{"," if arrays else ""}{arrays}}}'.encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+HEADERS: dict[str, tuple[bytes, str]] = {
+    "many arrays": (header('"data_offsets"', 30_000, ""), "has 30,000 arrays; expected at most 20,000"),
+    "many arrays, spelled with escapes": (header('"data_\\u006fffsets"', 40_001, ""), "more entries than weights have"),
+    "much metadata": (header("", 0, ",".join(['"":0'] * (2**21 + 1))), "more entries than weights have"),
+    "a long header": (struct.pack("<Q", 2**25 + 1) + b"{", "can be read: its header has 33,554,433 bytes"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), HEADERS.values(), ids=HEADERS)
+def test_a_header_with_more_than_weights_have_is_refused_before_it_is_parsed(
+    data: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "deserialize", None)
+    monkeypatch.setattr(checkpoint, "safe_open", None)
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        file.write(data)
+        file.truncate(8 + int.from_bytes(data[:8], "little"))
+    with pytest.raises(CheckpointError, match=rf"a\.safetensors .*{reason}"):
+        open_weights(tmp_path / "a.safetensors")
+
+
+def test_more_arrays_than_weights_have_are_refused_before_they_are_compared(tmp_path: Path) -> None:
+    kernel = torch.zeros(1, 1, 1, 1)
+    torch.save({str(i): kernel for i in range(20_001)}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"a\.pth has 20,001 arrays; expected at most 20,000"):
+        open_weights(tmp_path / "a.pth")
+
+
 def saved(folder: Path, recipe: Recipe) -> Path:
     state = state_of(recipe)
     about = {"recipe": recipe.fields(), "classes": ["a"]}

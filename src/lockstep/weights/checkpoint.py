@@ -29,7 +29,7 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
 from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
-from lockstep.weights.formats import BFLOAT16, numbers, refuse_existing
+from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS, numbers, refuse_existing, refuse_many
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 
 Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
@@ -38,6 +38,12 @@ Part = tuple[dict[str, np.ndarray], dict[str, Any] | None]
 _PARTS = ("model", "momentum", "ema")
 _UNFINISHED = "unfinished-"
 _OWN_DIGEST = "own_sha256"
+_MOST_HEADER = 32 * 2**20
+"""The header of a safetensors file may have at most this many bytes. 20,000 arrays need 3 MB, and the names of 1,048,576
+classes in Lockstep's metadata 20 MB."""
+_MOST_MARKS = {b"{": 2 * MOST_ARRAYS, b":": 2**21}
+"""A header may have each of these at most this often. An array has one brace and four colons, an entry of the metadata has
+one colon; class names may have some."""
 _NUMPY_DTYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?", "BF16": BFLOAT16}
 _NUMPY_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 """NumPy's dtypes by safetensors' names."""
@@ -252,7 +258,9 @@ def read_weights(path: Path, *, as_stored: bool = False) -> Part:
 def metadata(path: Path) -> dict[str, Any] | None:
     """Return Lockstep's metadata of a safetensors file; None if another program wrote it. Raises `CheckpointError`."""
     try:
-        check_regular(path, WEIGHTS)
+        with open_regular(path, WEIGHTS) as file:
+            length = int.from_bytes(file.read(8), "little")
+            _check_header(path, length, file.read(length) if length <= _MOST_HEADER else b"")
         with safe_open(path, framework="numpy") as file:
             noted = (file.metadata() or {}).get("lockstep")
         return None if noted is None else parsed(noted)
@@ -262,9 +270,11 @@ def metadata(path: Path) -> dict[str, Any] | None:
 
 def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
     """Return what `read_weights` returns, of the bytes of the file `path`. Its arrays are new and writeable."""
+    length = int.from_bytes(data[:8], "little")
+    _check_header(path, length, data[8 : 8 + length] if length <= _MOST_HEADER else b"")
     try:
         found = dict(deserialize(data))  # type: ignore[no-untyped-call]  # it checks the header; its order is random
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = json.loads(data[8 : 8 + length])
         metadata = header.pop("__metadata__", None) or {}
         about = parsed(metadata["lockstep"]) if "lockstep" in metadata else None
     except (ValueError, RecursionError, SafetensorError) as error:
@@ -278,7 +288,19 @@ def _parsed(path: Path, data: bytes, *, as_stored: bool) -> Part:
     return tensors if as_stored else {name: numbers(value) for name, value in tensors.items()}, about
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
+def _check_header(path: Path, length: int, header: bytes) -> None:
+    """Raise `CheckpointError` if the header of a safetensors file is larger than that of weights. It is not parsed for this.
+
+    `length` is the length that the file says. An array is an object in the header, which is one itself.
+    """
+    if length > _MOST_HEADER:
+        raise _unreadable(path, f"its header has {length:,} bytes; expected at most {_MOST_HEADER:,}")
+    refuse_many(path, header.count(b'"data_offsets"'))
+    if any(header.count(mark) > most for mark, most in _MOST_MARKS.items()):  # a name may be spelled with escapes
+        raise _unreadable(path, "its header has more entries than weights have")
+
+
+def _unreadable(path: Path, error: Exception | str) -> CheckpointError:
     return CheckpointError(f"{path} is not a safetensors file that can be read: {error}")
 
 

@@ -84,6 +84,32 @@ def test_names_may_begin_as_ranks_and_compilers_write_them(prefix: str, key: str
     assert_canonical(found.state.tensors, arrays(tensors))
 
 
+@pytest.mark.parametrize("prefix", ["model.", "net.", "module.backbone.", "model._orig_mod.", "a.b.c."])
+@pytest.mark.parametrize("module", [module_of, lambda: OfNvidia(module_of())], ids=["torchvision", "NVIDIA"])
+def test_a_prefix_of_all_names_is_taken_off_and_reported(
+    module: Callable[[], nn.Module], prefix: str, tmp_path: Path
+) -> None:
+    tensors = module().state_dict()
+
+    def read_with(prefix: str) -> Original:
+        averages = {f"module.{prefix}{name}": value for name, value in tensors.items()} | {"n_averaged": torch.tensor(3)}
+        weights = {f"{prefix}{name}": value for name, value in tensors.items()}
+        return read_again({"state_dict": weights, "state_dict_ema": averages}, tmp_path)
+
+    plain, found = read_with(""), read_with(prefix)
+    assert_canonical(found.state.tensors, plain.state.tensors)
+    assert found.state.ema.keys() == plain.state.tensors.keys()
+    assert found.origin == plain.origin
+    taken_off = prefix.removeprefix("module.")
+    assert found.remarks == (f"all names of tensors begin with '{taken_off}', which was taken off", *plain.remarks)
+
+
+def test_a_prefix_of_some_names_is_not_taken_off(tmp_path: Path) -> None:
+    tensors = {f"model.{name}": tensor for name, tensor in module_of().state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"model\.fc\.bias is unexpected|conv1\.weight is missing"):
+        read_again(tensors | {"loss.weight": torch.zeros(3)}, tmp_path)
+
+
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     tensors = module_of().state_dict()
     with pytest.raises(CheckpointError, match=r"the tensor fc\.bias twice: as fc\.bias and as module\.fc\.bias"):

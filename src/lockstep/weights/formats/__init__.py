@@ -39,6 +39,20 @@ def from_bfloat16(halves: np.ndarray) -> np.ndarray:
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+MOST_ARRAYS = 20_000
+"""A file of weights may have at most this many arrays. A ResNet-152 with velocities and averages has 3,000. Comparing the
+arrays with every model, and listing those that do not fit, takes time and memory for each."""
+
+
+def refuse_many(path: Path | str, arrays: int) -> None:
+    """Raise `CheckpointError` if a file has more arrays than weights have."""
+    if arrays > MOST_ARRAYS:
+        raise CheckpointError(
+            f"{path} has {arrays:,} arrays; expected at most {MOST_ARRAYS:,}: a ResNet-152 with velocities and averages has "
+            "3,000; name a file of one network's weights"
+        )
+
+
 def refuse_existing(*paths: Path) -> None:
     """Raise `CheckpointError` if one of the files exists: a conversion never overwrites anything, nor a link to nothing."""
     for path in paths:

@@ -11,7 +11,7 @@ from lockstep.models.state import State, check_fit
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing
-from lockstep.weights.formats import dtype_name, refuse_existing
+from lockstep.weights.formats import dtype_name, refuse_existing, refuse_many
 
 FOURTH_CHANNEL = "the stem has a fourth input channel, which gets only zeros; it was left out"
 
@@ -143,6 +143,7 @@ def matched(
 
 def fitting_model(matchings: Iterable[Matching], path: Path | str, framework: str, stored: Collection[str]) -> Matching:
     """Return a matching without problems. Raises `CheckpointError` that names the problems of the nearest model."""
+    refuse_many(path, len(stored))
     nearest = min(matchings, key=lambda matching: len(matching.problems))
     if not nearest.problems:
         return nearest

@@ -33,7 +33,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnet50_tensorflow_90ep
 from lockstep.system.errors import CheckpointError, RecipeError
-from lockstep.weights.formats import refuse_existing, structure, tensor_bundle
+from lockstep.weights.formats import refuse_existing, refuse_many, structure, tensor_bundle
 from lockstep.weights.formats.common import Original, Written, about_momentum, fitting, left_over, listed, placed
 from lockstep.weights.formats.structure import BATCH_NORM, Shape
 from lockstep.weights.formats.tensor_bundle import Bundle
@@ -83,6 +83,7 @@ def read(prefix: Path, *, momentum: bool = True) -> Original:
     """
     bundle = Bundle(prefix)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
+    refuse_many(prefix, len(shapes))
     variables = {name: shape for name, shape in shapes.items() if name != _STEP and not _is_slot(name, shapes)}
     matching = _matched(prefix, variables)
     spec, table = matching.spec, matching.names

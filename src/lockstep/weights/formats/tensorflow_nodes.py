@@ -306,6 +306,8 @@ class Nodes:
             computed = [each for each in node.inputs if not self._is_constant(each)] if node is not None else []
             if node is None or node.op not in (*_ARITHMETIC, "Transpose") or len(computed) != 1:
                 break
+            if node.op == "Transpose" and self._permutation(node) != _TO_NCHW:
+                break
             value = self.source(computed[0])
         return value
 

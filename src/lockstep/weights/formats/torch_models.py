@@ -8,8 +8,8 @@ The state_dict is the whole file, or a value of it:
 
 Names of tensors are torchvision's, which are the canonical ones; timm's are the same. NVIDIA's code says `layers.0.` for
 `layer1.`, except in the files that it published as version 20.06.0. All of them may begin with `module.` (several ranks) and
-`_orig_mod.` (a compiled model). v1 and v1.5 have the same tensors; such a file is taken for v1.5, as NVIDIA's, torchvision's
-and timm's models are.
+`_orig_mod.` (a compiled model), and then with a prefix that all share, such as `model.`. v1 and v1.5 have the same tensors;
+such a file is taken for v1.5, as NVIDIA's, torchvision's and timm's models are.
 
 The update of torch.optim.SGD is: velocity = momentum * velocity + (gradient + decay * weight); weight -= lr * velocity. The
 learning rate is outside the velocity, as in the canonical form. An optimizer numbers parameters in the order of its groups.
@@ -24,12 +24,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.models.architectures import MODELS, Tensor, features, tensors
+from lockstep.models.architectures import MODELS, ModelSpec, Tensor, features, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.recipes.published import resnext101_32x4d_pytorch_90ep
@@ -114,7 +115,8 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     """Return what `read` returns, of the value that the file `path` holds: a state_dict, or a checkpoint with one."""
     contents = _contents(path, value)
     stored = contents.root[contents.weights]
-    names = _names(path, stored)
+    prefix = _shared_prefix(stored)
+    names = _names(path, stored, prefix)
     matching, has_classifier = _matched(path, stored, names)
     expected = [tensor for tensor in tensors(MODELS[matching.model], matching.logits) if tensor.name in names]
     found = {tensor.name: _float32(path, names[tensor.name], stored[names[tensor.name]]) for tensor in expected}
@@ -122,11 +124,12 @@ def of_state_dict(path: Path, value: Any, *, momentum: bool = False) -> Original
     groups = _groups(contents.root.get(_OPTIMIZER))
     velocities, about = _velocities(contents.root.get(_OPTIMIZER), trained) if momentum else ({}, ())
     average, about_average = _average(path, contents, expected) if momentum else ({}, ())
-    origin = _origin(path, contents.root, stored, trained, groups)
+    origin = _origin(path, contents.root, stored, prefix, trained, groups)
     epochs, about_epoch = _epochs(contents.root, origin)
     is_alone = contents.root.keys() == {contents.weights}
     about_run = (*([about_epoch] if momentum and not is_alone else []), *about_average, *([] if is_alone else about))
     remarks = (
+        *([f"all names of tensors begin with {prefix!r:.60}, which was taken off"] if prefix else ()),
         *about_run,
         *_about_weights(contents, stored, names, expected, has_classifier),
         *left_over(sorted(_text(name) for name in contents.root if name not in _KNOWN)),
@@ -175,9 +178,25 @@ def _is_state_dict(value: Any) -> bool:
     return isinstance(value, dict) and any(isinstance(array, np.ndarray) and array.ndim == 4 for array in value.values())
 
 
-def _bare(name: str) -> str:
+def _shared_prefix(stored: Mapping[Any, Any]) -> str:
+    """Return what the names of all arrays that have axes begin with, after `module.` and `_orig_mod.`; "" for nothing.
+
+    >>> _shared_prefix({"module.net.conv1.weight": np.zeros(2), "net.fc.bias": np.zeros(2), "n_averaged": np.array(3)})
+    'net.'
+    """
+    arrays = {name: value for name, value in stored.items() if isinstance(name, str) and isinstance(value, np.ndarray)}
+    parts = [_without_wrappers(name).split(".")[:-1] for name, value in arrays.items() if value.ndim]
+    ends = zip(min(parts, default=[]), max(parts, default=[]), strict=False)  # what both begin with, all begin with
+    return "".join(f"{part}." for part, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+
+
+def _without_wrappers(name: str) -> str:
+    return _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
+
+
+def _bare(name: str, prefix: str) -> str:
     """Return the canonical name of a tensor, which is also torchvision's, from its name in a file."""
-    name = _PREFIX.sub("", name) if _PREFIX.match(name) else name
+    name = _without_wrappers(name).removeprefix(prefix)
     return (
         _NVIDIA_STAGE.sub(lambda match: f"layer{int(match[1]) + 1}.", name, count=1) if name.startswith("layers.") else name
     )
@@ -192,15 +211,18 @@ def nvidia_name(name: str) -> str:
     return re.sub(r"^layer([1-4])\.", lambda match: f"layers.{int(match[1]) - 1}.", name)
 
 
-def _names(path: Path, stored: Mapping[Any, Any]) -> dict[str, str]:
+def _names(path: Path, stored: Mapping[Any, Any], prefix: str) -> dict[str, str]:
     """Return the names in a state_dict by canonical name, in its order. Raises `CheckpointError` if two are the same."""
     found: dict[str, str] = {}
     for name, value in stored.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray) or _NOT_WEIGHTS.fullmatch(_bare(name)):
+        if not isinstance(name, str) or not isinstance(value, np.ndarray):
             continue
-        if _bare(name) in found:
-            raise CheckpointError(f"{path} has the tensor {_bare(name)} twice: as {found[_bare(name)]} and as {name}")
-        found[_bare(name)] = name
+        bare = _bare(name, prefix)
+        if _NOT_WEIGHTS.fullmatch(bare):
+            continue
+        if bare in found:
+            raise CheckpointError(f"{path} has the tensor {bare} twice: as {found[bare]} and as {name}")
+        found[bare] = name
     return found
 
 
@@ -208,12 +230,14 @@ def _matched(path: Path, stored: Mapping[str, np.ndarray], names: Mapping[str, s
     """Return the model that has exactly the tensors of a file, and whether the file has a classifier."""
     shapes = {name: stored[name].shape for name in names.values()}
     has_classifier = any(name.startswith("fc.") for name in names)
-    renamed = nvidia_name if any(_PREFIX.sub("", name).startswith("layers.") for name in shapes) else str
-    matchings = []
-    for model, spec in MODELS.items():
+    renamed = nvidia_name if any(f"layers.{stage}." in name for name in shapes for stage in range(4)) else str
+
+    def held(model: str, spec: ModelSpec) -> Matching:
         head: dict[str, Shape] = {} if has_classifier else {"fc.weight": (_LOGITS, features(spec)), "fc.bias": (_LOGITS,)}
         table = {tensor.name: names.get(tensor.name, renamed(tensor.name)) for tensor in tensors(spec, _LOGITS)}
-        matchings.append(matched(model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True))
+        return matched(model, table, shapes | head, lambda tensor: (tensor.shape,), lambda name: True)
+
+    matchings = (held(model, spec) for model, spec in MODELS.items())
     return fitting_model(matchings, path, "PyTorch", names.values()), has_classifier
 
 
@@ -230,7 +254,7 @@ def _average(path: Path, contents: _Contents, expected: list[Tensor]) -> tuple[d
     if contents.average is None:
         return {}, ()
     stored = contents.root[contents.average]
-    names = _names(path, stored)
+    names = _names(path, stored, _shared_prefix(stored))
     shapes = {name: stored[known].shape for name, known in names.items()}
     if shapes != {tensor.name: tensor.shape for tensor in expected}:
         return {}, (f"the moving average ({contents.average}) has other tensors than the weights and was left out",)
@@ -315,14 +339,21 @@ def _velocities(optimizer: Any, trained: list[Tensor]) -> tuple[dict[str, np.nda
     return {name: np.array(velocities[name], np.float32, order="C") for name in shapes}, about
 
 
-def _origin(path: Path, root: Mapping[Any, Any], stored: Any, trained: list[Tensor], groups: list[dict[Any, Any]]) -> str:
+def _origin(
+    path: Path,
+    root: Mapping[Any, Any],
+    stored: Any,
+    prefix: str,
+    trained: list[Tensor],
+    groups: list[dict[Any, Any]],
+) -> str:
     """Return the program that wrote a file, by its names of tensors, modules and values, and by its own name."""
-    if any(isinstance(name, str) and _PREFIX.sub("", name).startswith("layers.") for name in stored):
+    if any(isinstance(name, str) and _without_wrappers(name).startswith(f"{prefix}layers.") for name in stored):
         return NVIDIA
     split = [len(names) for names in nvidia_groups(tensor.name for tensor in trained)]
     if path.name.startswith("nvidia_") or [len(group["params"]) for group in groups] == split:
         return NVIDIA
-    modules = {_PREFIX.sub("", name) for name in getattr(stored, "modules", ())}
+    modules = {_without_wrappers(name).removeprefix(prefix) for name in getattr(stored, "modules", ())}
     if modules & {"act1", "global_pool"} or {"arch", "args", "version"} <= root.keys() or path.name == "pytorch_model.bin":
         return "timm"
     is_torchvision = {"relu", "avgpool", "layer1.0.relu"} <= modules or {"model", "args", "lr_scheduler"} <= root.keys()
