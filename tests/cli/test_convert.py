@@ -150,6 +150,34 @@ def test_a_file_that_fits_two_models_is_converted_as_the_named_one(
     assert not (tmp_path / "c.safetensors").exists()
 
 
+def test_how_images_are_prepared_is_set_and_stored(
+    answer: Run, run_folder: Path, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    (tmp_path / "like.yaml").write_text(tiny_recipe.replace(interpolation="bicubic", eval_resize=80).to_yaml())
+    options = ("--recipe", tmp_path / "like.yaml", "--set", "image_size=64", "--set", "mean=[1, 2, 3]", "--no-certificate")
+    code, output, _ = answer("convert", run_folder, tmp_path / "a.safetensors", *options)
+    recipe = open_weights(tmp_path / "a.safetensors").recipe
+    assert (code, recipe.interpolation, recipe.mean, recipe.eval_resize) == (0, "bicubic", (1, 2, 3), 73)
+    assert "note: images are prepared as set: mean [1.0, 2.0, 3.0], not [" in output
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("device=cpu", "device can be set for evaluate, predict and serve; here --set says only how images are prepared"),
+        ("precision=bf16", "precision can be set for evaluate, predict and serve"),
+        ("epochs=3", "epochs cannot be set for trained weights"),
+        ("eval_corp=3", "there is no field 'eval_corp'. Did you mean --set eval_crop=3?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["convert", "export"])
+def test_what_a_conversion_or_an_export_does_not_use_cannot_be_set(
+    command: str, setting: str, message: str, answer: Run, run_folder: Path, tmp_path: Path
+) -> None:
+    code, output, errors = answer(command, run_folder, tmp_path / "a.safetensors", "--set", setting)
+    assert (code, output, message in errors) == (2, "", True)
+
+
 # --inspect
 
 

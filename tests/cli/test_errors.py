@@ -52,7 +52,10 @@ WRONG = [
         "garbage.yaml holds no weights that can be read; expected a run's folder, a checkpoint, or weights of",
     ),
     ("evaluate EMPTY --data DATA", "empty holds no weights that can be read"),
-    ("evaluate MISSING --data DATA --set epochs=3", "epochs: the recipe comes with the weights"),
+    (
+        "evaluate MISSING --data DATA --set epochs=3",
+        "epochs cannot be set for trained weights, which only need to know how images are prepared. Known: mean, std, ",
+    ),
     ("convert EMPTY OUT.safetensors", "empty holds no weights that can be read"),
     ("convert EMPTY OUT --to onnx", "there is no format 'onnx' to convert to"),
     ("predict MISSING IMAGE", "there is no run, no file and no checkpoint .*missing"),

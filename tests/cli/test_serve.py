@@ -57,7 +57,9 @@ def test_a_port_in_use_is_named(answer: Run, run_folder: Path) -> None:
         (["--name", "a/b"], "a name without slashes"),
         (["--max-batch", 64, "--max-queue", 32], "queue_images is 32, but a batch has 64"),
         (["--engine", "onnxrun"], "Did you mean onnxruntime?"),
-        (["--set", "epochs=3"], "the recipe comes with the weights"),
+        (["--set", "epochs=3"], "epochs cannot be set for trained weights"),
+        (["--set", "eval_crop=99"], "eval_crop (99) must fit into eval_resize (36)"),
+        (["--recipe", "resnet50-mxnet-90ep", "--set", "eval_crop=300"], "eval_crop (300) must fit into eval_resize (256)"),
     ],
 )
 def test_wrong_options_are_named(answer: Run, run_folder: Path, options: list[object], message: str) -> None:

@@ -473,6 +473,21 @@ def test_sizes_are_assumed_where_only_the_colours_are_known(tmp_path: Path, narr
     assert any(remark.endswith("shorter side 256, crop 224, bilinear") for remark in found.remarks)
 
 
+@pytest.mark.parametrize("write", [zip_file, paddle])
+def test_values_that_are_not_finite_are_counted_and_the_first_tensor_is_named(
+    write: Writer, tmp_path: Path, narrow: None
+) -> None:
+    state = plain_state(recipe_of())
+    state.tensors["bn1.weight"][2] = np.inf
+    state.tensors["fc.bias"][1:3] = np.nan
+    name = "a.pth" if write is zip_file else "a"
+    write(tmp_path / name, state)
+    total, tensors = sum(value.size for value in state.tensors.values()), len(state.tensors)
+    expected = f"3 of {total:,} values are NaN or infinite, in 2 of {tensors} tensors; the first is bn1.weight, with 1: "
+    [found] = [remark for remark in open_weights(tmp_path / name).remarks if "NaN" in remark]
+    assert found.startswith(expected)
+
+
 def test_only_runs_have_checkpoints_to_choose_from(tmp_path: Path, narrow: None) -> None:
     zip_file(tmp_path / "a.pth", plain_state(recipe_of()))
     with pytest.raises(CheckpointError, match=r"a\.pth is no run, so it has no checkpoint 'best' to choose; name the file"):

@@ -28,13 +28,15 @@ def command(
     certificate: Annotated[
         bool, typer.Option(help="Check that source and target compute the same, and write TARGET.certificate.json.")
     ] = True,
+    assignments: options.SetPreprocessing = None,
+    like: options.AsRecipe = None,
     inspected: Annotated[bool, typer.Option("--inspect", help="Show what SOURCE is, and convert nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --inspect: print JSON.")] = False,
 ) -> None:
     """Write weights in another format, with a certificate."""
     if inspected:
-        if target is not None or classes is not None or ema:
-            raise typer.BadParameter("--inspect shows SOURCE as it is; leave out TARGET, --classes and --ema")
+        if target is not None or classes is not None or ema or assignments or like is not None:
+            raise typer.BadParameter("--inspect shows SOURCE as it is; leave out TARGET, --classes, --ema, --set, --recipe")
         _inspect(source, which, model, as_json)
         return
     if as_json:
@@ -43,7 +45,9 @@ def command(
         raise typer.BadParameter("expected a target to write to, or --inspect", param_hint="TARGET")
     from lockstep import convert
 
-    result = convert(source, target, to=to, which=which, ema=ema, classes=classes, model=model, certificate=certificate)
+    how: dict[str, Any] = {"which": which, "ema": ema, "classes": classes, "model": model}
+    how |= options.for_writing(assignments, like)
+    result = convert(source, target, to=to, certificate=certificate, **how)
     for path in result["written"]:
         print(f"wrote {path}")
     for remark in result["remarks"]:

@@ -32,7 +32,8 @@ def command(
     backend: options.Backend = DEFAULT_BACKEND,
     loader: options.Loader = None,
     distributed: options.Distributed = None,
-    assignments: options.Set = None,
+    assignments: options.SetForWeights = None,
+    like: options.AsRecipe = None,
 ) -> None:
     """Evaluate weights or an exported model, each image once."""
     from lockstep import evaluate
@@ -42,7 +43,7 @@ def command(
     from lockstep.runs.events import Event
     from lockstep.system.ranks import is_leading
 
-    how = options.for_inference(assignments, backend, loader=loader, distributed=distributed) | {"engine": engine}
+    how = options.for_inference(assignments, backend, like, loader=loader, distributed=distributed) | {"engine": engine}
     with Reporter() as reporter:
 
         def listener(event: Event) -> None:

@@ -47,6 +47,8 @@ def command(
     calibration_images: Annotated[int, typer.Option(help="Most images to calibrate on.", min=1)] = 256,
     method: Annotated[str, typer.Option(help="How to find ranges for int8: minmax, entropy or percentile.")] = "minmax",
     tolerance: Annotated[float, typer.Option(help="The most top-1 that int8 may lose, in percentage points.")] = 1.0,
+    assignments: options.SetPreprocessing = None,
+    like: options.AsRecipe = None,
 ) -> None:
     """Write a model for a server, with its preprocessing."""
     from lockstep import export
@@ -60,7 +62,7 @@ def command(
         "precision": precision,
         "compare": compare,
     }
-    how |= {"batch": _batch(batch), "bare": bare}
+    how |= {"batch": _batch(batch), "bare": bare} | options.for_writing(assignments, like)
     how |= {"data": data, "calibration_images": calibration_images, "method": method, "tolerance": tolerance}
     with Reporter() as reporter:
         result = export(source, folder, to=to, **how, listener=reporter)

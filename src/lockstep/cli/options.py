@@ -28,6 +28,31 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe or execution; may be repeated."),
 ]
+SetForWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set how images are prepared (image_size=160, mean=[0,0,0], ...), the precision, or a field of the execution; "
+        "may be repeated.",
+    ),
+]
+SetPreprocessing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set how images are prepared (image_size=160, mean=[0,0,0], ...); stored in what is written. May be repeated.",
+    ),
+]
+AsRecipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME|FILE|RUN",
+        help="Prepare images as in the evaluation of this recipe; --set takes precedence.",
+    ),
+]
 Which = Annotated[str, typer.Option("--checkpoint", help="Checkpoint of a run: newest, best or a step's number.")]
 Model = Annotated[
     str | None,
@@ -118,14 +143,36 @@ def go_where_installed(backend: str) -> None:
     os.execv(python, [str(python), "-P", "-m", "lockstep", *sys.argv[1:]])  # -P: nothing is imported from this folder
 
 
-def for_inference(assignments: list[str] | None, backend: str, **options: str | None) -> dict[str, Any]:
-    """Return precision and execution. Other fields of a recipe are refused, because the recipe comes with the weights."""
-    from lockstep.system.errors import RecipeError
+def for_inference(
+    assignments: list[str] | None, backend: str, like: str | None = None, **options: str | None
+) -> dict[str, Any]:
+    """Return precision, execution and preprocessing. `like` names a recipe with the preprocessing to begin with.
 
+    The other fields of the recipe come with the weights; setting one raises `RecipeError`.
+    """
     recipe, execution = settings(assignments, backend, **options)
     precision = recipe.pop("precision", None)
-    if recipe:
+    return {"precision": precision, "execution": execution, "preprocessing": _preprocessing(recipe, like)}
+
+
+def for_writing(assignments: list[str] | None, like: str | None) -> dict[str, Any]:
+    """Return the preprocessing to write. Raises `RecipeError` for other fields, also of the execution."""
+    from lockstep.system.errors import RecipeError
+
+    recipe, execution = fields(assignments)
+    computing = [name for name in (*recipe, *execution) if name == "precision" or name in execution]
+    if computing:
         raise RecipeError(
-            f"{', '.join(recipe)}: the recipe comes with the weights; only precision and fields of the execution can be set"
+            f"{', '.join(computing)} can be set for evaluate, predict and serve; here --set says only how images are "
+            "prepared (export has --precision)"
         )
-    return {"precision": precision, "execution": execution}
+    return {"preprocessing": _preprocessing(recipe, like)}
+
+
+def _preprocessing(changes: dict[str, Any], like: str | None) -> dict[str, Any] | None:
+    """Return the preprocessing of the recipe `like` with these changes; None if nothing is set."""
+    from lockstep.recipes import load_recipe
+    from lockstep.weights.given_preprocessing import checked_preprocessing, evaluation_of
+
+    changes = checked_preprocessing(changes)
+    return ({} if like is None else evaluation_of(load_recipe(like))) | changes or None

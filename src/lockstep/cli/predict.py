@@ -55,7 +55,8 @@ def command(
     batch: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
     engine: options.Engine = None,
     backend: options.Backend = DEFAULT_BACKEND,
-    assignments: options.Set = None,
+    assignments: options.SetForWeights = None,
+    like: options.AsRecipe = None,
 ) -> None:
     """Show the likely classes of images and their probabilities.
 
@@ -65,7 +66,7 @@ def command(
     from lockstep.cli.predict_forms import chosen
     from lockstep.system.errors import LockstepError
 
-    how = options.for_inference(assignments, backend)
+    how = options.for_inference(assignments, backend, like)
     given = list(images or [])
     if source is not None:
         print("note: --run is not needed: lockstep predict RUN IMAGES...", file=sys.stderr)

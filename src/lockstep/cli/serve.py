@@ -44,7 +44,8 @@ def command(
     classes: options.Classes = None,
     engine: options.Engine = None,
     backend: options.Backend = DEFAULT_BACKEND,
-    assignments: options.Set = None,
+    assignments: options.SetForWeights = None,
+    like: options.AsRecipe = None,
 ) -> None:
     """Serve a model over HTTP, with a page.
 
@@ -54,7 +55,7 @@ def command(
     from lockstep import serve
     from lockstep.inference.serving import Limits
 
-    how = options.for_inference(assignments, backend) | {"engine": engine}
+    how = options.for_inference(assignments, backend, like) | {"engine": engine}
     how |= {"which": which, "ema": ema, "model": model, "classes": classes}
     limits = Limits(
         batch_images=max_batch,

@@ -21,6 +21,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
+from lockstep.weights.given_preprocessing import Preprocessing
 from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 
 
@@ -37,6 +38,7 @@ def evaluate(
     batch_images: int = 32,
     engine: str | None = None,
     execution: Execution | None = None,
+    preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Return accuracy, loss and per-class counts on the validation images of `data`, or on all images if it has none.
@@ -57,6 +59,8 @@ def evaluate(
     (`lockstep.recipes.published_accuracies.Comparison`), or None if nobody published one.
 
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    `preprocessing` is how images are prepared, where the weights do not say it: fields of a recipe such as
+    `{"image_size": 48}`, or a recipe whose evaluation is used.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
     `listener` gets a note about it. With several processes (torchrun), every process calls this and gets the result.
 
@@ -68,10 +72,11 @@ def evaluate(
     (20, True)
     """
     execution = execution or Execution()
-    runs_files = which == "newest" and not ema and model is None
+    runs_files = which == "newest" and not ema and model is None and preprocessing is None
     exported = export_to_run(Path(source), engine, execution) if runs_files else None
     name = engine or (NATIVE if exported is None else AUTO)
-    opened = open_weights(source, which=which, ema=ema, model=model) if exported is None else exported.about
+    chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    opened = open_weights(source, **chosen) if exported is None else exported.about
     opened = opened.with_classes(classes)
     data = Path(data)
     images, share = _evaluated(data, opened.recipe, split)

@@ -13,6 +13,7 @@ from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing_folder
 from lockstep.weights.class_names import Classes
+from lockstep.weights.given_preprocessing import Preprocessing
 from lockstep.weights.opening import Opened, open_weights
 
 
@@ -33,6 +34,7 @@ def export(
     calibration_images: int = 256,
     method: str = "minmax",
     tolerance: float = 1.0,
+    preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Write a model for a server, with preprocessing and softmax inside; return what was written.
@@ -70,7 +72,7 @@ def export(
     images before and after. Losing more than `tolerance` percentage points is an error. `listener` gets the progress.
 
     `model` names the model of a file that fits several, such as resnet50 and resnet50-v1. `classes` replaces the names of
-    the classes: names, class 0 first, or a file that lists them.
+    the classes: names, class 0 first, or a file that lists them. `preprocessing` is that of `lockstep.evaluate`.
 
     With `compare`, the program is run by its own runtime on fixed images before it gets its name, and compared with an
     engine (`lockstep.inference.comparison`). `comparison` of the result has the figures. It is None if nothing was compared;
@@ -83,7 +85,8 @@ def export(
     if folder.exists():
         raise CheckpointError(f"{folder} already exists; name a new folder")
     _check_options(target, precision, batch=batch, bare=bare)
-    found = open_weights(source, which=which, ema=ema, model=model).with_classes(classes)
+    chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    found = open_weights(source, **chosen).with_classes(classes)
     remarks = [*found.remarks, *_about_precision(target, found, precision)]
     wanted = _wanted(target, found, precision, batch, bare=bare)
     comparison, loss = None, None

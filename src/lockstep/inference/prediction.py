@@ -26,6 +26,7 @@ from lockstep.system.errors import DataError, DivergedError, UserError
 from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
 from lockstep.weights.class_names import Classes, assumed_classes
+from lockstep.weights.given_preprocessing import Preprocessing
 from lockstep.weights.opening import Opened, open_weights
 
 BATCH = 32
@@ -81,6 +82,7 @@ class Predictor:
         explain: bool = False,
         engine: str | None = None,
         execution: Execution | None = None,
+        preprocessing: Preprocessing | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Open weights as `lockstep.predict` does, with the same arguments and errors.
@@ -94,6 +96,7 @@ class Predictor:
         begin_to_import(engine or NATIVE, execution)  # while weights are read, on another core
         recorder = Recorder(listener if is_leading() else None)
         chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "classes": classes}
+        chosen["preprocessing"] = preprocessing
         weights, exported = to_predict(source, engine, execution, recorder, **chosen, as_exported=not (features or explain))
         self._weights = weights
         self._batch_images = batch_images
@@ -235,6 +238,7 @@ def predict(
     batch_images: int = BATCH,
     engine: str | None = None,
     execution: Execution | None = None,
+    preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> list[Prediction]:
     """Return the `top` likeliest classes of every image. Images are preprocessed as in the recipe's evaluation.
@@ -247,7 +251,8 @@ def predict(
     >>> len(found.classes), found.probabilities[0] >= found.probabilities[1]
     (3, True)
 
-    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
+    `model` names the model of a file that fits several, such as resnet50 and resnet50-v1. `preprocessing` is how images are
+    prepared, as in `lockstep.evaluate`.
     `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. By default they are those
     of the weights. If the weights name none and have 1000 outputs, ImageNet's names are assumed. `precision` replaces the
     recipe's precision. By default, fp32 replaces a precision that this processor only emulates. `engine` is "native" (the
@@ -268,6 +273,7 @@ def predict(
         batch_images=batch_images,
         engine=engine,
         execution=execution,
+        preprocessing=preprocessing,
         listener=listener,
     ) as predictor:
         return list(predictor.predict(images, top))
@@ -283,6 +289,7 @@ def to_predict(
     ema: bool,
     model: str | None,
     classes: Classes | None,
+    preprocessing: Preprocessing | None = None,
     as_exported: bool = True,
 ) -> tuple[Opened, Exported | None]:
     """Return weights with names of classes, and the exported model if the source is one and is to run as it is.
@@ -290,9 +297,10 @@ def to_predict(
     Such a model has no weights. Notes tell remarks on the weights, and names that are assumed. The arguments and errors are
     those of `predict`.
     """
-    runs_file = as_exported and which == "newest" and not (ema or model)
+    runs_file = as_exported and which == "newest" and not (ema or model or preprocessing)
     exported = export_to_run(Path(source), engine, execution) if runs_file else None
-    weights = exported.about if exported else open_weights(source, which=which, ema=ema, model=model)
+    opened: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    weights = exported.about if exported else open_weights(source, **opened)
     for remark in weights.remarks:
         recorder.note(remark)
     return _with_names(weights.with_classes(classes), recorder), exported

@@ -126,7 +126,7 @@ def instead_of_option(option: str, value: str, options: Collection[str], known: 
     plain = _plain(option)
     if (own := _OPTION_OF.get(plain)) in options:
         return f"Did you mean {own} {value}?"
-    if plain in _ADVICE_OF and "--recipe" in options:
+    if plain in _ADVICE_OF and "--recipe" in options and "--checkpoint" not in options:
         return _ADVICE_OF[plain]
     # If an option of the command is similar, the parser's message names it.
     near = difflib.get_close_matches(option, list(options), n=1, cutoff=0.75)

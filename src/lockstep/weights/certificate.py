@@ -5,7 +5,6 @@ also reads the target with its own reader. What it gets must be what Lockstep's 
 Lockstep's writer and reader share is seen.
 """
 
-import hashlib
 import json
 import sys
 import tempfile
@@ -24,8 +23,9 @@ from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
-from lockstep.weights.fingerprints import fingerprints
+from lockstep.weights.fingerprints import fingerprints, sha256, sha256_of
 from lockstep.weights.formats.common import Written
+from lockstep.weights.given_preprocessing import evaluation_of
 from lockstep.weights.opening import Opened
 
 BOUND = 1e-4
@@ -60,6 +60,8 @@ class Certificate(TypedDict):
     tensors_equal: int
     """Number of tensors that are equal to the last bit."""
     tensors: int
+    preprocessing: dict[str, Any]
+    """How images are prepared for the target: the fields `lockstep.weights.given_preprocessing.SETTABLE`."""
     changes: list[str]
     """What was dropped, folded, invented or could not be carried over, with the reason."""
 
@@ -111,9 +113,9 @@ def certify(
     return {
         "lockstep": version(),
         "source": source.source.name,
-        "source_sha256": sha256_of(source.source) | {file.name: _sha256(file) for file in source.others},
+        "source_sha256": sha256_of(source.source) | {file.name: sha256(file) for file in source.others},
         "target": target.source.name,
-        "target_sha256": {path.name: _sha256(path) for path in written.files},
+        "target_sha256": {path.name: sha256(path) for path in written.files},
         "model": str(source.recipe.fields()["model"]),
         "images": IMAGES,
         "engines": {part: f"{engine} {versions[engine]}" for part, engine in engines.items()},
@@ -125,6 +127,7 @@ def certify(
         "holds": bool(found <= BOUND),
         "tensors_equal": sum(_equal(value, target.tensors.get(key)) for key, value in source.tensors.items()),
         "tensors": len(source.tensors),
+        "preprocessing": evaluation_of(source.recipe.replace(mean=recipe.mean, std=recipe.std)),
         "changes": list(changes),
     }
 
@@ -181,19 +184,3 @@ def _run(folder: Path, engine: str, parts: list[str]) -> str:
             "Without a certificate: --no-certificate"
         )
     return (folder / f"{engine}.txt").read_text(encoding="utf-8")
-
-
-def sha256_of(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a file, or of the files of a folder or prefix, by name."""
-    if path.is_dir():
-        files = sorted(entry for entry in path.iterdir() if entry.is_file())
-    elif path.is_file():
-        files = [path]
-    else:
-        files = sorted(file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.") and file.is_file())
-    return {file.name: _sha256(file) for file in files if not file.name.endswith(".certificate.json")}
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path, WEIGHTS) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

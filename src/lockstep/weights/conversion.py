@@ -28,8 +28,9 @@ from lockstep.weights.formats import (
     torch_writing,
 )
 from lockstep.weights.formats.common import Written, left_out
+from lockstep.weights.given_preprocessing import CERTIFICATE, Preprocessing
 from lockstep.weights.opening import Opened, open_weights
-from lockstep.weights.preprocessing import KNOWN
+from lockstep.weights.preprocessing import FIELDS, KNOWN, OF_TRAINING
 
 
 def convert(
@@ -42,6 +43,7 @@ def convert(
     classes: Classes | None = None,
     model: str | None = None,
     certificate: bool = True,
+    preprocessing: Preprocessing | None = None,
 ) -> dict[str, Any]:
     """Write weights in another format; return what was written, with remarks and the certificate.
 
@@ -57,7 +59,9 @@ def convert(
       them.
 
     `classes` replaces the names of the classes: names, class 0 first, or a file that lists them. `model` names the model of
-    a source that fits several, such as resnet50 and resnet50-v1.
+    a source that fits several, such as resnet50 and resnet50-v1. `preprocessing` is how images are prepared: fields of a
+    recipe such as `{"image_size": 48}`, or a recipe. It is written to formats that hold it, and to the certificate next to
+    others, where `open_weights` finds it.
 
     With `certificate`, the target is read back, and source and target compute the same images, each in its own framework if
     it is installed. The target's framework also reads the target with its own reader. `TARGET.certificate.json` has the
@@ -80,7 +84,8 @@ def convert(
     if classes is not None and not TARGETS[to].has_classes:
         named = " or ".join(name for name, each in TARGETS.items() if each.has_classes)
         raise CheckpointError(f"{to} holds no names of classes; leave them out, or convert to {named}")
-    weights = open_weights(source, which=which, ema=ema, momentum=True, model=model).with_classes(classes)
+    chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
+    weights = open_weights(source, momentum=True, **chosen).with_classes(classes)
     is_certified = certificate and (to == "safetensors" or isinstance(weights.recipe.model, str))
     remarks: list[str] = []
     found: Certificate | None = None
@@ -88,7 +93,7 @@ def convert(
         with staging(target) as folder:
             refuse_existing(_certificate_of(target))
             written = TARGETS[to].write(target, weights, certificate, folder)
-            remarks += [*written.remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe)]
+            remarks += [*written.remarks, *_unlike_assumed(TARGETS[to], to, weights.recipe, certified=is_certified)]
             if weights.scales and to != "safetensors":
                 remarks.append(f"{to} holds no scales of {weights.recipe.quantisation}: its readers compute in float")
             if is_certified:
@@ -113,7 +118,7 @@ def convert(
 
 
 def _certificate_of(target: Path) -> Path:
-    return target.with_name(f"{target.name}.certificate.json")
+    return target.with_name(f"{target.name}{CERTIFICATE}")
 
 
 def _certified(
@@ -165,13 +170,16 @@ def _why(source: Recipe, target: Recipe) -> str:
     return f" Programs that read this format compute with {', '.join(unlike)}." if unlike else ""
 
 
-def _unlike_assumed(target: "Target", name: str, recipe: Recipe) -> tuple[str, ...]:
-    """Return a remark if weights need another preprocessing than whoever reads the target's format assumes."""
+def _unlike_assumed(target: "Target", name: str, recipe: Recipe, *, certified: bool) -> tuple[str, ...]:
+    """Return a remark if evaluation needs another preprocessing than whoever reads the target's format assumes."""
     assumed = KNOWN.get(target.assumed, {})
-    needed = {field: value for field, value in recipe.fields().items() if field in assumed}
+    needed = {field: recipe.fields()[field] for field in FIELDS if field in assumed and field != OF_TRAINING}
     unlike = {field: value for field, value in needed.items() if value != _plain_value(assumed[field])}
     described = ", ".join(f"{field} {value}, not {_plain_value(assumed[field])}" for field, value in unlike.items())
-    return (f"{name} does not say how images are prepared; these weights need {described}",) if unlike else ()
+    if not unlike:
+        return ()
+    how = "Lockstep reads it from the certificate" if certified else "evaluate them with --set FIELD=VALUE"
+    return (f"{name} does not say how images are prepared; these weights need {described}; {how}",)
 
 
 def _plain_value(value: Any) -> Any:

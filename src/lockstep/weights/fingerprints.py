@@ -1,7 +1,8 @@
-"""Fingerprints of what a reader gets from a file, so that two readers in two processes can be compared bit for bit."""
+"""Fingerprints of files, and of what a reader gets from them, so that two readers can be compared bit for bit."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,3 +28,20 @@ def _each(value: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, f"{array.dtype.name} {list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()}"
     else:
         yield name, repr(value)
+
+
+def sha256_of(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of a file, or of the files of a folder or prefix, by name."""
+    if path.is_dir():
+        files = sorted(entry for entry in path.iterdir() if entry.is_file())
+    elif path.is_file():
+        files = [path]
+    else:
+        files = sorted(file for file in path.parent.iterdir() if file.name.startswith(f"{path.name}.") and file.is_file())
+    return {file.name: sha256(file) for file in files if not file.name.endswith(".certificate.json")}
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

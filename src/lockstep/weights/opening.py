@@ -1,6 +1,6 @@
 """Find and open trained weights of any origin: a run, a checkpoint, or a file of another program."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -38,7 +38,13 @@ from lockstep.weights.formats import (
 )
 from lockstep.weights.formats.common import Original, Stored, described, listed
 from lockstep.weights.formats.stand_ins import refuse_packed, refuse_stand_in
-from lockstep.weights.preprocessing import assumed_preprocessing
+from lockstep.weights.given_preprocessing import (
+    Preprocessing,
+    certified_preprocessing,
+    checked_preprocessing,
+    prepared_as,
+)
+from lockstep.weights.preprocessing import Changes, assumed_preprocessing
 
 LOCKSTEP = "Lockstep"
 
@@ -118,7 +124,9 @@ BY_NAME = (Format("TensorFlow", tensor_bundle.find, nvidia_tensorflow.read),)
 _ENDINGS = (".bin", ".h5", ".keras", ".onnx", ".pb", ".pt", ".pth", ".pth.tar", ".safetensors")
 """How the names of files end that may hold weights, but do not make their folder one of weights."""
 _UNDESCRIBED = ("PyTorch", "safetensors", "Paddle", "MXNet", "Keras", "ONNX", "TensorFlow's graphs")
-"""Formats whose files do not say all of the preprocessing."""
+"""Formats whose files do not say all of the preprocessing, and which programs without a published recipe write."""
+_SAYING = ("timm",)
+"""Formats whose files say all of the preprocessing."""
 
 
 def open_weights(
@@ -129,6 +137,7 @@ def open_weights(
     momentum: bool = False,
     model: str | None = None,
     needs_classifier: bool = True,
+    preprocessing: Preprocessing | None = None,
 ) -> Opened:
     """Return the weights of a run ("newest" or "best" checkpoint, or a step's number), a checkpoint folder or a file.
 
@@ -138,24 +147,44 @@ def open_weights(
     - `model` names the model of a file that fits several, such as resnet50 and resnet50-v1.
     - Weights without a classifier are refused, unless `needs_classifier` is false. Then `fc.weight` and `fc.bias` are
       missing.
+    - `preprocessing` has fields of the recipe that say how images are prepared (`given_preprocessing.SETTABLE`), or is a
+      recipe whose evaluation is used. It takes precedence over what the file says.
 
     The format of another program's file is recognised by its content (docs/weights.md). Its recipe is the published one of
-    the model, in fp32. Raises `CheckpointError`.
+    the model, in fp32. Raises `CheckpointError`, and `RecipeError` if `preprocessing` does not fit.
     """
+    given = checked_preprocessing(preprocessing)
     try:
         path = Path(path)
         if which != "newest" and path.exists() and not (path / "checkpoints").is_dir():
             raise CheckpointError(f"{path} is no run, so it has no checkpoint {which!r} to choose; name the file itself")
         path = locate(path, which)
         with np.errstate(over="ignore"):  # float64 values beyond float32 become infinite, as --inspect shows
-            found = _of_lockstep(path, ema=ema, momentum=momentum) or _of_original(path, ema=ema, momentum=momentum)
+            found = _of_lockstep(path, ema=ema, momentum=momentum)
+            found = found or _of_original(path, ema=ema, momentum=momentum, given=given.keys())
     except OSError as error:
         raise CheckpointError(f"{path!s:.200} cannot be read: {error.strerror or error}") from None
     if needs_classifier and "fc.bias" not in found.tensors:
         raise CheckpointError(
             f"{found.source} has no classifier, so it cannot classify images; train one: lockstep train --weights {path}"
         )
+    recipe, remarks = prepared_as(found.recipe, given)
+    found = _saying_what_is_not_finite(replace(found, recipe=recipe, remarks=(*found.remarks, *remarks)))
     return found if model is None else _as_model(found, model)
+
+
+def _saying_what_is_not_finite(found: Opened) -> Opened:
+    """Add a remark that names the first tensor with NaN or infinite values, if there are any."""
+    counts = {name: value.size - int(np.isfinite(value).sum()) for name, value in found.tensors.items()}
+    odd = [name for name, count in counts.items() if count]
+    if not odd:
+        return found
+    total = sum(value.size for value in found.tensors.values())
+    remark = (
+        f"{sum(counts.values()):,} of {total:,} values are NaN or infinite, in {len(odd)} of {len(counts)} tensors; the "
+        f"first is {odd[0]}, with {counts[odd[0]]:,}: what is computed with them may not be finite"
+    )
+    return replace(found, remarks=(*found.remarks, remark))
 
 
 def locate(path: Path, which: str) -> Path:
@@ -283,7 +312,7 @@ def _check_canonical(path: Path, recipe: Recipe, state: State) -> None:
                 raise CheckpointError(f"{path}, {part}: {name} is {value.dtype}, expected float32; write them again")
 
 
-def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
+def _of_original(path: Path, *, ema: bool, momentum: bool, given: Collection[str]) -> Opened:
     format, place = _recognised(path)
     found = format.read(place, momentum=momentum or ema)
     state = found.state
@@ -291,16 +320,27 @@ def _of_original(path: Path, *, ema: bool, momentum: bool) -> Opened:
         if not state.ema:
             raise CheckpointError(f"{place} has no moving average; leave out --ema")
         state = State(state.step, state.ema, {})
-    is_described = format.name not in _UNDESCRIBED or found.says_preprocessing
-    changes, assumed = (
-        ({}, ()) if is_described else assumed_preprocessing(found.origin, None if found.is_of_training else place)
-    )
+    changes, about = _not_in_file(format, found, place, given)
     recipe = found.recipe.replace(**changes) if changes else found.recipe
-    remarks = _printable((*found.remarks, *assumed))
+    remarks = _printable((*found.remarks, *about))
     classes, names = _printable(found.classes), _printable(each.name for each in found.stored)
     stored = tuple(replace(each, name=name) for each, name in zip(found.stored, names, strict=True))
     is_folded, others = found.is_folded, found.others
     return Opened(recipe, state, classes, place, found.origin, remarks, found.epochs, is_folded, stored, others)
+
+
+def _not_in_file(format: Format, found: Original, place: Path, given: Collection[str]) -> tuple[Changes, tuple[str, ...]]:
+    """Return the preprocessing that the file itself does not say, from its certificate or as an assumption, and remarks.
+
+    The fields `given` are set by the user.
+    """
+    if found.says_preprocessing or format.name in _SAYING:
+        return {}, ()
+    changes, remarks = certified_preprocessing(place)
+    if changes or format.name not in _UNDESCRIBED:
+        return changes, remarks
+    changes, assumed = assumed_preprocessing(found.origin, None if found.is_of_training else place, given)
+    return changes, (*remarks, *assumed)
 
 
 def _printable(texts: Iterable[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ data/transforms_factory.py, data/dataset_info.py, models/_hub.py, models/_pretra
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ Changes = dict[str, Any]
 
 FIELDS = PREPROCESSING
 """The fields of `Recipe` that are the preprocessing of an evaluation; `antialias` is that of training."""
+OF_TRAINING = "antialias"
+"""The one of `FIELDS` that evaluation does not use."""
 _OF_PILLOW: Changes = {
     "antialias": True,
     "eval_antialias": True,
@@ -81,15 +83,16 @@ _ONLY_COLOURS = ("Keras", "ONNX", "TensorFlow")
 """Origins whose mean and standard deviation are known, and nothing else."""
 
 
-def assumed_preprocessing(origin: str, path: Path | None) -> tuple[Changes, tuple[str, ...]]:
+def assumed_preprocessing(origin: str, path: Path | None, given: Collection[str] = ()) -> tuple[Changes, tuple[str, ...]]:
     """Return the preprocessing to use for weights of a file that does not describe it, and a remark if it is an assumption.
 
-    `path` is the file if torchvision may have published it: all of its bytes are read for their SHA-256. Both are empty if
-    the origin has a published recipe, whose preprocessing is used.
+    The remark leaves out the fields `given`, which are known from elsewhere. `path` is the file if torchvision may have
+    published it: all of its bytes are read for their SHA-256. Both are empty if the origin has a published recipe, whose
+    preprocessing is used.
     """
     if origin in _ONLY_COLOURS:
         changes = {name: value for name, value in KNOWN["torchvision-v1"].items() if name not in _IMAGENET}
-        return changes, (_assumption("torchvision-v1", changes, ""),)
+        return changes, _assumption("torchvision-v1", changes, {"mean", "std", *given})
     if origin not in _WITHOUT_RECIPE:
         return {}, ()
     digest = ""
@@ -101,14 +104,24 @@ def assumed_preprocessing(origin: str, path: Path | None) -> tuple[Changes, tupl
     changes = KNOWN[name]
     if known is not None:
         return changes, ()
-    return changes, (_assumption(name, changes, ", ImageNet's mean and standard deviation"),)
+    return changes, _assumption(name, changes, given)
 
 
-def _assumption(name: str, changes: Changes, colours: str) -> str:
-    return (
-        f"the file does not say how its images were prepared; {name} is assumed: shorter side {changes['eval_resize']}, "
-        f"crop {changes['eval_crop']}, {changes['interpolation']}{colours}"
-    )
+def _assumption(name: str, changes: Changes, known: Collection[str]) -> tuple[str, ...]:
+    """Return a remark on what is assumed apart from known fields; none if all of it is known."""
+    said = {
+        "eval_resize": f"shorter side {changes['eval_resize']}",
+        "eval_crop": f"crop {changes['eval_crop']}",
+        "interpolation": changes["interpolation"],
+        "mean": "ImageNet's mean",
+        "std": "ImageNet's standard deviation",
+    }
+    parts = [part for field, part in said.items() if field not in known]
+    if not {"mean", "std"} & {*known}:
+        parts[-2:] = ["ImageNet's mean and standard deviation"]
+    if not parts:
+        return ()
+    return (f"the file does not say how its images were prepared; {name} is assumed: {', '.join(parts)}",)
 
 
 _ARCHITECTURES = {name.replace("-", "_"): name for name in MODELS if not name.endswith("-v1")}

@@ -17,6 +17,7 @@ from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.system.errors import BackendError, UserError
 from lockstep.weights.class_names import Classes
+from lockstep.weights.given_preprocessing import Preprocessing
 
 HOST, PORT = "127.0.0.1", 8000
 PACKAGES = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
@@ -42,6 +43,7 @@ def serve(
     precision: str | None = None,
     engine: str | None = None,
     execution: Execution | None = None,
+    preprocessing: Preprocessing | None = None,
     listener: Listener | None = None,
 ) -> None:
     """Serve weights or an exported model over HTTP, until SIGTERM or Ctrl-C (docs/serve.md).
@@ -66,7 +68,7 @@ def serve(
         raise UserError(f"port is {port}; expected 0 to {_MOST_PORT}")
     if name is not None and (not name or "/" in name):
         raise UserError(f"the model's name is {name!r}; expected a name without slashes")
-    given = Source(source, which, ema, model, classes, precision, engine, execution)
+    given = Source(source, which, ema, model, classes, precision, engine, execution, preprocessing)
     with bound(host, port) as sock:
         address = str(sock.getsockname()[0])
         access = access_for(host, address, token, without_token=without_token, hosts=allow_hosts)

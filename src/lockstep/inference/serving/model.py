@@ -22,6 +22,7 @@ from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
 from lockstep.system.errors import UserError
 from lockstep.weights.class_names import Classes
+from lockstep.weights.given_preprocessing import Preprocessing
 
 _NAMELESS = "model"
 """The name of a model that is not one of `lockstep.models.architectures.MODELS`, as in `lockstep export --to triton`."""
@@ -39,6 +40,7 @@ class Source:
     precision: str | None = None
     engine: str | None = None
     execution: Execution | None = None
+    preprocessing: Preprocessing | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def opened(given: Source, name: str | None, listener: Listener | None, *, most_i
         raise UserError("a server computes in one process, but a launcher started several; start it without the launcher")
     execution, recorder = given.execution or Execution(), Recorder(listener)
     chosen: dict[str, Any] = {"which": given.which, "ema": given.ema, "model": given.model, "classes": given.classes}
+    chosen["preprocessing"] = given.preprocessing
     weights, exported = to_predict(given.source, given.engine, execution, recorder, **chosen)
     engine = given.engine or (AUTO if exported else NATIVE)
     size: dict[str, Any] = {"most_images": most_images, "exported": exported, "shares_cores": True}
