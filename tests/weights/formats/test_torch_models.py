@@ -253,10 +253,12 @@ def test_velocities_belong_to_the_parameters_of_the_optimizers_groups(
     assert found.origin == ("NVIDIA PyTorch" if groups is nvidias_groups else "PyTorch")
 
 
-def test_nothing_of_the_optimizer_is_read_if_velocities_are_not_wanted(tmp_path: Path) -> None:
+def test_velocities_and_a_moving_average_that_are_not_wanted_are_not_read(tmp_path: Path) -> None:
     module = module_of()
     value = {"model": module.state_dict(), "optimizer": trained(module, one_group(module)).state_dict()}
-    assert read_again(value, tmp_path, momentum=False).state.momentum == {}
+    found = read_again(value | {"model_ema": module_of(seed=1).state_dict()}, tmp_path, momentum=False)
+    assert_canonical(found.state.tensors, arrays(module.state_dict()))
+    assert (found.state.momentum, found.state.ema) == ({}, {})
 
 
 def without_one(state: Any) -> Any:
@@ -318,13 +320,6 @@ def test_a_moving_average_next_to_the_weights_is_read(key: str, tmp_path: Path) 
     found = read_again({"state_dict": module_of().state_dict(), key: average}, tmp_path)
     assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
     assert_canonical(found.state.ema, arrays(module_of(seed=1).state_dict()))
-
-
-def test_a_moving_average_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
-    averaged = {"state_dict": module_of().state_dict(), "state_dict_ema": module_of(seed=1).state_dict()}
-    found = read_again(averaged, tmp_path, momentum=False)
-    assert_canonical(found.state.tensors, arrays(module_of().state_dict()))
-    assert found.state.ema == {}
 
 
 def test_a_moving_average_alone_is_read_and_named(tmp_path: Path) -> None:
