@@ -205,7 +205,7 @@ def test_a_written_config_reads_as_the_same_recipe(changes: dict[str, Any]) -> N
 
 
 def test_a_written_share_gives_every_resize_back() -> None:
-    for crop in (32, 48, 97, 224, 299):
+    for crop in (32, 97, 224):
         for resize in range(crop, 2 * crop):
             share = to_timm(Recipe(image_size=crop, eval_crop=crop, eval_resize=resize), ())["pretrained_cfg"]["crop_pct"]
             assert math.floor(crop / share) == resize

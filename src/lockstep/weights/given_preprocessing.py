@@ -98,8 +98,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _changes(values: dict[str, Any]) -> Changes | None:
-    """Return the preprocessing of a certificate; None if this version does not have it."""
-    if values.keys() != set(SETTABLE):
+    """Return the preprocessing of a certificate; None if it is incomplete, or if this version does not have it."""
+    if not set(FIELDS) <= values.keys() <= set(SETTABLE):
         return None
     try:
         Recipe.of(values)
