@@ -20,7 +20,6 @@ from lockstep import backends
 from lockstep.data.textures import PATTERNS, draw_texture
 from lockstep.models.architectures import model_spec
 from lockstep.system.errors import CheckpointError
-from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.version import version
 from lockstep.system.workers import carry_out
 from lockstep.weights.fingerprints import fingerprints, sha256, sha256_of

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from lockstep.models.state import State
 from lockstep.system.errors import CheckpointError
 from lockstep.system.files import appearing, flush
-from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, open_regular, read_regular
+from lockstep.system.regular_files import TEXT, WEIGHTS, open_regular, read_regular
 from lockstep.system.strict_json import Check, is_count, is_number, is_text, parsed
 from lockstep.weights.formats import BFLOAT16, MOST_ARRAYS, numbers, refuse_existing, refuse_many
 from lockstep.weights.formats.stand_ins import refuse_stand_in

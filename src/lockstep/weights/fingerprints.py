@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.system.regular_files import WEIGHTS, open_regular
+
 
 def fingerprints(value: Any) -> dict[str, str]:
     """Return type, shape and SHA-256 of each array below dicts, lists and tuples, and the text of each other value.
@@ -43,5 +45,5 @@ def sha256_of(path: Path) -> dict[str, str]:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

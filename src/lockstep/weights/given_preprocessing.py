@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import eval_fields
 from lockstep.system.errors import RecipeError, nearest
+from lockstep.system.regular_files import WEIGHTS, open_regular
 from lockstep.system.strict_json import parsed
 from lockstep.weights.fingerprints import sha256_of
 from lockstep.weights.preprocessing import FIELDS, Changes
@@ -88,7 +89,7 @@ def certified_preprocessing(place: Path) -> tuple[Changes, tuple[str, ...]]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return a certificate that has a preprocessing; None for any other file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             about = parsed(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return None

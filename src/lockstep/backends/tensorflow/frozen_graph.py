@@ -15,6 +15,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from lockstep.recipes import Recipe
 from lockstep.recipes.recipe import PREPROCESSING
 from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
 from lockstep.system.strict_json import to_json
 
 FILE, CLASSES = "frozen_graph.pb", "classes.txt"
@@ -43,7 +44,7 @@ def write(served: Any, recipe: Recipe, classes: tuple[str, ...], folder: Path) -
 
 def load(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Return the program in a folder, imported by TensorFlow, as a function of uint8 images to classes and probabilities."""
-    graph = tf.compat.v1.GraphDef.FromString((folder / FILE).read_bytes())
+    graph = tf.compat.v1.GraphDef.FromString(read_regular(folder / FILE, WEIGHTS))
     whole = tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
     program = whole.prune(f"{INPUT}:0", [f"{name}:0" for name in OUTPUTS])
 

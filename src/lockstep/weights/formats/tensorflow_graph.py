@@ -24,6 +24,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from lockstep.system.errors import CheckpointError
+from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats import BFLOAT16, numbers
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
@@ -193,7 +194,7 @@ def is_graph(path: Path) -> bool:
     fields = _top_fields(path, {1: 2, 2: 2, 3: 0, 4: 2, 5: 2})
     if 1 not in fields:
         return False
-    with path.open("rb") as file:
+    with open_regular(path, WEIGHTS) as file:
         file.seek(fields[1])
         try:
             name, op = (_text(file, tag) for tag in (b"\x0a", b"\x12"))
@@ -225,7 +226,7 @@ def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
     places: dict[int, int] = {}
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path, WEIGHTS) as file:
             while file.tell() < size:
                 number, kind = divmod(_number(file), 8)
                 if kinds.get(number) != kind:
@@ -260,7 +261,7 @@ def opened(path: Path) -> FlatGraph:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise CheckpointError(f"{path} has more than 2 GiB, which a graph cannot have; expected a smaller file")
-        data = path.read_bytes()
+        data = read_regular(path, WEIGHTS)
         refuse_stand_in(path, data)
         parsed = message(kind).FromString(data)
     except OSError as error:

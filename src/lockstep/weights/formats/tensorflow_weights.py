@@ -15,6 +15,7 @@ from pathlib import Path
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError, RecipeError
+from lockstep.system.regular_files import TEXT, read_regular
 from lockstep.system.strict_json import is_list_of, is_text, parsed
 from lockstep.weights.formats import network, nvidia_tensorflow, onnx_metadata, tensorflow_graph
 from lockstep.weights.formats.common import Original, Stored, listed
@@ -130,7 +131,7 @@ def _text_of(file: Path) -> str | None:
     """Return the text of a small file; None if there is none."""
     if not file.is_file() or file.stat().st_size > _MOST_TEXT:
         return None
-    return file.read_text(encoding="utf-8", errors="replace")
+    return read_regular(file, TEXT).decode("utf-8", errors="replace")
 
 
 def _of_bundle(graph: FlatGraph) -> tuple[Path, ...]:
