@@ -213,7 +213,7 @@ def test_a_folder_laid_out_otherwise_is_refused(arrange: Callable[[Path], None],
 
 
 def stored_arrays(index: Index) -> tuple[np.ndarray, ...]:
-    return index.rows, index.names.text, index.names.ends, index.times
+    return index.rows, index.names.text, index.names.ends, index.times, index.orientations
 
 
 def same(a: Index, b: Index) -> bool:
@@ -344,7 +344,7 @@ def flipped(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, emptied, zeroed, flipped, Path.unlink], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("name", ["index.json", "rows", "names", "name_ends", "times"])
+@pytest.mark.parametrize("name", ["index.json", "rows", "names", "name_ends", "times", "orientations"])
 def test_a_damaged_index_is_built_again(name: str, damage: Callable[[Path], None], root: Path, checked: list[bytes]) -> None:
     built = open_index(root)
     checked.clear()

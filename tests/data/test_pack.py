@@ -1,5 +1,6 @@
 """Write a data set in another storage format: nothing is lost, changed, half written or written elsewhere."""
 
+import io
 import json
 import os
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
+from PIL import Image
 
 from lockstep.data import pack as pack_module
 from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, webdataset
@@ -299,6 +301,14 @@ def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> 
     small = decode(reduced(simplejpeg.encode_jpeg(image, 98), 64, 98))
     means = image.reshape(64, 2, 96, 2, 3).mean((1, 3))
     assert np.abs(small - means).mean() < 1.5
+
+
+def test_a_reduced_photo_keeps_its_orientation() -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (200, 100)).save(file, "JPEG", exif=exif)
+    small = Image.open(io.BytesIO(reduced(file.getvalue(), 50, 90)))
+    assert (small.size, small.getexif()[0x0112]) == ((100, 50), 6)
 
 
 def test_lower_quality_takes_fewer_bytes() -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.inference.images import each_image
+from lockstep.inference.images import Encoded, each_image, read_square
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, UserError
@@ -232,6 +232,29 @@ def test_an_image_of_any_kind_has_the_prediction_of_its_file(save_weights: SaveW
                 assert found.path == (path if kind in ("text", "path") else None)
         batch = np.stack([np.asarray(Image.open(path))] * 3)
         assert [found.classes for found in predictor.predict(batch, top=10)] == [expected.classes] * 3
+
+
+@pytest.mark.parametrize("dct_scaling", [False, True])
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_photo_is_turned_by_its_exif_orientation_if_the_recipe_says_so(
+    turns: bool, dct_scaling: bool, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe.replace(exif_orientation=turns, dct_scaling=dct_scaling, eval_antialias=True)
+    squares, pixels = (
+        np.zeros((6, recipe.eval_crop, recipe.eval_crop, 3), np.uint8),
+        np.random.default_rng(2).integers(0, 256, (50, 60, 3), np.uint8),
+    )
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / "photo.jpg"
+    Image.fromarray(pixels).save(path, exif=exif)
+    image = Image.open(path)
+    expected = np.rot90(np.asarray(image), -1) if turns else np.asarray(image)
+    data = path.read_bytes()
+    images = (expected, path, data, memoryview(data), Encoded(path, path.read_bytes), image)
+    for square, given in zip(squares, images, strict=True):
+        read_square(given, recipe, square)
+    assert not (squares != squares[0]).any()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_any_number_and_size_of_images_gives_a_run_without_anything_to_note(imag
         ({"images": 10**6}, {"epochs": 10, "weight_decay": 1 / 32768, "crop_area": (0.08, 1.0)}),
         ({"shorter_side": 256}, {"dct_scaling": True}),
         ({"shorter_side": 255}, {"dct_scaling": False}),
-        ({"decodes_small": False}, {"dct_scaling": False}),
+        ({"decodes_small": False}, {"dct_scaling": False, "exif_orientation": True}),
         (
             {"on_gpu": True, "precision": "bf16"},
             {"image_size": 224, "epochs": 200, "precision": "bf16", "dct_scaling": False},
@@ -63,6 +63,7 @@ def test_what_is_given_is_kept_and_what_depends_on_it_follows() -> None:
     assert (recipe.global_batch_images, recipe.lr) == (16, 0.016)
     assert (recipe.image_size, recipe.eval_resize, recipe.eval_crop, recipe.dct_scaling) == (128, 146, 128, False)
     assert recipe.seed == 7
+    assert not settled(PHOTOS, {"exif_orientation": False}).exif_orientation
     assert settled(PHOTOS, {"epochs": 1}).warmup_epochs < 1
     assert settled(PHOTOS, {"eval_resize": 100, "warmup_epochs": 0, "lr": 1}).fields() | {"eval_crop": 64, "lr": 1.0} == (
         settled(PHOTOS).fields() | {"eval_resize": 100, "warmup_epochs": 0.0, "lr": 1.0}

@@ -391,6 +391,31 @@ def test_without_a_fit_the_largest_centred_window_of_an_allowed_aspect_is_taken(
     assert random_windows(recipe, np.array([size]), lambda *_: misfit)[0].tolist() == list(window)
 
 
+@pytest.mark.parametrize("attempts", [1, 10, 100])
+def test_the_share_of_images_without_a_fit_falls_with_every_attempt(attempts: int) -> None:
+    """Test the share of centred windows of a wide image: (1 - p)^attempts for attempts that fit with probability p."""
+    recipe, count, height, width = Recipe(crop_attempts=attempts), 20_000, 100, 1000
+    # A window fits if sqrt(area / aspect) is below 100.5 pixels, so if its share of the area is below c * aspect. The share
+    # is uniform in 0.08 to 1, and log(aspect) in log(3/4) to log(4/3): p is the mean of (c * aspect - 0.08) / 0.92 above 0.
+    c = 100.5**2 / (height * width)
+    least, largest = 0.08 / c, 4 / 3
+    fits = (c * (largest - least) - 0.08 * math.log(largest / least)) / (0.92 * math.log(16 / 9))
+    expected = (1 - fits) ** attempts
+
+    windows = random_windows(recipe, np.tile([[height, width]], (count, 1)), numbers_of(count))
+
+    centred = (windows == [0, 433, 100, 133]).all(axis=1).mean()
+    assert abs(centred - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
+
+
+def test_fewer_attempts_change_only_the_images_that_need_more() -> None:
+    sizes = np.tile([[100, 1000]], (2000, 1))
+    few, many = (random_windows(Recipe(crop_attempts=n), sizes, numbers_of(2000)) for n in (10, 100))
+    changed = (few != many).any(axis=1)
+    assert (few[changed] == [0, 433, 100, 133]).all()
+    assert 0.5 < changed.mean() < 0.9
+
+
 def test_an_image_of_one_pixel_is_its_own_window() -> None:
     assert random_windows(Recipe(), np.array([[1, 1]]), numbers_of(1)).tolist() == [[0, 0, 1, 1]]
 

@@ -49,6 +49,7 @@ COMMON: dict[str, Any] = {
     "interpolation": "bilinear",
     "antialias": False,
     "dct_scaling": False,
+    "exif_orientation": False,
     "eval_resize": 256,
     "eval_crop": 224,
     "eval_antialias": False,

@@ -166,7 +166,8 @@ def test_runs_that_saw_the_same_images_share_them(four: list[Path]) -> None:
 def test_runs_that_resized_images_differently_do_not_share_them(run: Path) -> None:
     found = opened(run)
     assert image_key(found, 3) == image_key(replace(found), 3)
-    for changes in ({"interpolation": "bicubic"}, {"eval_antialias": True}, {"eval_sampling": "asymmetric"}):
+    resizes = ({"interpolation": "bicubic"}, {"eval_antialias": True}, {"eval_sampling": "asymmetric"})
+    for changes in (*resizes, {"exif_orientation": True}):
         other = replace(found, recipe=found.recipe.replace(**changes))
         assert image_key(found, 3) != image_key(other, 3)
 

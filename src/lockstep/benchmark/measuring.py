@@ -271,7 +271,7 @@ class _Source:
         index, chosen = self._images
         evaluates = self._cell.what != TRAIN
         with loader_of(index, self._recipe, self._execution, size=self._size, evaluation=evaluates) as loader:
-            plans = self._endless(index.sizes[chosen])
+            plans = self._endless(index.sizes_for(self._recipe)[chosen])
             yield loader.batches(replace(plan, samples=chosen[plan.samples]) for plan in plans)
 
     def _endless(self, sizes: np.ndarray) -> Iterator[BatchPlan]:

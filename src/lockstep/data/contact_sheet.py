@@ -15,10 +15,10 @@ _MARGIN, _LINE = 8, 16
 
 def first_plan(index: Index, recipe: Recipe, images: int, *, evaluation: bool) -> BatchPlan:
     """Return the plan of the first images of a run or an evaluation: `images` of them, or all if there are fewer."""
-    images = min(images, len(index))
+    images, sizes = min(images, len(index)), index.sizes_for(recipe)
     if evaluation:
-        return next(evaluation_plans(recipe, index.sizes, images))
-    return next(training_plans(recipe.replace(global_batch_images=images), index.sizes, 0))
+        return next(evaluation_plans(recipe, sizes, images))
+    return next(training_plans(recipe.replace(global_batch_images=images), sizes, 0))
 
 
 def contact_sheet(index: Index, recipe: Recipe, images: int, *, evaluation: bool = False) -> Image.Image:

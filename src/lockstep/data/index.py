@@ -1,7 +1,7 @@
 """The index of a split: place, label, size and name of every good image, and the list of bad images.
 
 It is built once by decoding every image. It is kept next to the data, or in the user's cache if the data is read-only, and
-is mapped into memory. It takes 32 bytes for each image plus its name, for every storage format.
+is mapped into memory. It takes 33 bytes for each image plus its name, for every storage format.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_sizes
 from lockstep.data.listing import (
     CLASSES,
     ROW,
@@ -31,17 +32,24 @@ from lockstep.data.listing import (
     relabelled,
 )
 from lockstep.data.sources import FOLDER, Source, class_folders, find_source
+from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError
 from lockstep.system.files import replacing, user_cache, write_text
 from lockstep.system.locks import locked
 from lockstep.system.machine import cores
 from lockstep.system.regular_files import ANY_SIZE, RECORDS, open_regular, read_regular, read_regular_text
 
-VERSION = 3
+VERSION = 4
 CACHE = ".lockstep"
 QUARANTINE = "quarantine.json"
 """The images to leave out, next to class folders or files: {"images": {"class/image" or "file@first byte": reason}}."""
-_ARRAYS = {"rows": ROW, "names": np.dtype("u1"), "name_ends": np.dtype("<u4"), "times": np.dtype("<u4")}
+_ARRAYS = {
+    "rows": ROW,
+    "names": np.dtype("u1"),
+    "name_ends": np.dtype("<u4"),
+    "times": np.dtype("<u4"),
+    "orientations": np.dtype("u1"),
+}
 """The files of an index, one array each."""
 
 
@@ -51,6 +59,8 @@ class Index(Images):
 
     times: np.ndarray
     """uint32: in an image folder, the time of each file's last change, in microseconds modulo 2**32; otherwise empty."""
+    orientations: np.ndarray
+    """uint8: the EXIF orientation of each image, 1 to 8."""
     states: tuple[tuple[int, int], ...]
     """Size and modification time, at the time of listing, of every file that holds many images."""
     quarantined: tuple[Quarantined, ...]
@@ -64,8 +74,12 @@ class Index(Images):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Height and width of every image: int64 [images, 2]."""
+        """Height and width of every image as it is stored: int64 [images, 2]."""
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
+
+    def sizes_for(self, recipe: Recipe) -> np.ndarray:
+        """Return height and width of every image as a recipe sees it: int64 [images, 2]; see `exif_orientation`."""
+        return shown_sizes(self.sizes, self.orientations) if recipe.exif_orientation else self.sizes
 
     def labels(self, samples: np.ndarray) -> np.ndarray:
         """Return the labels of samples: int64 [N]; -1 for padding, whose sample is -1."""
@@ -170,6 +184,7 @@ def subset(index: Index, samples: np.ndarray) -> Index:
         rows=rows,
         names=Names.of(index.names[i] for i in samples.tolist()),
         times=index.times[samples] if len(index.times) else index.times,
+        orientations=index.orientations[samples],
         digest=_digest(rows, index.classes),
     )
 
@@ -237,7 +252,7 @@ def _build(source: Source, progress: Progress) -> Index:
     # Pillow warns about large and odd images. The filters are set here because they are per process, not per thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times, bad = _inspected(listing, progress)
+        times, orientations, bad = _inspected(listing, progress)
     good = np.array([i for i in range(len(listing)) if i not in bad], np.int64)
     if not len(good):
         raise DataError(f"{source.named}: none of {len(listing) + len(listing.left_out) or 'its'} images can be read")
@@ -248,6 +263,7 @@ def _build(source: Source, progress: Progress) -> Index:
         listing.classes,
         listing.numbered,
         times=times[good] if len(times) else times,
+        orientations=orientations[good],
         states=states,
         quarantined=(
             *(Quarantined(listing.place(i), bad[i]) for i in sorted(bad)),
@@ -258,10 +274,11 @@ def _build(source: Source, progress: Progress) -> Index:
     )
 
 
-def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, dict[int, str]]:
-    """Decode all images and fill in height, width and length; return times, and the reasons of bad images."""
+def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Decode all images and fill in height, width and length; return times, orientations, and reasons of bad images."""
     rows, is_folder = listing.rows, listing.source.format == FOLDER
     times = np.zeros(len(rows) if is_folder else 0, np.uint32)
+    orientations = np.full(len(rows), UPRIGHT, np.uint8)
     bad: dict[int, str] = {}
 
     def inspect(some: range) -> int:
@@ -280,6 +297,7 @@ def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, dict[i
                 bad[i] = str(error)
             else:
                 rows[["length", "height", "width"]][i] = (len(data), height, width)
+                orientations[i] = orientation_of(data)
         return some.stop
 
     # One task for each image would take 2 GB for ImageNet.
@@ -288,7 +306,7 @@ def _inspected(listing: Listing, progress: Progress) -> tuple[np.ndarray, dict[i
     with ThreadPoolExecutor(cores()) as pool, closing(pool.map(inspect, tasks)) as inspected:  # type: ignore[type-var]
         for done in inspected:
             progress(done, len(rows))
-    return times, bad
+    return times, orientations, bad
 
 
 def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
@@ -299,7 +317,8 @@ def _digest(rows: np.ndarray, classes: tuple[str, ...]) -> str:
 
 
 def _arrays(index: Index) -> dict[str, np.ndarray]:
-    return {"rows": index.rows, "names": index.names.text, "name_ends": index.names.ends, "times": index.times}
+    arrays = (index.rows, index.names.text, index.names.ends, index.times, index.orientations)
+    return dict(zip(_ARRAYS, arrays, strict=True))
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:
@@ -345,6 +364,7 @@ def _load(source: Source, cache: Path) -> Index | None:
             classes,
             about["numbered"],
             times=arrays["times"],
+            orientations=arrays["orientations"],
             states=states,
             quarantined=quarantined,
             digest=about["digest"],

@@ -24,6 +24,7 @@ import simplejpeg
 
 from lockstep.data.containers import Bytes, Sample, recordio, tfrecord, unfinish, webdataset, write_all
 from lockstep.data.decoding.decode import check, decode, header_size
+from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, with_orientation
 from lockstep.data.index import quarantine_of
 from lockstep.data.listing import CLASSES, Listing, Progress, Quarantined, list_images
 from lockstep.data.pack_target import locked, states_of
@@ -272,7 +273,7 @@ def _read(split: Split, number: int) -> bytes:
 def reduced(data: bytes, shorter: int, quality: int) -> bytes:
     """Return an image as JPEG with its shorter side reduced to `shorter` pixels.
 
-    A damaged image, and a JPEG that is not larger, is returned unchanged.
+    A damaged image, and a JPEG that is not larger, is returned unchanged. EXIF data is left out but for the orientation.
     """
     try:
         height, width = check(data)  # `decode` does not refuse a truncated file, but fills the missing part with grey
@@ -285,7 +286,9 @@ def reduced(data: bytes, shorter: int, quality: int) -> bytes:
     if is_large:
         size = (round(width * shorter / min(height, width)), round(height * shorter / min(height, width)))
         image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    return simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorsubsampling="420")
+    encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, colorsubsampling="420")
+    orientation = orientation_of(data)
+    return encoded if orientation == UPRIGHT else with_orientation(encoded, orientation)
 
 
 Tasks = Generator[Future[int], None, None]

@@ -85,7 +85,7 @@ def evaluate(
         weights, recorder, recipe = found.weights, found.recorder, found.weights.recipe
         index, remarks = _indexed(images, share, weights, recorder)
         total = math.ceil(len(index) / (batch_images * found.ranks))
-        plans = evaluation_plans(recipe, index.sizes, batch_images, rank=found.rank, ranks=found.ranks)
+        plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks)
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
             batches = recorder.watched("evaluating", loader.batches(plans), total)
             scores = found.evaluate(pace.watched(batches))

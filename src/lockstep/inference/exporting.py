@@ -87,7 +87,7 @@ def export(
     _check_options(target, precision, batch=batch, bare=bare)
     chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
     found = open_weights(source, **chosen).with_classes(classes)
-    remarks = [*found.remarks, *_about_precision(target, found, precision)]
+    remarks = [*found.remarks, *_about_precision(target, found, precision), *_about_orientation(found)]
     wanted = _wanted(target, found, precision, batch, bare=bare)
     comparison, loss = None, None
     if precision == "int8" and not found.scales:
@@ -166,3 +166,13 @@ def _about_precision(target: Target, found: Opened, precision: str | None) -> li
             f"{target.name} computes in float, but the weights were trained for {found.recipe.quantisation}; {how} quantises"
         )
     return remarks
+
+
+def _about_orientation(found: Opened) -> list[str]:
+    """Return a remark if the caller of the program has to turn photos."""
+    if not found.recipe.exif_orientation:
+        return []
+    return [
+        "takes pixels: turn photos by their EXIF orientation before (in Python: PIL.ImageOps.exif_transpose), as `lockstep "
+        "predict` does"
+    ]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 
 from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
+from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_size
 from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
@@ -67,36 +69,43 @@ def path_of(image: Image) -> Path | None:
 def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     """Write an image to `out`, uint8 [eval_crop, eval_crop, 3], as the recipe's evaluation has it.
 
-    Raises `OSError` if it cannot be read, and `ValueError` if it is damaged or not an image; `TooManyPixels`, which is one,
-    if it is too large.
+    An array has no EXIF orientation and is used as it is. Raises `OSError` if the image cannot be read, and `ValueError` if
+    it is damaged or not an image; `TooManyPixels`, which is one, if it is too large.
     """
-    data = _content(image, in_reduced_size=recipe.dct_scaling)
-    size = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
+    data, orientation = _content(image, recipe)
+    stored = check(data) if isinstance(data, bytes) else (data.shape[0], data.shape[1])
+    size = shown_size(stored, orientation)
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
     if math.prod(resized) > MOST_PIXELS:  # a narrow strip of few pixels can become any number of them
         too_narrow = f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}"
         raise TooManyPixels(too_narrow)
-    decode_into(data, size, window, resized, offset, flip=False, **resampling(recipe, evaluation=True), out=out)
+    how = resampling(recipe, evaluation=True)
+    decode_into(data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out)
 
 
-def _content(image: Image, *, in_reduced_size: bool) -> bytes | np.ndarray:
-    """Return an image's pixels, uint8 [height, width, 3]. If a file is to be decoded in reduced size, return its bytes."""
+def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:
+    """Return an image's pixels, uint8 [height, width, 3], and the EXIF orientation by which they are still to be turned.
+
+    If a file is to be decoded in reduced size, return its bytes.
+    """
     if isinstance(image, np.ndarray):
-        return np.ascontiguousarray(image)
+        return np.ascontiguousarray(image), UPRIGHT
     if isinstance(image, PIL.Image.Image):
-        return _of_pillow(image)
+        return _of_pillow(image, turns=recipe.exif_orientation), UPRIGHT
     if isinstance(image, Encoded):
         data = image.read()
     elif isinstance(image, str | os.PathLike):
         data = read_regular(image, IMAGE)
     else:
         data = bytes(image)
-    return data if in_reduced_size else decode_undamaged(data)
+    orientation = orientation_of(data) if recipe.exif_orientation else UPRIGHT
+    return data if recipe.dct_scaling else decode_undamaged(data), orientation
 
 
-def _of_pillow(image: PIL.Image.Image) -> np.ndarray:
+def _of_pillow(image: PIL.Image.Image, *, turns: bool) -> np.ndarray:
     try:
-        return as_rgb(image.copy())  # it loads the pixels, and the user's image stays as it is
+        # Both load the pixels, and the user's image stays as it is.
+        return as_rgb(PIL.ImageOps.exif_transpose(image) if turns else image.copy())
     except Exception as error:  # a damaged file makes Pillow's readers raise almost anything
         raise ValueError(str(error) or type(error).__name__) from None

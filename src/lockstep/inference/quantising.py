@@ -127,7 +127,7 @@ def _sets(data: Path, weights: Opened, recorder: Recorder) -> tuple[Index, Index
 def _batches(index: Index, weights: Opened) -> Iterator[Batch]:
     """Yield all images as in evaluation, without padding."""
     recipe = weights.recipe
-    plans = evaluation_plans(recipe, index.sizes, BATCH_IMAGES)
+    plans = evaluation_plans(recipe, index.sizes_for(recipe), BATCH_IMAGES)
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         for batch in loader.batches(plans):
             real = batch.labels >= 0

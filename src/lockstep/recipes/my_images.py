@@ -86,6 +86,7 @@ def settled(facts: Facts, changes: Mapping[str, Any] | None = None) -> Recipe:
         crop_area=(0.35, 1.0) if few else (0.08, 1.0),
         antialias=True,
         dct_scaling=facts.decodes_small and facts.shorter_side >= 4 * size,
+        exif_orientation=True,
     ).replace(**changes)
 
 
@@ -114,6 +115,7 @@ def my_images() -> Recipe:
       (demo) and weight decay is 1e-4 (arXiv:1512.03385).
     - antialias: true, because photos shrink a lot.
     - dct_scaling: true for images that are at least four times as large as image_size.
+    - exif_orientation: true, because phones store photos on their side.
     - zero_init_last_bn: true, so that short runs start well (arXiv:1706.02677).
     - All other fields are as published.
     """

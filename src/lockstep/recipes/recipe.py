@@ -17,12 +17,13 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Colour = tuple[Positive, Positive, Positive]
 EVAL_RATIO = 256 / 224
+"""Size after the resize over size of the crop, in the evaluation of the published recipes."""
 PREPROCESSING = (
     *("mean", "std", "interpolation", "antialias", "eval_resize", "eval_crop"),
     *("eval_antialias", "eval_side_rounding", "eval_offset_rounding", "eval_sampling"),
+    "exif_orientation",
 )
 """The fields that are the preprocessing of an evaluation; `antialias` is that of training."""
-"""Size after the resize over size of the crop, in the evaluation of the published recipes."""
 
 GEOMETRY = ("eval_side_rounding", "eval_offset_rounding", "eval_sampling")
 """The fields of the geometry of evaluation. Their defaults are the geometry of torchvision and timm."""
@@ -190,6 +191,9 @@ class Recipe(Settings):
     """Whether a JPEG whose crop is at least twice as large as the output is decoded at 1/2, 1/4 or 1/8 of its size, as
     libjpeg can. This is faster for large photos and filters while it shrinks. It changes the pixels that training and
     evaluation see."""
+    exif_orientation: bool = False
+    """Whether a photo is turned or mirrored as its EXIF orientation says, in training and in evaluation. If false, it is
+    used as it is stored."""
     eval_resize: Annotated[int, Field(ge=32), limits.SIDE] = 256
     """Evaluation: the shorter side of an image is resized to this many pixels, the other in proportion (rounded as in
     `eval_side_rounding`)."""

@@ -134,6 +134,7 @@ def image_key(run: Run, sample: int) -> str:
     assert run.results is not None
     recipe = run.recipe
     how = f"{recipe.eval_resize}.{recipe.eval_crop}.{recipe.eval_antialias:d}{recipe.dct_scaling:d}"
+    how += ".turned" if recipe.exif_orientation else ""
     how += "" if recipe.interpolation == "bilinear" else f".{recipe.interpolation}"
     how += "".join(f".{name}.{value}" for name, value in own_geometry(recipe).items())
     return f"{run.results.digest[:12]}.{how}.{sample}"

@@ -39,7 +39,7 @@ def calibrated(
     images_at_once = min(BATCH_IMAGES, recipe.global_batch_images)
     plain = recipe.replace(global_batch_images=images_at_once, epochs=1, mixup_alpha=0.0)
     count = min(-(-recipe.calibration_images // images_at_once), steps_per_epoch(plain, len(images)))
-    plans = islice(training_plans(plain, images.sizes, 0), count)
+    plans = islice(training_plans(plain, images.sizes_for(plain), 0), count)
     with loader_of(images, recipe, execution, size=recipe.image_size) as loader:
         batches = watched("calibrating", loader.batches(plans), count)
         scales = input_scales(cast(QuantisingEngine, engine).calibrate(batches))

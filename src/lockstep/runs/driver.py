@@ -116,7 +116,7 @@ class Driver:
             return self.finish(first, stopped_early)
         plans = training_plans(
             self.recipe,
-            self.training.sizes,
+            self.training.sizes_for(self.recipe),
             first,
             rank=self.world.rank,
             ranks=self.world.ranks,
@@ -448,9 +448,8 @@ class Driver:
 
     def evaluation_batches(self, weights: str, total: int) -> Iterator[Batch]:
         """Yield this rank's share of the validation images; end early once any rank was asked to stop."""
-        plans = evaluation_plans(
-            self.recipe, self.validation.sizes, self.part_images, rank=self.world.rank, ranks=self.world.ranks
-        )
+        sizes, share = self.validation.sizes_for(self.recipe), {"rank": self.world.rank, "ranks": self.world.ranks}
+        plans = evaluation_plans(self.recipe, sizes, self.part_images, **share)
         size = self.recipe.eval_crop
         with loader_of(self.validation, self.recipe, self.execution, size=size, evaluation=True) as loader:
             timed = self.timed(loader.batches(plans))

@@ -18,7 +18,7 @@ def worst(scores: Scores, count: int) -> np.ndarray:
 
 def as_evaluated(index: Index, recipe: Recipe, samples: np.ndarray) -> np.ndarray:
     """Return images as an evaluation crops them: uint8 [samples, size, size, 3]. Raises `DataError` if one is unreadable."""
-    plan = centre_plan(recipe, samples, index.sizes[samples])
+    plan = centre_plan(recipe, samples, index.sizes_for(recipe)[samples])
     with loader_of(index, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:
         return next(iter(loader.batches([plan]))).pixels
 

@@ -114,8 +114,8 @@ def varied(recipe: Recipe, initial: State) -> State:
 def loaded(recipe: Recipe, data: Path) -> tuple[list[tuple[BatchPlan, Batch]], list[tuple[BatchPlan, Batch]]]:
     """Return plans and batches of a whole training and of an evaluation, as this environment's host loader makes them."""
     training, validation = open_index(data / "train"), open_index(data / "val")
-    to_train = list(training_plans(recipe, training.sizes, 0))
-    to_evaluate = list(evaluation_plans(recipe, validation.sizes, recipe.global_batch_images))
+    to_train = list(training_plans(recipe, training.sizes_for(recipe), 0))
+    to_evaluate = list(evaluation_plans(recipe, validation.sizes_for(recipe), recipe.global_batch_images))
     with loader_of(training, recipe, Execution(), size=recipe.image_size) as loader:
         trained = list(zip(to_train, loader.batches(to_train), strict=True))
     with loader_of(validation, recipe, Execution(), size=recipe.eval_crop, evaluation=True) as loader:

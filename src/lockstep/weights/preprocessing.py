@@ -40,6 +40,7 @@ _OF_PILLOW: Changes = {
     "eval_side_rounding": "down",
     "eval_offset_rounding": "even",
     "eval_sampling": "half_pixel",
+    "exif_orientation": False,
 }
 """How torchvision and timm resize with Pillow, and crop."""
 _IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
@@ -56,7 +57,7 @@ KNOWN: dict[str, Changes] = {
     "gluon": _IMAGENET
     | {"interpolation": "bilinear", "antialias": False, "eval_antialias": False}
     | {"eval_side_rounding": "down", "eval_offset_rounding": "down", "eval_sampling": "half_pixel"}
-    | {"eval_resize": 256, "eval_crop": 224},
+    | {"eval_resize": 256, "eval_crop": 224, "exif_orientation": False},
     "nvidia-paddle": _evaluated_as(resnet50_paddle_90ep()),
     "nvidia-mxnet": _evaluated_as(resnet50_mxnet_90ep()),
     "nvidia-pytorch": _evaluated_as(resnext101_32x4d_pytorch_90ep()),

@@ -2,20 +2,22 @@
 
 import io
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from lockstep.data import Batch
-from lockstep.data.index import Index, open_index
+from lockstep.data.index import Index, open_index, subset
 from lockstep.data.loading.dali import DaliLoader, Lent
 from lockstep.data.loading.host import HostLoader
 from lockstep.data.loading.loaders import Loader, loader_of
 from lockstep.data.loading.synthetic import SyntheticLoader
+from lockstep.data.pack import Packing, pack
+from lockstep.data.sources import FORMATS, find_split
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import BatchPlan, evaluation_plans, training_plans
 from lockstep.system.errors import DataError, RecipeError
@@ -215,18 +217,50 @@ def test_dali_gives_other_kinds_of_images_the_pixels_of_the_host_loader(odd: Ind
     assert apart(batches(dali(odd), plans), batches(host(odd), plans)).max() <= ROUNDING
 
 
-@pytest.mark.parametrize("shape", [(40, 60), (60, 40), (48, 48)])
-def test_dali_leaves_rotated_photos_as_they_are_stored(shape: tuple[int, int], tiny_recipe: Recipe, tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    random = np.random.default_rng(1)
-    pixels = random.integers(0, 256, (shape[0] // 4, shape[1] // 4, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
-    for orientation in range(1, 9):
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Index]:
+    """Photos of every orientation as JPEG, PNG and WEBP, and what Pillow shows of them, stored upright."""
+    stored, upright = (tmp_path_factory.mktemp(name) for name in ("stored", "upright"))
+    (stored / "train" / "photos").mkdir(parents=True)
+    (upright / "photos").mkdir()
+    pixels = np.random.default_rng(1).integers(0, 256, (13, 17, 3), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+    for orientation, kind in product(range(1, 9), ("jpg", "png", "webp")):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        Image.fromarray(pixels).save(tmp_path / "images" / f"{orientation}.jpg", exif=exif)
-    index = open_index(tmp_path)
-    plans = list(evaluation_plans(tiny_recipe, index.sizes, 8))
-    assert apart(batches(dali(index), plans), batches(host(index), plans)).max() <= ROUNDING
+        path = stored / "train" / "photos" / f"{orientation}.{kind}"
+        Image.fromarray(pixels).save(path, exif=exif)
+        ImageOps.exif_transpose(Image.open(path)).save(upright / "photos" / f"{path.name}.png")
+    return open_index(stored / "train"), open_index(upright)
+
+
+def plans_of(recipe: Recipe, index: Index) -> list[BatchPlan]:
+    """Return plans of an epoch of training and of an evaluation."""
+    sizes = index.sizes_for(recipe)
+    recipe = recipe.replace(epochs=1)
+    return [*training_plans(recipe, sizes, 0), *evaluation_plans(recipe, sizes, 8)]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_dali_turns_photos_if_the_host_loader_does(turns: bool, photos: tuple[Index, Index], tiny_recipe: Recipe) -> None:
+    recipe = tiny_recipe.replace(exif_orientation=turns)
+    plans = plans_of(recipe, photos[0])
+    made = [batches(loader_of(photos[0], recipe, Execution(loader=name), size=SIZE), plans) for name in ("dali", "host")]
+    assert apart(*made).max() <= ROUNDING
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_turned_photos_are_planned_and_loaded_as_if_they_were_stored_upright(
+    format: str, photos: tuple[Index, Index], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe, (stored, upright) = tiny_recipe.replace(exif_orientation=True), photos
+    pack(stored.root.parent, tmp_path, Packing(format, shards=0 if format == "folder" else 1))
+    index = open_index(find_split(tmp_path, "train"))
+    pairs = zip(plans_of(recipe, index), plans_of(tiny_recipe, upright), strict=True)
+    assert all(np.array_equal(a.windows, b.windows) and np.array_equal(a.samples, b.samples) for a, b in pairs)
+    plans = plans_of(recipe, index)
+    turned = batches(loader_of(index, recipe, Execution(), size=SIZE), plans)
+    assert not apart(turned, batches(loader_of(upright, tiny_recipe, Execution(), size=SIZE), plans)).any()
+    assert subset(index, np.arange(3)).sizes_for(recipe).tolist() == index.sizes_for(recipe)[:3].tolist()
 
 
 @pytest.mark.parametrize("name", ["grey.jpg", "png.jpg"])

@@ -36,7 +36,8 @@ PUBLISHED: list[tuple[str, str, dict[str, Any]]] = [
         "resnext101-32x4d-pytorch-90ep",
         DALI,  # the recipe evaluates with Pillow, as the code's configuration does
     ),
-    (RESNEXT.format("AMP", ""), "resnext101-32x4d-pytorch-250ep", {"antialias": True}),  # its configuration uses Pillow
+    # Its configuration uses the loader of PyTorch: Pillow, and ten attempts to draw a crop.
+    (RESNEXT.format("AMP", ""), "resnext101-32x4d-pytorch-250ep", {"antialias": True, "crop_attempts": 10}),
     (
         RESNEXT.format("TF32", "--epochs=90 --mixup=0 --data-backend=dali-gpu"),
         "resnext101-32x4d-pytorch-90ep",

@@ -98,7 +98,7 @@ def test_an_export_is_read_bit_for_bit(changes: dict[str, Any], tmp_path: Path) 
 
 
 def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path) -> None:
-    exported(recipe_of(eval_resize=235, interpolation="bicubic"), tmp_path / "model")
+    exported(recipe_of(eval_resize=235, interpolation="bicubic", exif_orientation=True), tmp_path / "model")
     model = onnx.load(str(tmp_path / "model" / "model.onnx"))
     assert json.loads({each.key: each.value for each in model.metadata_props}["lockstep_preprocessing"]) == {
         "mean": [123.675, 116.28, 103.53],
@@ -111,6 +111,7 @@ def test_the_preprocessing_in_the_metadata_is_that_of_the_recipe(tmp_path: Path)
         "eval_side_rounding": "down",
         "eval_offset_rounding": "even",
         "eval_sampling": "half_pixel",
+        "exif_orientation": True,
     }
 
 

@@ -195,6 +195,7 @@ def test_a_written_folder_is_read_as_it_was(state: State, tmp_path: Path) -> Non
         ({"antialias": False}, "timm's resize filters"),
         ({"eval_sampling": "asymmetric"}, "as torchvision's; these weights are evaluated with eval_sampling: asymmetric"),
         ({"dct_scaling": True}, "evaluated with dct_scaling"),
+        ({"exif_orientation": True}, "evaluated with exif_orientation"),
         ({"padding": "same"}, "SAME padding"),
         ({"bn_epsilon": 1e-3}, "these weights were trained with 0.001"),
     ],

@@ -78,8 +78,8 @@ KINDS = {
     "cmyk": Kind(WARNING, True, "a CMYK image, which libraries convert to different colours", "Convert it to RGB"),
     "another-format": Kind(WARNING, True, "a format that differs from the ending of the name", "Rename or convert it"),
     "rotated": Kind(
-        WARNING, True, "an EXIF orientation, which is not applied: the image is used as it is stored",
-        "Rotate the stored pixels",
+        WARNING, True, "an EXIF orientation, which only recipes with exif_orientation apply, such as my-images",
+        "Turn the stored pixels, or train with exif_orientation=true",
     ),
     "tiny": Kind(WARNING, True, "a short side that will be enlarged many times", "Check whether it is a thumbnail"),
 }  # fmt: skip

@@ -15,15 +15,13 @@ from PIL import Image
 from lockstep.data.checking.findings import ERROR, KINDS, WARNING
 from lockstep.data.checking.parts import FORMAT_OF, TOO_LARGE, Part, reason_of
 from lockstep.data.decoding.decode import check
+from lockstep.data.decoding.orientation import UPRIGHT, orientation_of
 from lockstep.data.listing import ROW
 from lockstep.system.machine import cores
 
 _FORMATS = sorted(set(FORMAT_OF.values()))
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8")
 _TRUNCATED = re.compile(r"premature end|truncated|reached eof|not enough image data", re.IGNORECASE)
-_ORIENTATION = 0x0112
-_ROTATED = range(2, 9)
-"""The values of EXIF's orientation for rotated images; 1 is upright, other values have no meaning."""
 _MOST_PIXELS_A_SIDE = int(np.iinfo(ROW["height"]).max)
 
 
@@ -69,14 +67,13 @@ def _problems(data: bytes, name: str, smallest: int) -> list[tuple[str, str]]:
     if max(height, width) > _MOST_PIXELS_A_SIDE:
         return [("too-large", f"{size} are too many")]
     problems = []
-    format, mode, orientation = _header(data)
+    (format, mode), orientation = _header(data), orientation_of(data)
     suffix = PurePosixPath(name).suffix
     if mode == "CMYK":
         problems.append(("cmyk", "CMYK"))
     if format and format != FORMAT_OF.get(suffix.lower(), format):
         problems.append(("another-format", f"{format} named {suffix}"))
-    # Pillow rotates TIFF images by their orientation tag.
-    if orientation in _ROTATED and format != "TIFF":
+    if orientation != UPRIGHT:
         problems.append(("rotated", f"orientation {orientation}"))
     if min(height, width) < smallest:
         problems.append(("tiny", size))
@@ -95,18 +92,14 @@ def _kind_of(data: bytes, reason: str) -> str:
     return "not-an-image" if reason.startswith("not an image") and not data.startswith(_SIGNATURES) else "damaged"
 
 
-def _header(data: bytes) -> tuple[str, str, object]:
-    """Return format, mode and EXIF orientation of an image without decoding it; empty or None where they cannot be read."""
+def _header(data: bytes) -> tuple[str, str]:
+    """Return format and mode of an image without decoding it; empty if they cannot be read."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             # MPO is a JPEG followed by other JPEGs, as cameras write them.
-            format, mode = (image.format or "").replace("MPO", "JPEG"), image.mode
-            try:
-                return format, mode, image.getexif().get(_ORIENTATION)
-            except Exception:  # damaged EXIF makes Pillow raise almost anything
-                return format, mode, None
-    except Exception:  # for the same reason; the image itself was decoded
-        return "", "", None
+            return (image.format or "").replace("MPO", "JPEG"), image.mode
+    except Exception:  # a damaged header makes Pillow raise almost anything; the image itself was decoded
+        return "", ""
 
 
 def compare_images(parts: list[Part]) -> None:

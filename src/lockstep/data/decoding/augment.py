@@ -12,6 +12,7 @@ from PIL import Image
 from lockstep.data.decoding import jpeg
 from lockstep.data.decoding.decode import JPEG_START, decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
+from lockstep.data.decoding.orientation import UPRIGHT, stored_window, turned
 from lockstep.data.decoding.sampling import filtered, needed, sampled, stretches
 from lockstep.data.decoding.size_limits import decoding
 from lockstep.recipes import Recipe
@@ -48,15 +49,16 @@ def decode_into(
     interpolation: str = "bilinear",
     dct_scaling: bool = False,
     sampling: str = "half_pixel",
+    orientation: int = UPRIGHT,
     out: np.ndarray,
 ) -> None:
     """Decode a window of an image, resize it, and write the square at `offset` to `out`.
 
     `data` is an encoded image, or one that is decoded: uint8 [height, width, 3]. DCT scaling does not apply to the latter.
-    `size` is height and width of the image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and `dct_scaling`
-    are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). Only what is needed of the window is
-    decoded if that gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has another
-    size.
+    `size` is height and width of the stored image; `out` is uint8 [size, size, 3]. `antialias`, `interpolation` and
+    `dct_scaling` are fields of `Recipe`, `sampling` is its `eval_sampling` (see `resampling`). The image is turned by the
+    EXIF `orientation` first, and the window is one of the turned image. Only what is needed of the window is decoded if
+    that gives the same pixels. Raises `ValueError` if the bytes are not an image, or if the image has another size.
     """
     reduction = _reduction(window, resized) if dct_scaling and isinstance(data, bytes) and is_plain_jpeg(data) else 1
     filtering, interpolating = _FILTERS[interpolation]
@@ -64,10 +66,10 @@ def decode_into(
         where = stretches(_reduced(window, reduction)[2:], resized, offset, len(out), sampling)
         if not antialias and reduction == 1:
             window, where = needed(window, where, len(out))
-        part = _decoded(data, size, window, reduction)
+        part = _decoded(data, size, window, reduction, orientation)
         pixels = filtered(part, where, len(out), filtering) if antialias else sampled(part, where, len(out), interpolation)
     else:
-        part = _decoded(data, size, window, reduction)
+        part = _decoded(data, size, window, reduction, orientation)
         if antialias:
             pixels = np.asarray(Image.fromarray(part).resize((resized[1], resized[0]), filtering))
         else:
@@ -83,24 +85,26 @@ def decode_into(
         out[:] = pixels
 
 
-def _decoded(data: bytes | np.ndarray, size: tuple[int, int], window: Window, reduction: int) -> np.ndarray:
-    """Return a window of an image, decoded at a fraction of its size: uint8 [height, width, 3].
+def _decoded(
+    data: bytes | np.ndarray, size: tuple[int, int], window: Window, reduction: int, orientation: int
+) -> np.ndarray:
+    """Return a window of a turned image, decoded at a fraction of its size: uint8 [height, width, 3].
 
     Only the window is decoded if that gives the same pixels. Raises `ValueError`.
     """
-    if isinstance(data, np.ndarray):
-        top, left, height, width = window
-        return data[top : top + height, left : left + width]
-    if reduction == 1 and data.startswith(JPEG_START):
+    stored_size = (-(-size[0] // reduction), -(-size[1] // reduction))
+    # The window of the turned image is reduced first: both have their pixels counted from the upper left corner.
+    window = stored_window(_reduced(window, reduction), stored_size, orientation)
+    if isinstance(data, bytes) and reduction == 1 and data.startswith(JPEG_START):
         with decoding(window[2] * window[3]):
             part = jpeg.decode_window(data, size, window)
         if part is not None:
-            return part
-    image = decode(data, reduction)
-    if image.shape[:2] != tuple(-(-side // reduction) for side in size):
+            return turned(part, orientation)
+    image = decode(data, reduction) if isinstance(data, bytes) else data
+    if image.shape[:2] != stored_size:
         raise ValueError(f"it has {image.shape[1]} x {image.shape[0]} pixels")
-    top, left, height, width = _reduced(window, reduction)
-    return image[top : top + height, left : left + width]
+    top, left, height, width = window
+    return turned(image[top : top + height, left : left + width], orientation)
 
 
 def _reduced(window: Window, reduction: int) -> Window:

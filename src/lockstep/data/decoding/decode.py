@@ -1,6 +1,6 @@
 """From encoded bytes to the pixels of a whole image: libjpeg-turbo for JPEGs, Pillow for the rest.
 
-EXIF orientation is not applied, as in NVIDIA's systems: a rotated photo stays as it is stored.
+EXIF orientation is not applied here: a turned photo stays as it is stored (`lockstep.data.decoding.orientation`).
 """
 
 import io

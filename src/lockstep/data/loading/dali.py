@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.decode import decode, is_plain_jpeg
+from lockstep.data.decoding.orientation import turned
 from lockstep.data.decoding.sampling import stretches
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
@@ -37,6 +38,7 @@ class DaliLoader:
         antialias: bool,
         interpolation: str = "bilinear",
         sampling: str = "half_pixel",
+        exif_orientation: bool = False,
         on_gpu: bool = False,
         lends: bool = False,
         threads: int = 0,
@@ -57,6 +59,7 @@ class DaliLoader:
         self._threads = threads or share_of_cores()
         self._gpu = int(os.environ.get("LOCAL_RANK", "0")) if on_gpu else None
         self._lends = lends
+        self._turns = exif_orientation
         import_dali()
 
     def __enter__(self) -> "DaliLoader":
@@ -115,7 +118,7 @@ class DaliLoader:
                 axis_names="HW",
                 device="cpu" if self._gpu is None else "mixed",
                 output_type=types.RGB,
-                adjust_orientation=False,  # windows and sizes refer to the image as it is stored
+                adjust_orientation=self._turns,  # windows refer to the turned image then, else to the stored one
                 jpeg_fancy_upsampling=True,  # as libjpeg does; on a GPU too
             )
             how = {"interp_type": kernel, "antialias": self._antialias}
@@ -168,6 +171,8 @@ class DaliLoader:
         """
         try:
             image = decode(data)
+            if self._turns:
+                image = turned(image, int(self._index.orientations[sample]))
         except ValueError as error:
             raise self._index.changed(sample, str(error)) from None
         top, left, height, width = window.tolist()

@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.orientation import UPRIGHT
 from lockstep.data.index import Index
 from lockstep.recipes.order import BatchPlan
 from lockstep.system.machine import share_of_cores
@@ -31,6 +32,7 @@ class HostLoader:
         interpolation: str = "bilinear",
         dct_scaling: bool = False,
         sampling: str = "half_pixel",
+        exif_orientation: bool = False,
         threads: int = 0,
         ahead: int = 2,
     ) -> None:
@@ -38,6 +40,7 @@ class HostLoader:
         self._index, self._size, self._ahead = index, size, ahead
         self._how: dict[str, Any] = {"antialias": antialias, "interpolation": interpolation}
         self._how |= {"dct_scaling": dct_scaling, "sampling": sampling}
+        self._turns = exif_orientation
         self._threads = threads or share_of_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="lockstep-loader")
 
@@ -84,6 +87,7 @@ class HostLoader:
             column[some].tolist() for column in (plan.samples, plan.windows, plan.resized, plan.offsets, plan.flips)
         )
         sizes = self._index.rows[["height", "width"]][samples].tolist()
+        orientations = self._index.orientations[samples].tolist() if self._turns else [UPRIGHT] * len(samples)
         for at, i in enumerate(some):
             data = self._index.read(samples[at])
             try:
@@ -94,6 +98,7 @@ class HostLoader:
                     tuple(resized[at]),
                     tuple(offsets[at]),
                     flip=flips[at],
+                    orientation=orientations[at],
                     **self._how,
                     out=images[i],
                 )

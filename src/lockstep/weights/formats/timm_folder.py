@@ -161,6 +161,8 @@ def _not_carried(recipe: Recipe, state: State) -> Iterator[str]:
         yield f"timm's resize and crop round and sample as torchvision's; these weights are evaluated with {own}"
     if recipe.dct_scaling:
         yield "timm decodes JPEGs at full size; these weights are evaluated with dct_scaling"
+    if recipe.exif_orientation:
+        yield "timm uses photos as they are stored; these weights are evaluated with exif_orientation"
     if recipe.padding == "same":
         yield "timm's models pad symmetrically; these weights were trained with TensorFlow's SAME padding"
     if recipe.bn_epsilon != 1e-5:

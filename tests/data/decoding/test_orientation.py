@@ -1,0 +1,166 @@
+"""Photos that are turned or mirrored as their EXIF orientation says, compared with Pillow's `exif_transpose`."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import decode
+from lockstep.data.decoding.orientation import orientation_of, shown_size, stored_window, turned, with_orientation
+from tests.data.pictures import any_window, encoded, picture
+
+ORIENTATIONS = range(1, 9)
+HEIGHT, WIDTH = 75, 101
+PIXELS = picture(np.random.default_rng(3), HEIGHT, WIDTH)
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x010F] = "a camera"  # another tag before it
+    exif[0x0112] = orientation
+    return exif
+
+
+def photo(orientation: int, format: str = "JPEG", **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, format, exif=exif_of(orientation), **options)
+    return file.getvalue()
+
+
+def shown(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return pixels as Pillow turns them."""
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = orientation
+    return np.asarray(ImageOps.exif_transpose(image))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_the_orientation_is_the_one_that_was_written(format: str, orientation: int) -> None:
+    data = photo(orientation, format)
+    assert Image.open(io.BytesIO(data)).getexif()[0x0112] == orientation
+    assert orientation_of(data) == orientation
+
+
+def with_exif(exif: bytes, before: bytes = b"") -> bytes:
+    """Return a JPEG with EXIF data, and something before its segment."""
+    jpeg = encoded(PIXELS, "420")
+    segment = b"Exif\0\0" + exif
+    return jpeg[:2] + before + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+
+
+def tiff(order: str, kind: int, value: int, tags: int = 1) -> bytes:
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    packed = struct.pack(order + {3: "HH", 4: "I", 1: "BBH"}[kind], value, *[0] * {3: 1, 4: 0, 1: 2}[kind])
+    return head + struct.pack(order + "IHHHI", 8, tags, 0x0112, kind, 1) + packed + bytes(4)
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", [1, 3])
+@pytest.mark.parametrize(
+    "before",
+    [b"", b"\xff\xff", b"\xff\xe0\0\x04ab", b"\xff\xe1\0\x09http:\0\0", b"garbage"],
+    ids=["nothing", "fill bytes", "JFIF", "XMP", "garbage"],
+)
+def test_exif_data_is_found_in_either_byte_order_behind_other_segments(before: bytes, kind: int, order: str) -> None:
+    assert orientation_of(with_exif(tiff(order, kind, 6), before)) == 6
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no image",
+        encoded(PIXELS, "420"),
+        with_exif(b""),
+        with_exif(b"II*\0"),
+        with_exif(b"II*\0\xff\xff\xff\xff"),
+        with_exif(tiff("<", 3, 0)),
+        with_exif(tiff("<", 3, 9)),
+        with_exif(tiff("<", 4, 6)),
+        with_exif(tiff("<", 3, 6)[:-8]),
+        with_exif(tiff("<", 3, 6).replace(b"\x12\x01", b"\x13\x01")),
+        with_exif(struct.pack("<4sIH", b"II*\0", 8, 65535)),
+        with_exif(tiff("<", 3, 6), b"\xff\xd9"),
+        b"\xff\xd8" + b"\xff\xe0\0\x02" * 5000 + with_exif(tiff("<", 3, 6))[2:],
+        photo(6)[:10],
+        photo(6, "TIFF"),
+        b"\x89PNG\r\n\x1a\neXIf",
+        b"RIFF\0\0\0\0WEBPEXIF",
+    ],
+    ids=range(18),
+)
+def test_an_image_without_a_valid_orientation_is_upright(data: bytes) -> None:
+    assert orientation_of(data) == 1
+
+
+def test_exif_data_behind_the_pixels_of_a_png_counts() -> None:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, "PNG")
+    exif = tiff(">", 3, 8)
+    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    data = file.getvalue()[:-12] + chunk + file.getvalue()[-12:]
+    np.testing.assert_array_equal(turned(decode(data), orientation_of(data)), shown(PIXELS, 8))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_a_turned_window_is_the_window_of_the_turned_image(orientation: int) -> None:
+    rng = np.random.default_rng(orientation)
+    whole = shown(PIXELS, orientation)
+    np.testing.assert_array_equal(turned(PIXELS, orientation), whole)
+    assert shown_size((HEIGHT, WIDTH), orientation) == whole.shape[:2]
+    for _ in range(20):
+        window = any_window(rng, *whole.shape[:2])
+        top, left, height, width = stored_window(window, (HEIGHT, WIDTH), orientation)
+        part = turned(PIXELS[top : top + height, left : left + width], orientation)
+        top, left, height, width = window
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "progressive", "CMYK"])
+def test_a_crop_is_that_of_the_image_turned_before(format: str, orientation: int) -> None:
+    options = {"progressive": True} if format == "progressive" else {}
+    data = photo(orientation, "PNG" if format == "PNG" else "JPEG", **options)
+    if format == "CMYK":
+        file = io.BytesIO()
+        Image.fromarray(PIXELS).convert("CMYK").save(file, "JPEG", exif=exif_of(orientation))
+        data = file.getvalue()
+    whole = shown(decode(data), orientation)
+    rng = np.random.default_rng(orientation)
+    for sampling, antialias, flip in (("half_pixel", False, False), ("half_pixel", True, True), ("asymmetric", False, True)):
+        window = any_window(rng, *whole.shape[:2])
+        outs = np.zeros((3, 32, 32, 3), np.uint8)
+        how = {"flip": flip, "antialias": antialias, "sampling": sampling}
+        geometry = (window, (40, 36), (3, 2))
+        decode_into(whole, whole.shape[:2], *geometry, **how, out=outs[0])
+        decode_into(data, (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[1])
+        decode_into(decode(data), (HEIGHT, WIDTH), *geometry, **how, orientation=orientation, out=outs[2])
+        np.testing.assert_array_equal(outs[1], outs[0])
+        np.testing.assert_array_equal(outs[2], outs[0])
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_a_crop_in_reduced_size_is_that_of_the_reduced_image_turned_before(orientation: int) -> None:
+    data = photo(orientation)  # 75 and 101 are no multiples of 2: the sides of the reduced image are rounded up
+    whole = shown(decode(data, 2), orientation)
+    outs = np.zeros((2, 16, 16, 3), np.uint8)
+    top, left, height, width = 5, 8, 62, 61
+    part = np.ascontiguousarray(whole[top // 2 :, left // 2 :][: height // 2, : width // 2])
+    how = {"flip": False, "antialias": True}
+    decode_into(part, part.shape[:2], (0, 0, *part.shape[:2]), (30, 30), (4, 6), **how, out=outs[0])
+    how |= {"dct_scaling": True, "orientation": orientation}
+    decode_into(data, (HEIGHT, WIDTH), (top, left, height, width), (30, 30), (4, 6), **how, out=outs[1])
+    np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_an_orientation_can_be_given_to_a_jpeg(orientation: int) -> None:
+    plain = encoded(PIXELS, "420")
+    image = Image.open(io.BytesIO(with_orientation(plain, orientation)))
+    assert image.getexif().get(0x0112, 1) == orientation
+    np.testing.assert_array_equal(np.asarray(ImageOps.exif_transpose(image)), shown(decode(plain), orientation))
