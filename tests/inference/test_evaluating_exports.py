@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from PIL import Image
 
 import lockstep
 from lockstep.inference.computing import engines_of_exports
@@ -26,14 +27,15 @@ REFERENCE = Execution(backend="reference", reference_dtype="float32")
 
 @pytest.fixture
 def weights(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True)
+    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True)
     about = {"recipe": recipe.fields(), "classes": CLASSES}
     return checkpoint.save(tmp_path / "checkpoints", State(3, random_tensors(recipe, 1), {}), data_digest="", about=about)
 
 
 @pytest.fixture
 def exported(weights: Path, tmp_path: Path) -> Path:
-    lockstep.export(weights, tmp_path / "model", to="onnx")
+    remarks = lockstep.export(weights, tmp_path / "model", to="onnx")["remarks"]
+    assert [remark for remark in remarks if "PIL.ImageOps.exif_transpose" in remark]
     return tmp_path / "model"
 
 
@@ -58,6 +60,17 @@ def test_an_export_has_the_accuracy_of_its_weights(name: str, weights: Path, exp
         assert (found["engine"], found["source"]) == (name, str(exported / "model.onnx"))
         assert found["per_class"] == expected["per_class"]
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_an_export_turns_photos_as_its_weights_do(exported: Path, weights: Path, tmp_path: Path) -> None:
+    exif, pixels = Image.Exif(), random_images(1, 60)[0, :45]
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
+    expected = lockstep.predict(weights, np.rot90(pixels, -1), execution=REFERENCE)
+    for source, how in ((exported, {}), (weights, {"execution": REFERENCE})):
+        [found] = lockstep.predict(source, tmp_path / "stored.png", **how)
+        assert found.classes == expected[0].classes
+        assert found.probabilities == pytest.approx(expected[0].probabilities, abs=2e-6)
 
 
 def test_the_file_itself_is_run_unless_a_backend_is_named(

@@ -11,7 +11,7 @@ from tests.inference.serving.cases import ENGINE, Server, serving
 @pytest.fixture(scope="session")
 def weights(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights of a tiny model with ten classes, for images of 32 px."""
-    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True)
+    recipe = tiny_recipe.replace(mean=MEAN, std=STD, eval_resize=40, antialias=True, exif_orientation=True)
     return saved(recipe, tmp_path_factory.mktemp("weights"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import lockstep
 from lockstep.recipes import Execution
@@ -198,9 +199,15 @@ def test_a_token_is_asked_for_and_one_of_an_export_is_served(weights: Path, phot
 
 
 def test_files_of_pillow_are_images_too(server: Server, photos: list[Path]) -> None:
-    from PIL import Image
-
     file = io.BytesIO()
     Image.open(photos[0]).save(file, "WEBP", lossless=True)
     png, webp = (server.post("/predict", data).json() for data in (photos[0].read_bytes(), file.getvalue()))
     assert png["probabilities"] == webp["probabilities"]
+
+
+def test_a_photo_on_its_side_is_turned(server: Server, photos: list[Path]) -> None:
+    upright, turned, exif = Image.open(photos[0]), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(turned, "PNG", exif=exif)
+    answers = [server.post("/predict", data).json() for data in (photos[0].read_bytes(), turned.getvalue())]
+    assert answers[0]["probabilities"] == answers[1]["probabilities"]
