@@ -87,7 +87,7 @@ def export(
     _check_options(target, precision, batch=batch, bare=bare)
     chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
     found = open_weights(source, **chosen).with_classes(classes)
-    remarks = [*found.remarks, *_about_precision(target, found, precision), *_about_orientation(found)]
+    remarks = [*found.remarks, *_about_precision(target, found, precision), *_about_decoding(found)]
     wanted = _wanted(target, found, precision, batch, bare=bare)
     comparison, loss = None, None
     if precision == "int8" and not found.scales:
@@ -168,11 +168,17 @@ def _about_precision(target: Target, found: Opened, precision: str | None) -> li
     return remarks
 
 
-def _about_orientation(found: Opened) -> list[str]:
-    """Return a remark if the caller of the program has to turn photos."""
-    if not found.recipe.exif_orientation:
-        return []
-    return [
-        "takes pixels: turn photos by their EXIF orientation before (in Python: PIL.ImageOps.exif_transpose), as `lockstep "
-        "predict` does"
-    ]
+def _about_decoding(weights: Opened) -> list[str]:
+    """Return remarks on what `predict` does while it decodes a photo. A program gets pixels."""
+    remarks = []
+    if weights.recipe.exif_orientation:
+        remarks.append(
+            "takes pixels: turn photos by their EXIF orientation before (in Python: PIL.ImageOps.exif_transpose), as "
+            "`lockstep predict` does"
+        )
+    if weights.recipe.dct_scaling:
+        remarks.append(
+            "takes pixels: `lockstep predict` decodes large JPEGs at 1/2, 1/4 or 1/8 of their size (dct_scaling), so their "
+            "pixels differ a little from a whole photo's"
+        )
+    return remarks

@@ -39,7 +39,8 @@ def prepare(photo):
     """Return what the model takes for the path of a photo, or for its pixels, uint8 RGB [height, width, 3]."""
     if not isinstance(photo, np.ndarray):
         with Image.open(photo) as image:
-            photo = np.asarray(image.convert("RGB"))
+            upright = ImageOps.exif_transpose(image) if TURNS else image
+            photo = np.asarray(upright.convert("RGB"))
     squares = crop_centre(photo[None], GEOMETRY, NumPy())
     if NORMALISES:
         return ((squares - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))).astype(np.float32)
@@ -58,8 +59,10 @@ def write_preprocessing(folder: Path, recipe: Recipe, *, normalises: bool) -> No
     source = inspect.getsource(resizing).split('"""', 2)[2]  # without the docstring of the module
     geometry = resizing.geometry_of(recipe)
     values = {"GEOMETRY": geometry, "MEAN": tuple(recipe.mean), "STD": tuple(recipe.std), "NORMALISES": normalises}
+    values["TURNS"] = recipe.exif_orientation
     constants = "\n\n" + "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    head = f'"""{_describe(recipe, normalises=normalises)}"""\n\nimport sys\n\nimport numpy as np\nfrom PIL import Image\n'
+    imports = "import sys\n\nimport numpy as np\nfrom PIL import Image, ImageOps\n"
+    head = f'"""{_describe(recipe, normalises=normalises)}"""\n\n{imports}'
     (folder / FILE).write_text(head + source + constants + _PROGRAM, encoding="utf-8")
 
 
@@ -69,7 +72,8 @@ def _describe(recipe: Recipe, *, normalises: bool) -> str:
     how = "filtered as by Pillow" if recipe.eval_antialias else "sampled as by OpenCV, without a filter"
     sides = f"the shorter side to {recipe.eval_resize} pixels, the other in proportion"
     steps = [
-        "Decode the photo to RGB, 8 bits a colour.",
+        "Decode the photo to RGB, 8 bits a colour"
+        + (", and turn it by its EXIF orientation." if recipe.exif_orientation else "."),
         f"Resize it: {sides} ({recipe.interpolation}, {how}).",
         f"Cut out the centre, {side} x {side} pixels.",
     ]
