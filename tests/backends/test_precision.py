@@ -70,6 +70,21 @@ def test_updates_below_low_precision_are_not_lost(start: Start, tiny_recipe: Rec
     assert distance(parameters(end), expected) < BOUNDS["operation"].value
 
 
+def test_an_evaluation_in_fp16_holds_what_exceeds_fp16(start: Start, tiny_recipe: Recipe) -> None:
+    # Running statistics that have not settled: after the first batch norm, activations exceed 65,504.
+    recipe, batch = tiny_recipe.replace(**FP16, ema_decay=0.5), random_batch(tiny_recipe, FEW)
+    state = random_state(recipe)
+    far = state.tensors | {"bn1.running_mean": np.full_like(state.tensors["bn1.running_mean"], -1e6)}
+    state = State(0, far, state.momentum, {name: value.copy() for name, value in far.items()})
+    logits = oracle.logits(recipe, far, batch.pixels)
+    expected = -np.take_along_axis(oracle.log_softmax(logits), batch.labels[:, None], axis=1)[:, 0]
+    assert expected.max() > 65_504
+    engine = start(recipe, state)
+    for ema in (False, True):
+        losses = engine.evaluate([batch], ema=ema).losses
+        assert np.abs(losses - expected).max() < BOUNDS["logits"].value * np.abs(logits).max()
+
+
 @pytest.mark.parametrize("loss_scaling", ["static", "dynamic"])
 def test_a_loss_scale_leaves_the_update_as_it_is(start: Start, tiny_recipe: Recipe, loss_scaling: str) -> None:
     # The scale is at most 8: gradients of full models reach 7,000, and fp16 ends at 65,504.

@@ -366,12 +366,12 @@ class ReportsTheLastLoss(ReferenceEngine):
 class PredictsInTraining(ReferenceEngine):
     """Normalises by the batch's own statistics in inference."""
 
-    def _logits(self, images: Array, ema: bool) -> Array:
+    def _logits(self, images: Array, recipe: Recipe, *, ema: bool = False) -> Array:
         def of_the_batch(x: Array, scale: Array, bias: Array, *_: Array, epsilon: float) -> Array:
             return _batch_norm(x, scale, bias, epsilon=epsilon)[0]
 
         with patch.object(f, "batch_norm_in_inference", of_the_batch):
-            return super()._logits(images, ema)
+            return super()._logits(images, recipe, ema=ema)
 
 
 def v1_for_v15(recipe: Recipe) -> dict[str, Any]:

@@ -155,7 +155,10 @@ class Engine(Protocol):
         """Wait for the steps and return their results over all ranks, without an exchange with other ranks."""
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
-        """Return the scores of every image that is not padding, of all ranks. Every rank must call it."""
+        """Return the scores of every image that is not padding, of all ranks. Every rank must call it.
+
+        They are computed in the precision of `Recipe.for_evaluation`.
+        """
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""

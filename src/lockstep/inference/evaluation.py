@@ -62,7 +62,8 @@ def evaluate(
     `preprocessing` is how images are prepared, where the weights do not say it: fields of a recipe such as
     `{"image_size": 48}`, or a recipe whose evaluation is used.
     `precision` replaces the recipe's precision. By default, fp32 replaces a precision that this processor only emulates, and
-    `listener` gets a note about it. With several processes (torchrun), every process calls this and gets the result.
+    `listener` gets a note about it. "native" evaluates in fp32 instead of fp16. With several processes (torchrun), every
+    process calls this and gets the result.
 
     Raises `DivergedError` if a loss is not a finite number, and `DataError` if images or `classes` do not fit the weights.
 
@@ -97,7 +98,7 @@ def evaluate(
         "remarks": remarks,
         "data": images.named,
         "engine": found.engine,
-        "precision": recipe.precision,
+        "precision": recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision,
         **summary,
         "published": _published(opened, summary, len(index.classes)),
         "quarantined": index.listed_quarantine(),

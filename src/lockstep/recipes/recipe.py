@@ -149,7 +149,7 @@ class Recipe(Settings):
     # Precision.
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp16"
     """Precision of convolutions and matrix products. Weights, statistics and updates are always float32. "tf32" is float32
-    with TensorFloat-32 products where a GPU has them."""
+    with TensorFloat-32 products where a GPU has them. With "fp16", evaluations are in fp32."""
     loss_scaling: Literal["none", "static", "dynamic"] = "none"
     """Loss scaling, applied in fp16 only. "static": the scale is constant. "dynamic": a step with a gradient that is not
     finite is skipped, and the scale is adapted."""
@@ -242,6 +242,14 @@ class Recipe(Settings):
         Fields of evaluation follow `image_size` and `antialias` as documented there.
         """
         return super().replace(**changes | eval_fields(changes)).named(self.based_on)
+
+    def for_evaluation(self) -> Self:
+        """Return the recipe that evaluations compute with: in fp32 instead of fp16, and otherwise this one.
+
+        Until batch norm's running statistics have settled, activations of a deep model exceed 65,504, the largest number of
+        fp16. Then logits and losses are NaN, or wrong where a framework's ReLU turns NaN into 0.
+        """
+        return self.replace(precision="fp32") if self.precision == "fp16" else self
 
     def decays(self, tensor: Tensor) -> bool:
         """Return whether weight decay applies to a tensor of the model."""

@@ -90,7 +90,8 @@ class MxnetEngine:
             [found[name] for name in layout.parameters],
             "write" if self._parts == 1 else "add",
         )
-        self._graphs: dict[tuple[int, int, bool], tuple[Any, list[str]]] = {}
+        self._graphs: dict[tuple[int, int, bool, str], tuple[Any, list[str]]] = {}
+        """By height, width, whether they train, and precision."""
         self._averaged: dict[tuple[int, int], dict[str, int]] = {}
         """`Pass.values_of_a_channel`, by height and width of images."""
         self._unbiased: dict[tuple[int, ...], Array] = {}
@@ -161,7 +162,7 @@ class MxnetEngine:
                 targets = _mixed(targets, partners, weight.reshape((-1, 1)))
             targets = (1 - smoothing) * targets + smoothing / classes
             with mx.autograd.record():
-                logits = self._graph(x, self._inputs, training=True)
+                logits = self._graph(x, self._inputs, self._recipe, training=True)
             # The gradient of cross-entropy, computed by its formula.
             slope = mx.nd.softmax(logits) - targets
             slope = mx.nd.broadcast_mul(
@@ -176,18 +177,18 @@ class MxnetEngine:
             sums = counted if sums is None else sums + counted
         return sums
 
-    def _graph(self, images: Array, values: Mapping[str, Array], *, training: bool) -> Array:
-        """Return the logits of normalised images."""
+    def _graph(self, images: Array, values: Mapping[str, Array], recipe: Recipe, *, training: bool) -> Array:
+        """Return the logits of normalised images, in the recipe's precision."""
         height, width = self._size_of(images.shape)
-        key = (height, width, training)
+        key = (height, width, training, recipe.precision)
         how: Any = {"size": (height, width), "training": training, "on_gpu": self._world.on_gpu}
         if training and self._synchronised:
-            run = Pass(self._recipe, values, **how, moments=self._moments_over_ranks)
+            run = Pass(recipe, values, **how, moments=self._moments_over_ranks)
             logits = run.logits(images)
             self._averaged[height, width] = run.values_of_a_channel
             return logits
         if key not in self._graphs:
-            run = Pass(self._recipe, variables(self._recipe), **how)
+            run = Pass(recipe, variables(recipe), **how)
             symbol = run.logits(mx.sym.var("images"))
             names = symbol.list_inputs()
             flags = [
@@ -316,10 +317,10 @@ class MxnetEngine:
                     self._world.share(vector[self._layout.trained :])
 
         self._waited_for(_beside(shared))
-        rows = []
+        recipe, rows = self._recipe.for_evaluation(), []
         for batch in batches:
             with self._explained():
-                logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
+                logits = self._infer(self._images(batch), self._ema_views if ema else self._views, recipe)
                 rows.append(_scored(logits, self._array(batch.labels.astype(np.int32))))
 
         def gathered() -> np.ndarray:
@@ -331,12 +332,12 @@ class MxnetEngine:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         if len(images) == 0:
             return np.zeros((0, self._recipe.logits), np.float32)
-        return self._infer(self._array(images), self._views).asnumpy()
+        return self._infer(self._array(images), self._views, self._recipe).asnumpy()
 
-    def _infer(self, images: Array, values: Mapping[str, Array]) -> Array:
+    def _infer(self, images: Array, values: Mapping[str, Array], recipe: Recipe) -> Array:
         # In training mode: otherwise MXNet changes the layout of the weights for oneDNN, within the vector that they share.
         with mx.autograd.train_mode():
-            return self._graph(self._normalised(images), values, training=False)
+            return self._graph(self._normalised(images), values, recipe, training=False)
 
     # State
 

@@ -8,6 +8,7 @@ CPU, where oneDNN computes, and NHWC on a GPU. Only `fetch`, `evaluate`, `predic
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,10 @@ class PaddleHandle:
         return self.done is None or self.done.query()
 
 
+Function = Callable[[Tensors], Outputs]
+"""A computation on the engine's tensors."""
+
+
 class PaddleEngine:
     """Implements `lockstep.backends.Engine`."""
 
@@ -85,7 +90,7 @@ class PaddleEngine:
         self._borrower = Borrower(on_gpu=world.on_gpu)
         compiled = execution.compile == "on" or (execution.compile == "auto" and not self._synchronised)
         onednn = compiled and not world.on_gpu
-        self._gradients_of_part, self._logits = self._functions(compiled, onednn)
+        self._gradients_of_part, self._logits, self._evaluated = self._functions(compiled, onednn)
 
     def __enter__(self) -> "PaddleEngine":
         return self
@@ -95,19 +100,25 @@ class PaddleEngine:
 
     # Training
 
-    def _functions(self, compiled: bool, onednn: bool) -> tuple[Callable[[Tensors], Outputs], Callable[[Tensors], Outputs]]:
-        """Return the functions for a part of a step and for logits: as programs if compiled, else operation by operation."""
+    def _functions(self, compiled: bool, onednn: bool) -> tuple[Function, Function, Function]:
+        """Return the functions for a part of a step, logits, and logits of an evaluation.
+
+        They are programs if `compiled`, else they compute operation by operation.
+        """
 
         def gradients(inputs: Tensors) -> Outputs:
             return self._forward_and_back(inputs, paddle.static.gradients if compiled else _gradients, onednn)
 
-        def logits(inputs: Tensors) -> Outputs:
-            run = Pass(self._recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
+        def logits(recipe: Recipe, inputs: Tensors) -> Outputs:
+            run = Pass(recipe, inputs, training=False, on_gpu=self._world.on_gpu, onednn=onednn)
             return [run.logits(inputs["images"])]
 
-        if not compiled:
-            return gradients, logits
-        return Compiled(gradients, onednn=onednn), Compiled(logits, onednn=onednn)
+        def program_of(function: Function) -> Function:
+            return Compiled(function, onednn=onednn) if compiled else function
+
+        predicted, exact = program_of(partial(logits, self._recipe)), self._recipe.for_evaluation()
+        evaluated = predicted if exact == self._recipe else program_of(partial(logits, exact))
+        return program_of(gradients), predicted, evaluated
 
     def train(self, batches: Iterable[Batch], first: int) -> PaddleHandle:
         """Enqueue one optimizer step for every batch, numbered from `first`."""
@@ -260,7 +271,8 @@ class PaddleEngine:
                 vector[self._layout.trained :].copy_(self._world.share(vector[self._layout.trained :].clone()), True)
         rows = [paddle.zeros([0, 5], dtype="float64")]
         for batch in batches:
-            logits = self._infer(self._images(batch), self._ema_views if ema else self._views)
+            views = self._ema_views if ema else self._views
+            (logits,) = self._evaluated({"images": self._normalised(self._images(batch))} | views)
             rows.append(_scored(logits, paddle.to_tensor(batch.labels, dtype="int64")))
         own = paddle.concat(rows)
         before, after = self._world.rank * len(own), (self._world.ranks - 1 - self._world.rank) * len(own)
@@ -273,11 +285,8 @@ class PaddleEngine:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         if len(images) == 0:
             return np.zeros((0, self._recipe.logits), np.float32)
-        return self._infer(paddle.to_tensor(images), self._views).numpy()
-
-    def _infer(self, images: Tensor, views: Tensors) -> Tensor:
-        (logits,) = self._logits({"images": self._normalised(images)} | views)
-        return logits
+        (logits,) = self._logits({"images": self._normalised(paddle.to_tensor(images))} | self._views)
+        return logits.numpy()
 
     # State
 

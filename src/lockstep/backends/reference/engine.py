@@ -164,10 +164,10 @@ class ReferenceEngine:
 
     def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> Scores:
         """Return the scores of every image that is not padding."""
-        rows = [np.zeros((0, 5))]
+        recipe, rows = self._recipe.for_evaluation(), [np.zeros((0, 5))]
         for batch in batches:
             counted = batch.labels >= 0
-            labels, logits = batch.labels[counted], self._logits(batch.pixels[counted], ema)
+            labels, logits = batch.labels[counted], self._logits(batch.pixels[counted], recipe, ema=ema)
             with np.errstate(invalid="ignore"):
                 losses, _ = f.cross_entropy(logits, np.eye(self._recipe.logits)[labels])
                 confidences = f.confidence(logits)
@@ -177,12 +177,13 @@ class ReferenceEngine:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
-        return self._logits(images, ema=False).astype(np.float32)
+        return self._logits(images, self._recipe).astype(np.float32)
 
-    def _logits(self, images: np.ndarray, ema: bool) -> np.ndarray:
+    def _logits(self, images: np.ndarray, recipe: Recipe, *, ema: bool = False) -> np.ndarray:
+        """Return logits in the recipe's precision."""
         with np.errstate(over="ignore", invalid="ignore"):
             weights = self._computed(self._ema if ema else self._tensors)
-            network = Network(self._recipe, weights, training=False, scales=self._scales)
+            network = Network(recipe, weights, training=False, scales=self._scales)
             return network.logits(self._normalised(images))[0]
 
     # Quantisation

@@ -91,8 +91,14 @@ class TensorflowEngine:
         self._mean, self._std = tf.constant(recipe.mean, tf.float32), tf.constant(recipe.std, tf.float32)
         self._train_step = self._traced()
         images = tf.TensorSpec([None, None, None, 3], tf.uint8)
-        self._logits = graph(lambda images: self._infer(images, self._tensors), input_signature=[images])
-        self._ema_logits = graph(lambda images: self._infer(images, self._ema), input_signature=[images])
+        exact = recipe.for_evaluation()  # traced when they are first used
+        self._logits = graph(lambda images: self._infer(images, recipe, self._tensors), input_signature=[images])
+        self._evaluated, self._evaluated_ema = (
+            graph(lambda images, of=values: self._infer(images, exact, of), input_signature=[images])
+            for values in (self._tensors, self._ema)
+        )
+        if exact == recipe:
+            self._evaluated = self._logits
         rows = tf.TensorSpec([None, None], tf.float64)  # sums of steps, scores of images
         self._total = graph(lambda table: world.run(self._sum_rows, table), input_signature=[rows])
         self._shared = graph(lambda leads: world.run(self._share_statistics, leads))
@@ -275,7 +281,7 @@ class TensorflowEngine:
                 self._shared(tf.constant(self._world.rank == 0))
         rows = [tf.zeros([0, 5], tf.float64)]
         for batch in batches:
-            logits = (self._ema_logits if ema else self._logits)(self._images(batch))
+            logits = (self._evaluated_ema if ema else self._evaluated)(self._images(batch))
             rows.append(_scored(logits, tf.constant(batch.labels)))
         with self._world.watched():
             table = self._of_all_ranks(tf.concat(rows, axis=0)).numpy()
@@ -315,8 +321,8 @@ class TensorflowEngine:
             return np.zeros((0, self._recipe.logits), np.float32)
         return self._logits(tf.constant(images)).numpy()
 
-    def _infer(self, images: Tensor, values: Mapping[str, Tensor]) -> Tensor:
-        return Pass(self._recipe, values, training=False).logits(self._normalised(images))
+    def _infer(self, images: Tensor, recipe: Recipe, values: Mapping[str, Tensor]) -> Tensor:
+        return Pass(recipe, values, training=False).logits(self._normalised(images))
 
     # State
 

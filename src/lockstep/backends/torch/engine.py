@@ -182,9 +182,9 @@ class TorchEngine:
             for statistic in (*self.model.buffers(), *averages):
                 dist.broadcast(statistic, src=0)
         self.model.eval()
-        rows = [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
+        recipe, rows = self._recipe.for_evaluation(), [torch.zeros(0, 5, dtype=torch.float64, device=self._device)]
         for _, (images, labels, *_) in self._inputs.of(batches):
-            logits = self._logits(images, ema)
+            logits = self._logits(images, recipe, ema=ema)
             known = labels.clamp(min=0)
             losses = F.cross_entropy(logits, known, reduction="none")
             confidences = 1 / (logits - logits.amax(dim=1, keepdim=True)).exp().sum(dim=1)
@@ -201,11 +201,12 @@ class TorchEngine:
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 [N, logits], of uint8 images [N, size, size, 3]."""
         self.model.eval()
-        return self._logits(self._inputs.put(images), ema=False).cpu().numpy()
+        return self._logits(self._inputs.put(images), self._recipe).cpu().numpy()
 
-    def _logits(self, images: Tensor, ema: bool) -> Tensor:
+    def _logits(self, images: Tensor, recipe: Recipe, *, ema: bool = False) -> Tensor:
+        """Return float32 logits in the recipe's precision."""
         normalised = self._loss_module.normalised(images)
-        with autocast(self._recipe, self._device):
+        with autocast(recipe, self._device):
             if ema:
                 return torch.func.functional_call(self.model, self._ema, (normalised,)).float()
             return self.model(normalised).float()
