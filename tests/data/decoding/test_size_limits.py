@@ -1,12 +1,29 @@
-"""All threads together decode at most a limit of pixels at the same time, counting only large images."""
+"""The budget of an image, and that of all threads together, which counts only large images."""
 
+import io
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from lockstep.data.decoding import size_limits
-from lockstep.data.decoding.size_limits import MOST_PIXELS, MOST_PIXELS_IN_WHOLE, USUAL, check_size, decoding
+from lockstep.data.decoding.augment import decode_into
+from lockstep.data.decoding.decode import check, decode, decode_undamaged, header_size
+from lockstep.data.decoding.size_limits import (
+    MOST_BYTES_BESIDES,
+    MOST_PIXELS,
+    MOST_PIXELS_IN_WHOLE,
+    MOST_SCANNED_PIXELS,
+    MOST_SCANS,
+    MOST_SEGMENTS,
+    USUAL,
+    OverBudget,
+    check_scans,
+    check_size,
+    count_scans,
+    decoding,
+)
 
 
 def second(pixels: int, order: list[str]) -> threading.Thread:
@@ -75,3 +92,100 @@ def test_the_bound_of_a_jpeg_is_pillows() -> None:
 
     assert Image.MAX_IMAGE_PIXELS is not None
     assert size_limits.MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+
+
+def progressive(mode: str = "RGB", repeated: int = 0, without_data: bool = False) -> bytes:
+    """Return a progressive JPEG of 24 x 16 pixels whose last scan is repeated, with or without its data."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    values = np.random.default_rng(0).integers(0, 256, (16, 24, len(mode)), np.uint8)
+    Image.fromarray(values, mode).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    scan = data[last : last + 2 + data[last + 3]] if without_data else data[last:-2]
+    return data[:-2] + repeated * scan + data[-2:]
+
+
+def plain(before: bytes = b"") -> bytes:
+    """Return a JPEG with one scan, and `before` as its first segments."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (24, 16)).save(file, "JPEG")
+    return file.getvalue()[:2] + before + file.getvalue()[2:]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+@pytest.mark.parametrize("without_data", [False, True])
+def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_decoded(mode: str, without_data: bool) -> None:
+    out, usual = np.empty((8, 8, 3), np.uint8), count_scans(progressive(mode), MOST_SCANS)
+    assert usual == {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
+    decode(progressive(mode, MOST_SCANS - usual, without_data))
+    hostile = progressive(mode, MOST_SCANS - usual + 1, without_data)
+    window = {"flip": False, "antialias": False, "out": out}
+    for use in (
+        check,
+        decode,
+        decode_undamaged,
+        lambda data: decode_into(data, (16, 24), (0, 0, 8, 8), (8, 8), (0, 0), **window),
+    ):
+        with pytest.raises(OverBudget, match="more than 100 scans are too many"):
+            use(hostile)
+    assert header_size(hostile) == (0, 0) or mode == "CMYK"
+
+
+def test_scans_are_counted_as_libjpeg_reads_them() -> None:
+    photo = progressive(repeated=5)
+    thumbnail = b"\xff\xe1" + (2 + len(photo)).to_bytes(2, "big") + photo
+    assert count_scans(photo, MOST_SCANS) == 15
+    assert count_scans(photo[:2] + thumbnail + photo[2:], MOST_SCANS) == 15
+    assert count_scans(photo + 20 * photo, MOST_SCANS) == 15  # a file of several photos, as cameras write them
+    assert count_scans(photo, 7) == 8
+    assert count_scans(plain(), MOST_SCANS) == 1
+    assert count_scans(memoryview(plain(thumbnail)), MOST_SCANS) == 1
+    first = photo.index(b"\xff\xda")
+    hidden = photo[: first + 14] + b"\xff\x02\xff\xff" + photo[first + 14 :]  # libjpeg skips no segment that is not known
+    assert count_scans(hidden, MOST_SCANS) == 15
+
+
+@pytest.mark.parametrize(("height", "width", "is_allowed"), [(13_377, 13_377, True), (20_000, 14_400, False)])
+def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: bool) -> None:
+    data = progressive()
+    assert (count_scans(data, MOST_SCANS) * height * width <= MOST_SCANNED_PIXELS) == is_allowed
+    if is_allowed:
+        check_scans(data, height, width)
+        return
+    with pytest.raises(OverBudget, match="more than 9 scans of 14400 x 20000 pixels are too many"):
+        check_scans(data, height, width)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_a_jpeg_of_many_segments_is_refused_before_they_are_parsed(mode: str) -> None:
+    comment = b"\xff\xfe\x00\x02"
+    data = progressive(mode)
+    check(data[:2] + 500 * comment + data[2:])
+    for bad in (data[:2] + MOST_SEGMENTS * comment + data[2:], plain(MOST_SEGMENTS * comment)):
+        with pytest.raises(OverBudget, match="more than 10,000 segments of a JPEG are too many"):
+            check(bad)
+
+
+def test_a_file_of_many_bytes_and_few_pixels_is_refused() -> None:
+    check_size(1, 1, MOST_BYTES_BESIDES)
+    check_size(10_000, 10_000, 16 * 10**8)  # four channels of 32 bits
+    with pytest.raises(OverBudget, match="67,108,881 bytes are too many for 1 x 1 pixels"):
+        check_size(1, 1, MOST_BYTES_BESIDES + 17)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_of_an_animation_the_first_frame_is_decoded(kind: str) -> None:
+    from PIL import Image
+
+    frames = [Image.new("RGB", (24, 16), (value, 0, 0)) for value in (255, *range(20))]
+    file = io.BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:], lossless=True)
+    first = np.asarray(frames[0])
+    np.testing.assert_array_equal(decode(file.getvalue()), first)
+    half = file.getvalue()[: len(file.getvalue()) // 2]
+    if kind == "GIF":  # the others name what follows in the file's header
+        np.testing.assert_array_equal(decode(half), first)

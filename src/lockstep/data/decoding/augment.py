@@ -10,11 +10,11 @@ import numpy as np
 from PIL import Image
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.decode import JPEG_START, decode, is_plain_jpeg
+from lockstep.data.decoding.decode import decode, is_plain_jpeg
 from lockstep.data.decoding.jpeg import Window
 from lockstep.data.decoding.orientation import UPRIGHT, stored_window, turned
 from lockstep.data.decoding.sampling import filtered, needed, sampled, stretches
-from lockstep.data.decoding.size_limits import decoding
+from lockstep.data.decoding.size_limits import JPEG_START, decoding
 from lockstep.recipes import Recipe
 
 _FILTERS = {

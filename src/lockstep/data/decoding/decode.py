@@ -13,15 +13,22 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from lockstep.data.decoding import jpeg
-from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels, check_size, decoding
+from lockstep.data.decoding.size_limits import (
+    JPEG_START,
+    MOST_PIXELS,
+    OverBudget,
+    TooManyPixels,
+    check_bytes,
+    check_scans,
+    check_size,
+    decoding,
+)
 
 # Warnings of libjpeg that do not affect pixels: bytes before a marker (a few files of ImageNet have them), and zeros where
 # a baseline file should name all its coefficients.
 _HARMLESS = ("extraneous bytes", "Invalid SOS parameters")
 # Pillow supports dozens of formats and starts another program for some of them (EPS).
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-JPEG_START = b"\xff\xd8"
-"""The first bytes of every JPEG."""
 _JPEG_END = b"\xff\xd9"
 
 
@@ -121,6 +128,7 @@ def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
     except (ValueError, KeyError):
         return None
     check_size(height, width, len(data), MOST_PIXELS)
+    check_scans(data, height, width)
     return (height, width) if colours in ("RGB", "YCbCr", "Gray") else None
 
 
@@ -141,15 +149,18 @@ def as_rgb(image: Image.Image) -> np.ndarray:
 @contextmanager
 def _loaded_by_pillow(data: bytes) -> Iterator[Image.Image]:
     """Yield an image with its pixels loaded. Errors in the block are raised as `ValueError`."""
+    check_bytes(data)
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         check_size(image.height, image.width, len(data))
+        if data[:2] == JPEG_START:
+            check_scans(data, image.height, image.width)
         with decoding(image.height * image.width):
             image.load()
             yield image
     except UnidentifiedImageError:
         raise ValueError("not an image in a known format") from None
-    except TooManyPixels:
+    except OverBudget:
         raise
     except Image.DecompressionBombError as error:
         raise TooManyPixels(str(error)) from None
