@@ -1,10 +1,12 @@
 """JPEGs of patches and noise, and windows of them."""
 
+import io
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import simplejpeg
+from PIL import Image
 
 from lockstep.data.decoding.decode import decode
 from lockstep.data.decoding.jpeg import Window
@@ -20,6 +22,17 @@ def encoded(pixels: np.ndarray, sampling: str, quality: int = 90) -> bytes:
     if sampling == "Gray":
         return simplejpeg.encode_jpeg(pixels[:, :, :1].copy(), quality, colorspace="Gray")
     return simplejpeg.encode_jpeg(pixels, quality, colorsubsampling=sampling)
+
+
+def progressive_jpeg(mode: str = "RGB", repeated: int = 0, without_data: bool = False) -> bytes:
+    """Return a progressive JPEG of 24 x 16 pixels whose last scan is repeated, with or without its data."""
+    file = io.BytesIO()
+    values = np.random.default_rng(0).integers(0, 256, (16, 24, len(mode)), np.uint8)
+    Image.fromarray(values, mode).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xda")
+    scan = data[last : last + 2 + data[last + 3]] if without_data else data[last:-2]
+    return data[:-2] + repeated * scan + data[-2:]
 
 
 def any_window(rng: np.random.Generator, height: int, width: int) -> Window:

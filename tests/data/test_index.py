@@ -18,6 +18,7 @@ from lockstep.data.index import Index, open_index, stored_index
 from lockstep.data.sources import find_source
 from lockstep.system.errors import DataError
 from tests.data.cases import COUNTED, image_folder, jpeg
+from tests.data.pictures import progressive_jpeg
 
 FILES = {
     "owl/b.jpg": jpeg(20, 30),
@@ -94,6 +95,7 @@ BAD = {
     "cat/half.jpg": (jpeg()[:400], "Truncated"),
     "newt/tail.jpg": (jpeg()[:-2], "Premature end"),
     "owl/notes.txt": (b"todo: sort these\n", "not an image"),
+    "owl/scans.jpg": (progressive_jpeg(repeated=1000), "more than 100 scans are too many; save the image again"),
     "owl/page.jpg": (b"<html>404</html>", "not an image"),
 }
 

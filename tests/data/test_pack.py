@@ -22,6 +22,7 @@ from lockstep.data.pack import Packing, pack, reduced, shard_name
 from lockstep.data.sources import find_source, find_split
 from lockstep.system.errors import DataError
 from tests.data.cases import image_folder, jpeg
+from tests.data.pictures import progressive_jpeg
 from tests.data.sets import (
     CLASSES,
     CONTAINERS,
@@ -293,6 +294,11 @@ def test_only_images_with_a_longer_shorter_side_are_reduced(format: str, tmp_pat
     for name, size in SIZES.items():
         assert found[name][:2] == b"\xff\xd8"
         assert decode(found[name]).shape == (*size, 3)
+
+
+def test_an_image_that_is_beyond_the_budget_is_packed_as_it_is() -> None:
+    data = progressive_jpeg(repeated=1000)
+    assert reduced(data, 8, 90) == data
 
 
 def test_a_reduced_image_looks_like_the_larger_one_to_a_filter_written_out() -> None:

@@ -17,6 +17,7 @@ from lockstep.models.state import State
 from lockstep.recipes import Recipe
 from lockstep.system.errors import DataError, UserError
 from lockstep.weights import checkpoint
+from tests.data.pictures import progressive_jpeg
 from tests.inference.cases import CLASSES, image_file, prepared, random_tensors
 
 SaveWeights = Callable[..., Path]
@@ -299,13 +300,18 @@ def test_a_predictor_gives_the_modules_logits(save_weights: SaveWeights, tiny_re
 def test_images_that_cannot_be_read_are_told_and_the_others_predicted(save_weights: SaveWeights, tmp_path: Path) -> None:
     good = [image_file(tmp_path, 40, 40 + i) for i in range(3)]
     told: list[tuple[str, str]] = []
-    images = [good[0], b"no image", good[1], tmp_path / "missing.jpg", good[2]]
+    (tmp_path / "scans.jpg").write_bytes(progressive_jpeg(repeated=1000))
+    images = [good[0], b"no image", good[1], tmp_path / "missing.jpg", tmp_path / "scans.jpg", good[2]]
     with lockstep.Predictor(save_weights(), batch_images=2) as predictor:
         found = list(predictor.predict(images, on_error=lambda name, reason: told.append((name, reason))))
     assert [each.path for each in found] == good
     assert told == [
         ("images[1]", "not an image that can be read: not an image in a known format"),
         (str(tmp_path / "missing.jpg"), "No such file or directory"),
+        (
+            str(tmp_path / "scans.jpg"),
+            "not an image that can be read: more than 100 scans are too many; save the image again",
+        ),
     ]
 
 

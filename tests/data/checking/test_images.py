@@ -10,6 +10,7 @@ from PIL import Image
 
 from lockstep.data.checking import KINDS, examine
 from tests.data.checking.cases import FORMATS, SOUND, kinds, only, picture, place_of, rotated, write, write_folder
+from tests.data.pictures import progressive_jpeg
 
 BAD: dict[str, tuple[str, bytes, str]] = {
     "empty": ("x.jpg", b"", "empty file"),
@@ -22,6 +23,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "damaged start": ("x.png", picture(50, "PNG")[:10], "not an image in a known format"),
     "not-an-image": ("x.jpg", b"<html>404</html>", "not an image in a known format"),
     "too-large": ("x.png", picture(1, "PNG", size=(65536, 1)), "65536 x 1 pixels are too many"),
+    "too-large in scans": ("x.jpg", progressive_jpeg(repeated=1000), "more than 100 scans are too many"),
     "cmyk": ("x.jpg", picture(50, mode="CMYK"), "CMYK"),
     "another-format": ("x.JPEG", picture(50, "PNG"), "PNG named .JPEG"),
     "rotated": ("x.jpg", rotated(6), "orientation 6"),

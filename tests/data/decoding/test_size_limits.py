@@ -24,6 +24,7 @@ from lockstep.data.decoding.size_limits import (
     count_scans,
     decoding,
 )
+from tests.data.pictures import progressive_jpeg
 
 
 def second(pixels: int, order: list[str]) -> threading.Thread:
@@ -94,19 +95,6 @@ def test_the_bound_of_a_jpeg_is_pillows() -> None:
     assert size_limits.MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
-def progressive(mode: str = "RGB", repeated: int = 0, without_data: bool = False) -> bytes:
-    """Return a progressive JPEG of 24 x 16 pixels whose last scan is repeated, with or without its data."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    values = np.random.default_rng(0).integers(0, 256, (16, 24, len(mode)), np.uint8)
-    Image.fromarray(values, mode).save(file, "JPEG", progressive=True)
-    data = file.getvalue()
-    last = data.rindex(b"\xff\xda")
-    scan = data[last : last + 2 + data[last + 3]] if without_data else data[last:-2]
-    return data[:-2] + repeated * scan + data[-2:]
-
-
 def plain(before: bytes = b"") -> bytes:
     """Return a JPEG with one scan, and `before` as its first segments."""
     from PIL import Image
@@ -119,10 +107,10 @@ def plain(before: bytes = b"") -> bytes:
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 @pytest.mark.parametrize("without_data", [False, True])
 def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_decoded(mode: str, without_data: bool) -> None:
-    out, usual = np.empty((8, 8, 3), np.uint8), count_scans(progressive(mode), MOST_SCANS)
+    out, usual = np.empty((8, 8, 3), np.uint8), count_scans(progressive_jpeg(mode), MOST_SCANS)
     assert usual == {"RGB": 10, "CMYK": 18}[mode]  # as in libjpeg's own scripts
-    decode(progressive(mode, MOST_SCANS - usual, without_data))
-    hostile = progressive(mode, MOST_SCANS - usual + 1, without_data)
+    decode(progressive_jpeg(mode, MOST_SCANS - usual, without_data))
+    hostile = progressive_jpeg(mode, MOST_SCANS - usual + 1, without_data)
     window = {"flip": False, "antialias": False, "out": out}
     for use in (
         check,
@@ -136,7 +124,7 @@ def test_a_jpeg_with_more_scans_than_allowed_is_refused_wherever_images_are_deco
 
 
 def test_scans_are_counted_as_libjpeg_reads_them() -> None:
-    photo = progressive(repeated=5)
+    photo = progressive_jpeg(repeated=5)
     thumbnail = b"\xff\xe1" + (2 + len(photo)).to_bytes(2, "big") + photo
     assert count_scans(photo, MOST_SCANS) == 15
     assert count_scans(photo[:2] + thumbnail + photo[2:], MOST_SCANS) == 15
@@ -151,7 +139,7 @@ def test_scans_are_counted_as_libjpeg_reads_them() -> None:
 
 @pytest.mark.parametrize(("height", "width", "is_allowed"), [(13_377, 13_377, True), (20_000, 14_400, False)])
 def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: bool) -> None:
-    data = progressive()
+    data = progressive_jpeg()
     assert (count_scans(data, MOST_SCANS) * height * width <= MOST_SCANNED_PIXELS) == is_allowed
     if is_allowed:
         check_scans(data, height, width)
@@ -163,7 +151,7 @@ def test_scans_are_held_against_the_pixels(height: int, width: int, is_allowed: 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_a_jpeg_of_many_segments_is_refused_before_they_are_parsed(mode: str) -> None:
     comment = b"\xff\xfe\x00\x02"
-    data = progressive(mode)
+    data = progressive_jpeg(mode)
     check(data[:2] + 500 * comment + data[2:])
     for bad in (data[:2] + MOST_SEGMENTS * comment + data[2:], plain(MOST_SEGMENTS * comment)):
         with pytest.raises(OverBudget, match="more than 10,000 segments of a JPEG are too many"):

@@ -128,6 +128,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return found
 
 
+def head(server: Server, length: object, path: str = "/predict") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"Host: {server.host}:{server.port}", f"Content-Length: {length}", "", ""]
+    return "\r\n".join(lines).encode()
+
+
 def noise(images: int, side: int, seed: int = 0) -> np.ndarray:
     """Return uint8 images [N, side, side, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (images, side, side, 3), np.uint8)

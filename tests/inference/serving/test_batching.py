@@ -68,8 +68,8 @@ def images(*values: int) -> np.ndarray:
 
 
 def put(batcher: Batcher, *values: int, explain: bool = False) -> "Future[Computed]":
-    with batcher.admit() as ticket:
-        ticket.grow(len(values))
+    with batcher.expect() as ticket:
+        ticket.admit(len(values))
         return ticket.submit(images(*values), explain=explain)
 
 
@@ -104,13 +104,14 @@ def test_batches_are_at_most_as_large_as_allowed_and_no_request_is_divided(start
 def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -> None:
     batcher, sums = start(batch_images=8, wait_ms=10_000 * PATIENCE_SEC)
     put(batcher, 1).result(PATIENCE_SEC)  # nothing else is on its way
-    with batcher.admit() as late:
+    with batcher.expect() as late:
+        late.admit(1)
         early = put(batcher, 1)
         time.sleep(0.05)
         assert not early.done()
         found = late.submit(images(2))
         assert early.result(PATIENCE_SEC).batch_images == found.result(PATIENCE_SEC).batch_images == 2
-    with batcher.admit():  # its image cannot be read
+    with batcher.expect():  # its image cannot be read
         waiting = put(batcher, 3)
     assert waiting.result(PATIENCE_SEC).batch_images == 1
     assert sums.batches == [1, 2, 1]
@@ -118,18 +119,21 @@ def test_a_batch_waits_for_images_on_their_way_and_only_for_them(start: Start) -
 
 def test_a_batch_waits_no_longer_than_allowed(start: Start) -> None:
     batcher, _ = start(batch_images=8, wait_ms=1)
-    with batcher.admit():
+    with batcher.expect():
         assert put(batcher, 1).result(PATIENCE_SEC).batch_images == 1
 
 
 def test_the_queue_is_bounded_and_its_places_come_back(start: Start) -> None:
     batcher, _ = start(batch_images=2, queue_images=3)
-    with batcher.admit(), batcher.admit() as second:
+    with batcher.expect() as first, batcher.expect() as second, batcher.expect() as third:
+        assert batcher.admitted == 0  # what is being received takes no place
+        first.admit(1)
         with pytest.raises(Full):
-            second.grow(3)
-        second.grow(2)
+            second.admit(3)
+        second.admit(2)
         with pytest.raises(Full):
-            batcher.admit()
+            third.admit(1)
+        assert batcher.is_full
         assert batcher.admitted == 3
         assert batcher.retry_after_sec() >= 1
     assert batcher.admitted == 0

@@ -83,6 +83,10 @@ def test_the_protocols_addresses(server: Server) -> None:
     assert server.get("/v2/models/model/ready").status_code == 200
     for path in ("/v2/models/model", "/v2/models/model/versions/1"):
         assert server.get(path).json()["versions"] == ["1"]
+    for path in ("/", "/about", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model"):
+        answer = server.session.head(server.url + path, timeout=PATIENCE_SEC)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert int(answer.headers["content-length"]) > 0
     for path in ("/v2/models/other", "/v2/models/model/versions/2", "/v2/models/other/ready", "/nothing", "/docs"):
         answer = server.get(path)
         assert answer.status_code == 404
@@ -119,7 +123,7 @@ def test_clients_at_the_same_time_get_their_own_answers_in_common_batches(weight
     with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with server.connect() as late:
             late.sendall(f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 1\r\n\r\n".encode())
-            wait_until(lambda: server.metric("lockstep_admitted_images") == 1)
+            wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
             threads = [threading.Thread(target=client, args=(server, number)) for number in range(CLIENTS)]
             for thread in threads:
                 thread.start()

@@ -82,7 +82,7 @@ def test_an_upload_that_has_begun_is_answered_after_the_signal(weights: Path, ph
         with server.connect() as connection:
             head = f"POST /predict HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {len(data)}\r\n\r\n"
             connection.sendall(head.encode() + data[:100])
-            wait_until(lambda: server.metric("lockstep_admitted_images") == 1)
+            wait_until(lambda: server.metric("lockstep_coming_requests") == 1)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: "stopping" in {each["event"] for each in server.events()})
             time.sleep(1)  # longer than requests are taken

@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,17 +19,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.data.decoding.size_limits import TooManyPixels
+from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
+from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
 from lockstep.inference.engines import NATIVE
 from lockstep.inference.explanation import overlaid
 from lockstep.inference.prediction import likeliest
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.batching import Batcher, Computed, Full, Ticket
-from lockstep.inference.serving.bodies import Bodies, Refused, image_in
+from lockstep.inference.serving.bodies import Bodies, Refused
 from lockstep.inference.serving.connections import Stopping
 from lockstep.inference.serving.limits import LARGEST_JSON, Limits
+from lockstep.inference.serving.logs import log
 from lockstep.inference.serving.metrics import CONTENT_TYPE, Metrics
-from lockstep.inference.serving.model import About, square
+from lockstep.inference.serving.model import About
 from lockstep.inference.serving.page import Page
 from lockstep.system.errors import DivergedError
 from lockstep.system.strict_json import to_json
@@ -35,7 +39,10 @@ from lockstep.system.version import version
 from lockstep.weights.class_names import described
 
 _TOP = 5
+_READ = ["GET", "HEAD"]
 _BODY_LEFT = 499
+_STATUSES = {BAD_FORM: 400, OVER_BUDGET: 413, BAD_IMAGE: 415}
+_LONGEST_CONTENT_TYPE = 1000
 _QUICK = 2**14
 """JSON of up to this many bytes is parsed at once, which takes less time than another thread."""
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
@@ -50,8 +57,14 @@ class Parts:
     batcher: Batcher
     metrics: Metrics
     stopping: Stopping
+    decoders: Decoders
     threads: ThreadPoolExecutor
-    """They decode images and encode answers, so that the event loop stays free."""
+    """They parse JSON and encode answers, so that the event loop stays free."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server takes requests and can decode images."""
+        return not self.stopping.begun and self.decoders.is_ready
 
     @property
     def shapes(self) -> oip.Shapes:
@@ -133,7 +146,7 @@ def _add_pages(app: FastAPI, parts: Parts) -> None:
         )
 
     for path, function in (("/", index), ("/metrics", metrics), ("/about", describe)):
-        app.add_api_route(path, function, methods=["GET"])
+        app.add_api_route(path, function, methods=_READ)
 
 
 def _add_protocol(app: FastAPI, parts: Parts) -> None:
@@ -159,20 +172,21 @@ def _add_protocol(app: FastAPI, parts: Parts) -> None:
         return _json({"live": True})
 
     async def ready(request: Request) -> Response:
-        return _json({"ready": not parts.stopping.begun}, 503 if parts.stopping.begun else 200)
+        state = parts.is_ready
+        return _json({"ready": state}, 200 if state else 503)
 
     async def model_ready(request: Request) -> Response:
-        state = not parts.stopping.begun
+        state = parts.is_ready
         return _json({"name": about.name, "ready": state}, 200 if state else 503)
 
     async def metadata(request: Request) -> Response:
         return _json(oip.metadata(about.name, f"lockstep_{about.engine}", parts.shapes))
 
     for path, function in (("/v2", server), ("/v2/health/live", live), ("/v2/health/ready", ready)):
-        app.add_api_route(path, function, methods=["GET"])
+        app.add_api_route(path, function, methods=_READ)
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{number}"):
-        app.add_api_route(model, of_model(metadata), methods=["GET"])
-        app.add_api_route(f"{model}/ready", of_model(model_ready), methods=["GET"])
+        app.add_api_route(model, of_model(metadata), methods=_READ)
+        app.add_api_route(f"{model}/ready", of_model(model_ready), methods=_READ)
         app.add_api_route(f"{model}/infer", of_model(infer.answer), methods=["POST"])
 
 
@@ -182,43 +196,77 @@ class _Computing:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._bodies = parts, Bodies(parts.limits)
 
-    def _admit(self) -> Ticket:
+    @contextmanager
+    def _expected(self) -> Iterator[Ticket]:
+        """Yield the ticket of a request whose body has not been read. Raises `Refused` or `Full` if none are taken."""
         if self._parts.stopping.refuses:
             raise Refused(503, "the server is stopping; send it to another one, or again later", retry_after_sec=1)
-        return self._parts.batcher.admit()
+        if self._parts.batcher.is_full:
+            raise Full
+        with self._parts.batcher.expect() as ticket:
+            yield ticket
+
+    async def _within_time(self, request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of work for a request whose body has been read. It is cancelled if the client leaves.
+
+        Raises `Refused` if it takes too long, and `ClientDisconnect`.
+        """
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left_by(request))
+        seconds = self._parts.limits.timeout_sec
+        try:
+            await asyncio.wait((working, leaving), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if leaving.done():
+                raise ClientDisconnect
+            reason = f"no result after {seconds:g} s: the server is too busy, or the image takes too long to decode"
+            raise Refused(503, reason, retry_after_sec=self._parts.batcher.retry_after_sec())
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._parts.threads, function, *arguments)
 
-    async def _decoded(self, images: tuple[bytes, ...]) -> np.ndarray:
-        """Return encoded images as uint8 [N, size, size, 3]. Raises `Refused`."""
+    async def _decoded(self, bodies: tuple[bytes, ...], content_type: str | None = None) -> np.ndarray:
+        """Return encoded images, or that of a form, as uint8 [N, size, size, 3]. Raises `Refused`."""
         side = self._parts.about.recipe.eval_crop
-        pixels = np.empty((len(images), side, side, 3), np.uint8)
-        work = [self._in_thread(self._decode, data, out) for data, out in zip(images, pixels, strict=True)]
-        for each in await asyncio.gather(*work, return_exceptions=True):  # none may write on after the answer
+        pixels = np.empty((len(bodies), side, side, 3), np.uint8)
+        if len(bodies) == 1:
+            await self._decode(bodies[0], content_type, pixels[0])
+            return pixels
+        work = [self._decode(data, content_type, out) for data, out in zip(bodies, pixels, strict=True)]
+        for each in await asyncio.gather(*work, return_exceptions=True):  # none is ended because another one is bad
             if isinstance(each, BaseException):
                 raise each
         return pixels
 
-    def _decode(self, data: bytes, out: np.ndarray) -> None:
+    async def _decode(self, body: bytes, content_type: str | None, out: np.ndarray) -> None:
         try:
-            square(data, self._parts.about.recipe, self._parts.limits.pixels, out)
-        except TooManyPixels as error:
-            raise Refused(413, str(error)) from None
-        except ValueError as error:
-            raise Refused(415, f"not an image that can be read: {error}") from None
+            await self._parts.decoders.decode(body, content_type, out)
+        except NotDecoded as error:
+            kind = "not an image that can be read: " if error.kind == BAD_IMAGE else ""
+            raise Refused(_STATUSES[error.kind], f"{kind}{error}") from None
+        except GivenUp:
+            raise Refused(503, "the image takes too long to decode while others wait; reduce it") from None
+        except OSError:
+            reason = "the process that was decoding the image ended; send it again, or save the image again"
+            log("error", logging.WARNING, message=reason)
+            raise Refused(503, reason) from None
 
     async def _computed(self, ticket: Ticket, images: np.ndarray, *, explain: bool = False) -> Computed:
-        """Return the results of images. Raises `Refused` if they take too long."""
-        future = asyncio.wrap_future(ticket.submit(images, explain=explain))
+        """Return the results of images. Raises `Refused`."""
         try:
-            async with asyncio.timeout(self._parts.limits.timeout_sec):
-                return await future
-        except TimeoutError:
-            reason = f"no result after {self._parts.limits.timeout_sec:g} s: the server is too busy; send it again later"
-            raise Refused(503, reason, retry_after_sec=self._parts.batcher.retry_after_sec()) from None
+            return await asyncio.wrap_future(ticket.submit(images, explain=explain))
         except DivergedError as error:
             raise Refused(500, str(error)) from None
+
+
+async def _left_by(request: Request) -> None:
+    """Return when the client has closed the connection. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Predict(_Computing):
@@ -228,15 +276,15 @@ class _Predict(_Computing):
         """Answer a request."""
         began = time.perf_counter()
         top, explain = self._options(request)
-        with self._admit() as ticket, self._bodies.held() as body:
+        kind = request.headers.get("content-type", "")
+        form = kind if kind.lower().startswith("multipart/") else None
+        if len(kind) > _LONGEST_CONTENT_TYPE:
+            raise Refused(400, f"the Content-Type has {len(kind)} characters; expected at most {_LONGEST_CONTENT_TYPE}")
+        with self._expected() as ticket, self._bodies.held() as body:
             data = await body.read(request)
+            ticket.admit(1)
             received = time.perf_counter()
-            kind = request.headers.get("content-type", "")
-            if kind.lower().startswith("multipart/"):
-                data = await self._in_thread(image_in, data, kind)
-            images = await self._decoded((data,))
-            decoded = time.perf_counter()
-            found = await self._computed(ticket, images, explain=explain)
+            images, decoded, found = await self._within_time(request, self._found(ticket, data, form, explain=explain))
         times = {
             "receive": received - began,
             "decode": decoded - received,
@@ -249,6 +297,14 @@ class _Predict(_Computing):
         times["total"] = time.perf_counter() - began
         result["ms"] = {name: round(1000 * seconds, 3) for name, seconds in times.items()}
         return _json(result)
+
+    async def _found(
+        self, ticket: Ticket, data: bytes, form: str | None, *, explain: bool
+    ) -> tuple[np.ndarray, float, Computed]:
+        """Return a decoded image, the time when it was, and its results."""
+        images = await self._decoded((data,), form)
+        decoded = time.perf_counter()
+        return images, decoded, await self._computed(ticket, images, explain=explain)
 
     def _options(self, request: Request) -> tuple[int, bool]:
         unknown = request.query_params.keys() - {"top", "explain"}
@@ -291,16 +347,14 @@ class _Infer(_Computing):
     async def answer(self, request: Request) -> Response:
         """Answer a request."""
         parts = self._parts
-        with self._admit() as ticket, self._bodies.held() as body:
+        with self._expected() as ticket, self._bodies.held() as body:
             data = await body.read(request)
             try:
                 asked = await self._asked(request, data)
             except oip.BadRequest as error:
                 raise Refused(400, str(error)) from None
-            if len(asked) > 1:
-                ticket.grow(len(asked))
-            images = await self._decoded(asked.encoded) if asked.images is None else asked.images
-            logits = (await self._computed(ticket, images)).logits
+            ticket.admit(len(asked))
+            logits = await self._within_time(request, self._logits(ticket, asked))
         powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
         tensors = {
             oip.LOGITS: logits,
@@ -312,6 +366,10 @@ class _Infer(_Computing):
             return Response(pieces[0], media_type="application/json")
         headers = {oip.HEADER_LENGTH: str(json_length)}
         return Response(b"".join(pieces), headers=headers, media_type="application/octet-stream")
+
+    async def _logits(self, ticket: Ticket, asked: oip.Asked) -> np.ndarray:
+        images = await self._decoded(asked.encoded) if asked.images is None else asked.images
+        return (await self._computed(ticket, images)).logits
 
     async def _asked(self, request: Request, data: bytes) -> oip.Asked:
         given = request.headers.get(oip.HEADER_LENGTH)

@@ -64,8 +64,9 @@ Watcher = Callable[[int, float], None]
 class Batcher:
     """A bounded queue of images in front of an engine.
 
-    Requests enter with `admit`, which refuses them if the queue is full, and give their images with `Ticket.submit`. The
-    worker's thread calls `run`, which computes until `close` is called and the queue is empty.
+    Requests announce themselves with `expect`. When their bodies have come, `Ticket.admit` takes places in the queue, or
+    refuses them if it is full, and `Ticket.submit` gives their images. The worker's thread calls `run`, which computes until
+    `close` is called and the queue is empty.
     """
 
     def __init__(self, limits: Limits, watcher: Watcher | None = None) -> None:
@@ -74,13 +75,13 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._waiting = 0  # images in the queue
         self._admitted = 0  # images of requests that were admitted and are not answered
-        self._coming = 0  # those of them that are not in the queue yet
+        self._coming = 0  # requests that were announced and are not in the queue yet
         self._closed = False
         self._rate = 0.0
 
     @property
     def admitted(self) -> int:
-        """Images that are being received, decoded, waited for or computed."""
+        """Images that are being decoded, waited for or computed."""
         return self._admitted
 
     @property
@@ -88,8 +89,18 @@ class Batcher:
         """Images in the queue."""
         return self._waiting
 
-    def admit(self) -> "Ticket":
-        """Return a ticket for a request of one image. Raises `Full`."""
+    @property
+    def coming(self) -> int:
+        """Requests whose images are being received or decoded."""
+        return self._coming
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not one image more can be admitted."""
+        return self._admitted >= self._limits.queue_images
+
+    def expect(self) -> "Ticket":
+        """Return a ticket for a request whose body is being received. It has no places in the queue yet."""
         return Ticket(self)
 
     def retry_after_sec(self) -> int:
@@ -109,25 +120,28 @@ class Batcher:
             if jobs:
                 self._compute(model, jobs)
 
+    def _announce(self) -> None:
+        with self._changed:
+            self._coming += 1
+
     def _enter(self, images: int) -> None:
         with self._changed:
             if self._admitted + images > self._limits.queue_images:
                 raise Full
             self._admitted += images
-            self._coming += images
 
     def _leave(self, images: int, *, submitted: bool) -> None:
         with self._changed:
             self._admitted -= images
             if not submitted:
-                self._coming -= images
+                self._coming -= 1
                 self._changed.notify_all()
 
     def _put(self, job: _Job) -> None:
         with self._changed:
             self._jobs.append(job)
             self._waiting += len(job.images)
-            self._coming -= len(job.images)
+            self._coming -= 1
             self._changed.notify_all()
 
     def _next(self) -> list[_Job] | None:
@@ -192,8 +206,8 @@ class Ticket:
     """The right of a request to have images computed; a context manager that gives its places back."""
 
     def __init__(self, batcher: Batcher) -> None:
-        self._batcher, self._images, self._submitted = batcher, 1, False
-        batcher._enter(1)
+        self._batcher, self._images, self._submitted = batcher, 0, False
+        batcher._announce()
 
     def __enter__(self) -> Self:
         return self
@@ -201,9 +215,9 @@ class Ticket:
     def __exit__(self, *error: object) -> None:
         self._batcher._leave(self._images, submitted=self._submitted)
 
-    def grow(self, images: int) -> None:
-        """Take places for a request of this many images, at least 1. Raises `Full`."""
-        self._batcher._enter(images - self._images)
+    def admit(self, images: int) -> None:
+        """Take places for a request of this many images, once. Raises `Full`."""
+        self._batcher._enter(images)
         self._images = images
 
     def submit(self, images: np.ndarray, *, explain: bool = False) -> "Future[Computed]":

@@ -1,21 +1,16 @@
-"""Bodies of requests: read within bounds of size and time, and images taken out of forms."""
+"""Bodies of requests, read within bounds of size and time."""
 
 import asyncio
-import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from lockstep.inference.serving.limits import Limits
 
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
-
-_LARGEST_FORM_HEADERS = 16
+_STALLED_SEC = 1.0
+"""The seconds without a byte after which a body gives way to others if all together are too large."""
 
 
 class Refused(Exception):
@@ -31,6 +26,7 @@ class Bodies:
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._held = limits, 0
+        self._coming = set[Reading]()
 
     @contextmanager
     def held(self) -> Iterator["Reading"]:
@@ -39,13 +35,27 @@ class Bodies:
         try:
             yield reading
         finally:
+            self._coming.discard(reading)
             self._held -= reading.size
 
-    def take(self, size: int) -> None:
-        """Count bytes. Raises `Refused` if there are too many together."""
+    def begin(self, reading: "Reading") -> None:
+        """Note that a body is coming."""
+        self._coming.add(reading)
+
+    def end(self, reading: "Reading") -> None:
+        """Note that a body is complete."""
+        self._coming.discard(reading)
+
+    def take(self, reading: "Reading", size: int) -> None:
+        """Count bytes of a body. Raises `Refused` if there are too many together and none of the bodies is stalled."""
+        reading.size += size
         self._held += size
-        if self._held > self._limits.held_bytes:
-            raise Refused(429, "too many large requests at the same time; send it again", retry_after_sec=1)
+        while self._held > self._limits.held_bytes:
+            stalled = min(self._coming - {reading}, key=lambda other: other.since, default=reading)
+            if stalled is reading or time.monotonic() - stalled.since < _STALLED_SEC:
+                raise Refused(429, "too many large requests at the same time; send it again", retry_after_sec=1)
+            self._held -= stalled.drop()
+            self._coming.discard(stalled)
 
 
 class Reading:
@@ -53,6 +63,18 @@ class Reading:
 
     def __init__(self, bodies: Bodies, limits: Limits) -> None:
         self._bodies, self._limits, self.size = bodies, limits, 0
+        self.since = time.monotonic()
+        """When the last byte came."""
+        self._parts: list[bytes] = []
+        self._time = asyncio.timeout(limits.timeout_sec)
+
+    def drop(self) -> int:
+        """Let `read` raise `Refused`. Return the bytes that are not held any more."""
+        size, self.size = self.size, 0
+        self._parts.clear()
+        with suppress(RuntimeError):  # its time is over at this moment
+            self._time.reschedule(asyncio.get_running_loop().time())
+        return size
 
     async def read(self, request: Request) -> bytes:
         """Return the body. Raises `Refused` if it is too large, too slow or compressed, and `ClientDisconnect`."""
@@ -63,83 +85,21 @@ class Reading:
         length = request.headers.get("content-length", "0")
         if int(length) > limits.body_bytes:  # h11 has checked that it is a number
             raise self._too_large(f"{int(length)} bytes")
-        parts = []
+        self._bodies.begin(self)
         try:
-            async with asyncio.timeout(limits.timeout_sec):
+            async with self._time:
                 async for part in request.stream():
-                    self.size += len(part)
-                    self._bodies.take(len(part))
+                    self.since = time.monotonic()
+                    self._bodies.take(self, len(part))
                     if self.size > limits.body_bytes:
                         raise self._too_large("more")
-                    parts.append(part)
+                    self._parts.append(part)
         except TimeoutError:
-            reason = f"the body was not sent in {limits.timeout_sec:g} s: {self.size} bytes came; send it again"
+            reason = f"the body was not sent in {limits.timeout_sec:g} s, or stalled while others came; send it again"
             raise Refused(408, reason) from None
+        self._bodies.end(self)
+        parts, self._parts = self._parts, []
         return b"".join(parts)
 
     def _too_large(self, found: str) -> Refused:
         return Refused(413, f"the body has {found}; expected at most {self._limits.body_mb} MiB")
-
-
-def image_in(body: bytes, content_type: str) -> bytes:
-    """Return the image of a request: its body, or the first file of a form (multipart/form-data). Raises `Refused`."""
-    kind, options = parse_options_header(content_type)
-    if kind != b"multipart/form-data":
-        return body
-    boundary = options.get(b"boundary", b"")
-    if not boundary:
-        raise Refused(400, "the form has no boundary in its Content-Type")
-    form = _Form()
-    try:
-        parser = MultipartParser(boundary, form.callbacks(), max_header_count=_LARGEST_FORM_HEADERS)
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise Refused(400, f"the form cannot be read: {error!s:.200}") from None
-    if form.file is None:
-        raise Refused(400, "the form has no file; expected one, such as: curl -F image=@photo.jpg")
-    return b"".join(form.file)
-
-
-class _Form:
-    """Keeps the first file of a form."""
-
-    def __init__(self) -> None:
-        self.file: list[bytes] | None = None
-        self._name = self._value = b""
-        self._is_file = self._is_first = False
-
-    def callbacks(self) -> "MultipartCallbacks":
-        """Return the functions for the parser."""
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._add_name,
-            "on_header_value": self._add_value,
-            "on_header_end": self._end_header,
-            "on_headers_finished": self._begin_data,
-            "on_part_data": self._add_data,
-        }
-
-    def _begin(self) -> None:
-        self._name = self._value = b""
-        self._is_file = False
-
-    def _add_name(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def _add_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _end_header(self) -> None:
-        if self._name.lower() == b"content-disposition" and re.search(rb";\s*filename\*?=", self._value, re.IGNORECASE):
-            self._is_file = True
-        self._name = self._value = b""
-
-    def _begin_data(self) -> None:
-        self._is_first = self._is_file and self.file is None
-        if self._is_first:
-            self.file = []
-
-    def _add_data(self, data: bytes, start: int, end: int) -> None:
-        if self._is_first and self.file is not None:
-            self.file.append(data[start:end])

@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
@@ -33,23 +33,48 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or close the connection if there are too many."""
-        self._head_since: float | None = time.monotonic()
+        self._waits_since = time.monotonic()
+        self._head_since: float | None = self._waits_since
         self._unsent_since: float | None = None
-        if len(self.connections) >= self.limits.connections:
+        if len(self.connections) >= self.limits.connections and not self._make_room():
             transport.abort()
         super().connection_made(transport)
 
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for its client. Return whether there is one."""
+        others = set[Any](self.connections)
+        waiting = [other for other in others if other.waits_for_client() and not other.transport.is_closing()]
+        closing = sum(other.transport.is_closing() for other in others)
+        if len(others) - closing < self.limits.connections:
+            return True
+        if waiting:
+            transport = min(waiting, key=lambda other: other._waits_since).transport
+            if transport.get_write_buffer_size():
+                _reset(transport)
+            else:
+                transport.abort()
+        return bool(waiting)
+
+    def waits_for_client(self) -> bool:
+        """Return whether a request, or the rest of one, has yet to come, or an answer has yet to be read."""
+        is_complete = self._in_request() and not self.cycle.more_body
+        return not is_complete or bool(self.transport.get_write_buffer_size())
+
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and note since when the headers of a request are on the way."""
+        """Take bytes, and note since when the headers of a request, or its body, are on the way."""
+        was_in_request = self._in_request()
         super().data_received(data)
         if self._in_request():
             self._head_since = None
+            if not was_in_request:
+                self._waits_since = time.monotonic()
         elif self._head_since is None:
             self._head_since = time.monotonic()
 
     def on_response_complete(self) -> None:
         """End a request."""
         self._head_since = None
+        self._waits_since = time.monotonic()
         super().on_response_complete()
 
     def check(self, now: float) -> None:
@@ -81,8 +106,9 @@ def connection_class(limits: Limits) -> type[Connection]:
 class Stopping:
     """When the server stops: requests are taken as usual for a while, then refused, then it stops listening."""
 
-    def __init__(self, drain_sec: float) -> None:
-        self._drain_sec = drain_sec
+    def __init__(self, drain_sec: float, work_sec: float) -> None:
+        """`work_sec` is the time for the requests that were taken before."""
+        self._drain_sec, self._work_sec = drain_sec, work_sec
         self.since: float | None = None
         """When the signal came."""
 
@@ -96,13 +122,32 @@ class Stopping:
         """Whether further requests are refused."""
         return self.since is not None and time.monotonic() - self.since >= self._drain_sec
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for the work that was taken is over."""
+        return self.since is not None and time.monotonic() - self.since >= self._drain_sec + self._work_sec
+
 
 class Server(uvicorn.Server):
     """uvicorn's server. The first SIGTERM or Ctrl-C stops it after the work that it has; the second one at once."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Stopping, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        stopping: Stopping,
+        busy: Callable[[], bool],
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        mend: Callable[[], object],
+    ) -> None:
+        """`begin` is awaited before the server listens. `mend` is called every second."""
         super().__init__(config)
+        self._begin, self._mend = begin, mend
         self._stopping, self._busy, self._is_logged, self._refusing_ticks = stopping, busy, False, 0
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen when the decoders are ready."""
+        await self._begin()
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note the first signal; exit at the second one."""
@@ -114,11 +159,13 @@ class Server(uvicorn.Server):
         """Return whether to stop listening."""
         if counter % _SWEEP_TICKS == 0:
             self._sweep()
+            self._mend()
         if self._stopping.begun and not self._is_logged:
             log("stopping")
             self._is_logged = True
         self._refusing_ticks += self._stopping.refuses
-        return await super().on_tick(counter) or (self._refusing_ticks > _REFUSING_TICKS and not self._busy())
+        is_drained = self._refusing_ticks > _REFUSING_TICKS and (not self._busy() or self._stopping.is_over)
+        return await super().on_tick(counter) or is_drained
 
     def _sweep(self) -> None:
         now, found = time.monotonic(), set[Any](self.server_state.connections)

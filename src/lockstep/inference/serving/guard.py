@@ -36,6 +36,8 @@ class Guard:
         """`closes` returns whether connections close after their answer. `quiet` leaves successes out of the log."""
         self._app, self._access, self._metrics = app, access, metrics
         self._closes, self._quiet = closes, quiet
+        self.requests = 0
+        """Requests that are being received or answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -44,6 +46,7 @@ class Guard:
         began, headers = time.perf_counter(), dict(scope["headers"])
         exchange = _Exchange(receive, send, headers, self._closes)
         refusal = self._access.refusal(scope["method"], scope["path"], headers)
+        self.requests += 1
         try:
             if refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
@@ -52,6 +55,7 @@ class Guard:
                 response = JSONResponse({"error": refusal[1]}, refusal[0], challenge)
                 await response(scope, exchange.receive, exchange.send)
         finally:
+            self.requests -= 1
             seconds = time.perf_counter() - began
             path = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -26,15 +26,15 @@ class Limits:
     wait_ms: float = 2.0
     """How long a batch waits for images that are being received or decoded. Without such images it does not wait."""
     queue_images: int = 256
-    """Images that are received, decoded, waiting or computed at the same time. More are refused with 429."""
+    """Images that are decoded, waiting or computed at the same time. More are refused with 429."""
     body_mb: int = 32
     """Size of a request's body."""
     megapixels: float = 50.0
     """Size of an image, decoded."""
     timeout_sec: float = 30.0
-    """The time to send a request's body, and the time to wait for its result."""
+    """The time to send a request's body, and the time to decode and compute its images."""
     connections: int = 512
-    """Open connections. More are closed at once."""
+    """Open connections. For another one, the one that has waited longest for its client is closed."""
     drain_sec: float = 1.0
     """How long requests are still taken after a signal to stop, while the server reports that it is not ready."""
 

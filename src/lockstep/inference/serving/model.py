@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.backends import FRAMEWORKS
-from lockstep.data.decoding.decode import header_size
-from lockstep.data.decoding.size_limits import TooManyPixels
 from lockstep.inference.computing import Computing, computing
 from lockstep.inference.engines import AUTO, NATIVE
 from lockstep.inference.explanation import Explainer, explainer_of
-from lockstep.inference.images import read_square
 from lockstep.inference.prediction import to_predict
 from lockstep.recipes import Execution, Recipe
 from lockstep.runs.events import Listener
@@ -103,14 +100,3 @@ def opened(given: Source, name: str | None, listener: Listener | None, *, most_i
         for images in sorted({1, most_images}):
             served.predict(np.zeros((images, recipe.eval_crop, recipe.eval_crop, 3), np.uint8))
         yield served
-
-
-def square(data: bytes, recipe: Recipe, most_pixels: int, out: np.ndarray) -> None:
-    """Decode an encoded image to `out`, uint8 [eval_crop, eval_crop, 3], as the recipe's evaluation has it.
-
-    Raises `TooManyPixels`, and `ValueError` with the reason if it is damaged or not an image.
-    """
-    height, width = header_size(data)
-    if height * width > most_pixels:
-        raise TooManyPixels(f"{width} x {height} pixels are too many: at most {most_pixels:,}; reduce the image")
-    read_square(data, recipe, out)

@@ -7,11 +7,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import uvicorn
 
+from lockstep.inference.decoding.pool import Decoders
+from lockstep.inference.decoding.process import Settings
 from lockstep.inference.serving.access import Access, is_loopback
 from lockstep.inference.serving.app import Parts, application
 from lockstep.inference.serving.batching import Batcher
@@ -22,9 +24,12 @@ from lockstep.inference.serving.logs import json_logs, log
 from lockstep.inference.serving.metrics import Metrics
 from lockstep.inference.serving.model import About, Source, opened
 from lockstep.runs.events import Event, Listener
+from lockstep.system.errors import BackendError
 from lockstep.system.machine import share_of_cores
 
 _BACKLOG = 1024
+_GRACE_SEC = 5
+"""The seconds for answers to be read at the end, when the work is done or its time is over."""
 
 
 def run(
@@ -38,18 +43,27 @@ def run(
     quiet: bool,
 ) -> None:
     """Serve on a bound socket until a signal, or an error of the thread with the engine, stops it."""
-    metrics, stopping = Metrics(), Stopping(limits.drain_sec)
+    metrics, stopping = Metrics(), Stopping(limits.drain_sec, limits.timeout_sec)
     batcher = Batcher(limits, metrics.computed)
     threads = (given.execution.loader_threads if given.execution else 0) or share_of_cores()
     with (
         json_logs(),
-        ThreadPoolExecutor(threads, thread_name_prefix="lockstep-decode") as pool,
+        ThreadPoolExecutor(threads, thread_name_prefix="lockstep-parse") as pool,
+        closing(Decoders(threads, _report)) as decoders,
         _working(batcher, given, name, listener or _noted, limits) as about,
     ):
-        parts = Parts(about, limits, batcher, metrics, stopping, pool)
+        parts = Parts(about, limits, batcher, metrics, stopping, decoders, pool)
         _describe(metrics, parts)
         app = Guard(application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet)
-        server = Server(_configured(app, limits), stopping, lambda: batcher.admitted > 0)
+        settings = Settings(about.recipe.fields(), limits.pixels, about.recipe.eval_crop, limits.body_bytes)
+
+        async def begin() -> None:
+            try:
+                await decoders.start(settings)
+            except (OSError, TimeoutError) as error:
+                raise BackendError(f"the processes that decode images could not be started: {error!r}") from None
+
+        server = Server(_configured(app, limits), stopping, lambda: app.requests > 0, begin, decoders.mend)
         _announce(sock, about, access)
         server.run(sockets=[sock])
         log("stopped")
@@ -68,7 +82,7 @@ def _configured(app: Guard, limits: Limits) -> uvicorn.Config:
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SEC,
-        timeout_graceful_shutdown=max(1, round(limits.timeout_sec)),
+        timeout_graceful_shutdown=_GRACE_SEC,
     )
 
 
@@ -99,6 +113,10 @@ def _working(batcher: Batcher, given: Source, name: str | None, listener: Listen
         thread.join()
 
 
+def _report(failure: str) -> None:
+    log("error", logging.ERROR, message=failure)
+
+
 def _noted(event: Event) -> None:
     if event["kind"] == "note":
         log("note", message=event["message"])
@@ -110,10 +128,11 @@ def _describe(metrics: Metrics, parts: Parts) -> None:
     metrics.watch("lockstep_queue_images", "Images that wait for the engine.", lambda: batcher.waiting)
     metrics.watch(
         "lockstep_admitted_images",
-        "Images that are received, decoded, waiting or computed; at most the size of the queue.",
+        "Images that are decoded, waiting or computed; at most the size of the queue.",
         lambda: batcher.admitted,
     )
-    metrics.watch("lockstep_ready", "1 if the server takes requests, 0 if it is stopping.", lambda: not parts.stopping.begun)
+    metrics.watch("lockstep_coming_requests", "Requests whose images are being received or decoded.", lambda: batcher.coming)
+    metrics.watch("lockstep_ready", "1 if the server takes requests and can decode images.", lambda: parts.is_ready)
 
 
 def _announce(sock: socket.socket, about: About, access: Access) -> None:

@@ -1,0 +1,158 @@
+"""The processes that decode: one that has imported what decoding needs, and its forks, which decode.
+
+    python -m lockstep.inference.decoding.process DESCRIPTOR
+
+The descriptor is that of a socket (SOCK_SEQPACKET). Its first message is `Settings` as JSON. Each further one is a command:
+start a decoder, which gets a socket and shared memory as descriptors; end one; lower its priority. A decoder is sent the
+length of a body in the shared memory; it writes the pixels there, and answers with `[kind, reason]`. Decoders end with the
+process that forked them, and that one ends when the other side of its socket is closed, so nothing outlives the server.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lockstep.data.decoding.decode import header_size
+from lockstep.data.decoding.size_limits import OverBudget, TooManyPixels
+from lockstep.inference.decoding.forms import BadForm, image_in
+from lockstep.inference.images import read_square
+from lockstep.recipes import Recipe
+
+DECODED, BAD_FORM, OVER_BUDGET, BAD_IMAGE = "decoded", "bad form", "over budget", "bad image"
+"""The kinds of answers."""
+START, END, YIELD = "start", "end", "yield"
+"""The commands."""
+LARGEST_MESSAGE = 2**16
+_LONGEST_REASON = 500
+_PR_SET_PDEATHSIG = 1
+_LOWEST_PRIORITY = 19
+_FIRST_FOR_OOM = "500"
+"""If memory runs out, the system ends a decoder before other processes of this size."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all decoders have in common."""
+
+    recipe: dict[str, Any]
+    """The fields of the recipe whose evaluation the images are for."""
+    most_pixels: int
+    """The limit of pixels of an image."""
+    side: int
+    """Height and width of a decoded image."""
+    body_bytes: int
+    """The size of the largest body."""
+
+    @property
+    def body_place(self) -> int:
+        """Where a body begins in the shared memory: after the pixels, at the start of a page."""
+        return -(-self.side * self.side * 3 // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of the shared memory."""
+        return self.body_place + self.body_bytes
+
+    def to_json(self) -> bytes:
+        """Return the message."""
+        return json.dumps(asdict(self), allow_nan=False).encode()
+
+
+def main(descriptor: int) -> None:
+    """Carry out commands until the other side is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may be sent to all processes; the server decides when to end
+        signal.signal(number, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    Image.init()
+    control = socket.socket(fileno=descriptor)
+    settings = Settings(**json.loads(control.recv(LARGEST_MESSAGE)))
+    recipe, decoders = Recipe.of(settings.recipe), dict[int, int]()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, LARGEST_MESSAGE, 2)
+        if not message:
+            return
+        command, number = json.loads(message)
+        if command == START:
+            with suppress(BlockingIOError):  # there are too many processes; its socket is closed below, which says it
+                process = os.fork()
+                if not process:
+                    control.close()
+                    _decode_on(descriptors[0], descriptors[1], settings, recipe)
+                decoders[number] = process
+            for each in descriptors:
+                os.close(each)
+        elif command == END and number in decoders:
+            process = decoders.pop(number)
+            os.kill(process, signal.SIGKILL)  # it was not waited for, so the number is still its own
+            os.waitpid(process, 0)
+        elif command == YIELD and number in decoders:
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, decoders[number], _LOWEST_PRIORITY)
+
+
+def _decode_on(descriptor: int, shared: int, settings: Settings, recipe: Recipe) -> None:
+    """Be a decoder. It does not return."""
+    try:
+        _end_with(os.getppid())
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, sys.stderr.fileno())  # libraries print warnings of damaged files
+        with socket.socket(fileno=descriptor) as requests, mmap.mmap(shared, settings.memory_bytes) as memory:
+            _decode(requests, memory, settings, recipe)
+    finally:
+        os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when its parent does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(_FIRST_FOR_OOM, encoding="ascii")
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _decode(requests: socket.socket, memory: mmap.mmap, settings: Settings, recipe: Recipe) -> None:
+    side, place = settings.side, settings.body_place
+    pixels = np.frombuffer(memory, np.uint8, side * side * 3).reshape(side, side, 3)
+    requests.send(b"ready")
+    while message := requests.recv(LARGEST_MESSAGE):
+        length, content_type = json.loads(message)
+        body = memory[place : place + length]
+        kind, reason = _answer(body, content_type, recipe, settings.most_pixels, pixels)
+        requests.send(json.dumps([kind, reason[:_LONGEST_REASON]]).encode())
+
+
+def _answer(body: bytes, content_type: str | None, recipe: Recipe, most_pixels: int, pixels: np.ndarray) -> tuple[str, str]:
+    """Decode the image of a body to `pixels`. Return the kind of the answer and, if it is not `DECODED`, the reason."""
+    try:
+        data = body if content_type is None else image_in(body, content_type)
+        height, width = header_size(data)
+        if height * width > most_pixels:
+            raise TooManyPixels(f"{width} x {height} pixels are too many: at most {most_pixels:,}; reduce the image")
+        read_square(data, recipe, pixels)
+    except BadForm as error:
+        return BAD_FORM, str(error)
+    except OverBudget as error:
+        return OVER_BUDGET, str(error)
+    except MemoryError:
+        return OVER_BUDGET, "there is not enough memory to decode it; reduce the image"
+    except ValueError as error:
+        return BAD_IMAGE, str(error)
+    return DECODED, ""
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

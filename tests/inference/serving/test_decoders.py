@@ -1,0 +1,139 @@
+"""Decoders that are stuck, have ended, or are left by their clients: they cost nobody else an answer.
+
+A process that is stopped stands for one that never ends its work.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.inference.decoding.forms import MOST_PARTS, BadForm, image_in
+from lockstep.recipes import Recipe
+from tests.inference.cases import MEAN, STD, image_file, saved
+from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, head, serving, session
+from tests.processes import is_running, wait_until
+
+ONE_DECODER = ("--set", "loader_threads=1")
+FRAMEWORKS = ("torch", "tensorflow", "paddle", "mxnet", "jax", "onnxruntime")
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started and that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if int(parent) == process and is_running(int(folder.name)):
+            found.append(int(folder.name))
+    return found
+
+
+def forker_of(server: Server) -> int:
+    [found] = children(server.process.pid)
+    return found
+
+
+def decoders_of(server: Server) -> list[int]:
+    return children(forker_of(server))
+
+
+@contextmanager
+def stuck_upload(server: Server, data: bytes) -> Iterator[socket.socket]:
+    """Stop all decoders, and send an image that one of them is to decode."""
+    wait_until(lambda: bool(decoders_of(server)))
+    for decoder in decoders_of(server):
+        os.kill(decoder, signal.SIGSTOP)
+    before = server.metric("lockstep_admitted_images")
+    with server.connect() as connection:
+        connection.sendall(head(server, len(data)) + data)
+        wait_until(lambda: server.metric("lockstep_admitted_images") == before + 1)
+        yield connection
+
+
+def test_stuck_decoders_and_half_uploads_cost_only_their_own_requests(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Also: a full queue answers 429, clients that leave free their places, and decoders end with a killed server."""
+    large = saved(tiny_recipe.replace(mean=MEAN, std=STD, image_size=256, eval_resize=256, eval_crop=256), tmp_path)
+    data = image_file(tmp_path, 256, 256, ".jpg").read_bytes()
+    options = ("--max-batch", 1, "--max-queue", 2, "--timeout-sec", 10 * PATIENCE_SEC, *ONE_DECODER)
+    with serving(large, tmp_path / "log", "--engine", ENGINE, *options) as server:
+
+        def client(_: int) -> tuple[int, str | None]:
+            with session() as own:
+                answer = own.post(server.url + "/predict", data)
+            return answer.status_code, answer.headers.get("retry-after")
+
+        forker = forker_of(server)
+        maps = Path(f"/proc/{forker}/maps").read_text()
+        assert not any(f"/{name}/" in maps for name in FRAMEWORKS)
+        with ExitStack() as opened, ThreadPoolExecutor(12) as clients:
+            uploads = [opened.enter_context(server.connect()) for _ in range(3)]
+            for upload in uploads:
+                upload.sendall(head(server, len(data)) + data[:-1])
+            wait_until(lambda: server.metric("lockstep_coming_requests") == len(uploads))
+            with stuck_upload(server, data):
+                assert server.post("/predict", data).status_code == 200
+                assert server.get("/v2/health/ready").status_code == 200
+                stuck = set(decoders_of(server))
+                with stuck_upload(server, data):
+                    stuck |= set(decoders_of(server))
+                    refused = list(clients.map(client, range(12)))
+            wait_until(lambda: server.metric("lockstep_admitted_images") == 0)
+            assert {status for status, _ in refused} == {429}
+            for upload in uploads:
+                upload.sendall(data[-1:])
+                assert upload.recv(12) == b"HTTP/1.1 200"
+            found = list(clients.map(client, range(120)))
+        assert 200 in {status for status, _ in found} <= {200, 429}
+        assert all(int(after or 0) >= 1 for status, after in (*refused, *found) if status == 429)
+        wait_until(lambda: not any(is_running(each) for each in stuck))
+        assert server.metric("lockstep_images_total") >= 1
+        last = decoders_of(server)
+        for decoder in last:
+            os.kill(decoder, signal.SIGSTOP)
+        server.process.kill()
+        wait_until(lambda: not any(is_running(each) for each in (forker, *last)))
+
+
+def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decoder(
+    weights: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    """Also: it is not ready while nothing can be decoded, and is ready again when something can."""
+    data = photos[0].read_bytes()
+    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--timeout-sec", 1, "--drain-sec", 0, *ONE_DECODER) as server:
+        with stuck_upload(server, data) as connection:
+            assert connection.recv(12) == b"HTTP/1.1 503"
+        assert server.post("/predict", data).status_code in (200, 503)  # 503: forking took longer on a busy machine
+
+        forker = forker_of(server)
+        os.kill(forker, signal.SIGSTOP)
+        for decoder in decoders_of(server):
+            os.kill(decoder, signal.SIGKILL)
+        wait_until(lambda: server.get("/v2/health/ready").status_code == 503)
+        assert server.metric("lockstep_ready") == 0
+        os.kill(forker, signal.SIGCONT)
+        wait_until(lambda: server.get("/v2/health/ready").status_code == 200)
+        os.kill(forker, signal.SIGKILL)
+        wait_until(lambda: bool(set(children(server.process.pid)) - {forker}))
+        wait_until(lambda: server.post("/predict", data).status_code == 200)
+
+        with stuck_upload(server, data):
+            assert server.stop() == 0
+
+
+def test_a_form_has_at_most_100_parts() -> None:
+    def form(parts: int) -> bytes:
+        last = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\nimage\r\n--b--\r\n'
+        return (parts - 1) * b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" + last
+
+    kind = "multipart/form-data; boundary=b"
+    assert image_in(form(MOST_PARTS), kind) == b"image"
+    with pytest.raises(BadForm, match="more than 100 parts"):
+        image_in(form(MOST_PARTS + 1), kind)
