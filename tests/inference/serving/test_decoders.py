@@ -107,7 +107,8 @@ def test_the_time_of_a_request_and_the_end_of_the_server_do_not_wait_for_a_decod
 ) -> None:
     """Also: it is not ready while nothing can be decoded, and is ready again when something can."""
     data = photos[0].read_bytes()
-    with serving(weights, tmp_path / "log", "--engine", ENGINE, "--timeout-sec", 1, "--drain-sec", 0, *ONE_DECODER) as server:
+    options = ("--timeout-sec", 1, "--drain-sec", 0, *ONE_DECODER)
+    with serving(weights, tmp_path / "log", "--engine", ENGINE, *options) as server:
         with stuck_upload(server, data) as connection:
             assert connection.recv(12) == b"HTTP/1.1 503"
         assert server.post("/predict", data).status_code in (200, 503)  # 503: forking took longer on a busy machine
