@@ -243,6 +243,7 @@ def test_large_uploads_that_stall_give_way_to_others(strict: Server) -> None:
         senders = [opened.enter_context(strict.connect()) for _ in range(HELD_BODIES)]
         for sender in senders:
             sender.sendall(head(strict, size) + bytes(size - 1))
+        wait_until(lambda: strict.metric("lockstep_held_bytes") == HELD_BODIES * (size - 1))
         wait_until(lambda: strict.post("/predict", bytes(size)).status_code == 415)
         [stalled] = select.select(senders, [], [], 0)[:1]
         assert {sender.recv(12) for sender in stalled} == {b"HTTP/1.1 408"}

@@ -57,6 +57,7 @@ class Parts:
     batcher: Batcher
     metrics: Metrics
     stopping: Stopping
+    bodies: Bodies
     decoders: Decoders
     threads: ThreadPoolExecutor
     """They parse JSON and encode answers, so that the event loop stays free."""
@@ -194,7 +195,7 @@ class _Computing:
     """What the routes that compute have in common."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts, self._bodies = parts, Bodies(parts.limits)
+        self._parts = parts
 
     @contextmanager
     def _expected(self) -> Iterator[Ticket]:
@@ -280,7 +281,7 @@ class _Predict(_Computing):
         form = kind if kind.lower().startswith("multipart/") else None
         if len(kind) > _LONGEST_CONTENT_TYPE:
             raise Refused(400, f"the Content-Type has {len(kind)} characters; expected at most {_LONGEST_CONTENT_TYPE}")
-        with self._expected() as ticket, self._bodies.held() as body:
+        with self._expected() as ticket, self._parts.bodies.held() as body:
             data = await body.read(request)
             ticket.admit(1)
             received = time.perf_counter()
@@ -347,7 +348,7 @@ class _Infer(_Computing):
     async def answer(self, request: Request) -> Response:
         """Answer a request."""
         parts = self._parts
-        with self._expected() as ticket, self._bodies.held() as body:
+        with self._expected() as ticket, self._parts.bodies.held() as body:
             data = await body.read(request)
             try:
                 asked = await self._asked(request, data)

@@ -28,6 +28,11 @@ class Bodies:
         self._limits, self._held = limits, 0
         self._coming = set[Reading]()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies in memory."""
+        return self._held
+
     @contextmanager
     def held(self) -> Iterator["Reading"]:
         """Yield what reads one body. What it holds counts until the block ends."""

@@ -17,6 +17,7 @@ from lockstep.inference.decoding.process import Settings
 from lockstep.inference.serving.access import Access, is_loopback
 from lockstep.inference.serving.app import Parts, application
 from lockstep.inference.serving.batching import Batcher
+from lockstep.inference.serving.bodies import Bodies
 from lockstep.inference.serving.connections import Server, Stopping, connection_class
 from lockstep.inference.serving.guard import Guard
 from lockstep.inference.serving.limits import KEEP_ALIVE_SEC, Limits
@@ -52,7 +53,7 @@ def run(
         closing(Decoders(threads, _report)) as decoders,
         _working(batcher, given, name, listener or _noted, limits) as about,
     ):
-        parts = Parts(about, limits, batcher, metrics, stopping, decoders, pool)
+        parts = Parts(about, limits, batcher, metrics, stopping, Bodies(limits), decoders, pool)
         _describe(metrics, parts)
         app = Guard(application(parts), access, metrics, closes=lambda: stopping.begun, quiet=quiet)
         settings = Settings(about.recipe.fields(), limits.pixels, about.recipe.eval_crop, limits.body_bytes)
@@ -132,6 +133,7 @@ def _describe(metrics: Metrics, parts: Parts) -> None:
         lambda: batcher.admitted,
     )
     metrics.watch("lockstep_coming_requests", "Requests whose images are being received or decoded.", lambda: batcher.coming)
+    metrics.watch("lockstep_held_bytes", "Bytes of bodies in memory.", lambda: parts.bodies.held_bytes)
     metrics.watch("lockstep_ready", "1 if the server takes requests and can decode images.", lambda: parts.is_ready)
 
 
