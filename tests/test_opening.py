@@ -55,6 +55,8 @@ ALLOWED = {
     "data/index.py _mapped": OPENED,
     "data/pack_target.py _saved_states": OPENED,
     "data/staging.py _copy": OPENED,
+    "inference/decoding/pool.py _forked": "starts a process",
+    "inference/decoding/process.py _decode_on": "opens /dev/null",
     "inference/quantising.py _static": OWN,
     "inference/serving/page.py _file": PACKAGE,
     "inference/targets/onnx_file.py": OWN,

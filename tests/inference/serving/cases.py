@@ -16,6 +16,7 @@ import numpy as np
 import requests
 
 from lockstep.inference.engines import NATIVE, open_engine
+from lockstep.inference.images import read_square
 from lockstep.recipes import Execution
 from lockstep.weights.opening import open_weights
 from tests.processes import ONE_THREAD, command
@@ -116,10 +117,14 @@ def wait_for_port(server: Server) -> None:
 
 
 def reference_logits(source: Path, images: np.ndarray) -> np.ndarray:
-    """Return the logits of the NumPy reference, float32 [N, logits], of uint8 images [N, S, S, 3]."""
+    """Return the logits of the NumPy reference, float32 [N, logits], of photos of one size, uint8 [N, H, W, 3]."""
     execution = Execution(backend="reference", reference_dtype="float32")
-    with open_engine(NATIVE, open_weights(source).in_precision("fp32"), execution) as engine:
-        return engine.predict(images)
+    weights = open_weights(source).in_precision("fp32")
+    squares = np.empty((len(images), weights.recipe.eval_crop, weights.recipe.eval_crop, 3), np.uint8)
+    for image, square in zip(images, squares, strict=True):
+        read_square(image, weights.recipe, square)
+    with open_engine(NATIVE, weights, execution) as engine:
+        return engine.predict(squares)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.open_inference import Asked, BadRequest, Output, Shapes, answer, request
 from tests.inference.serving.cases import noise
 
-SHAPES = Shapes(side=2, logits=3, most_images=4)
+SHAPES = Shapes(logits=3, most_images=4)
 IMAGES = noise(2, 2)
 DEFAULT = (Output("classes", False), Output("probabilities", False))
 
@@ -81,7 +81,8 @@ def test_outputs_are_those_that_are_asked_for() -> None:
         (body(tensor={"shape": "2"}), "shape of images"),
         (body(tensor={"shape": []}), "shape of images"),
         (body(tensor={"shape": [2, 2, 2, 3.0]}), "shape of images"),
-        (body(tensor={"shape": [2, 3, 2, 2]}), "expected"),
+        (body(tensor={"shape": [2, 3, 2, 2]}), "expected .N, height, width, 3."),
+        (body(tensor={"shape": [2, 2, 3, 3]}), "has 24 numbers, expected 36"),
         (body(tensor={"shape": [0, 2, 2, 3], "data": []}), "1 to 4 images, not 0"),
         (body(tensor={"shape": [5, 2, 2, 3]}), "1 to 4 images, not 5"),
         (body(tensor={"shape": [10**12, 2, 2, 3]}), "1 to 4 images"),
@@ -178,5 +179,5 @@ def test_answers_are_json_or_json_and_bytes() -> None:
 
 def test_the_description_has_every_tensor_that_requests_and_answers_may_have() -> None:
     found = oip.metadata("tiny", "lockstep_x", SHAPES)
-    assert found["inputs"][0] == {"name": "images", "datatype": "UINT8", "shape": [-1, 2, 2, 3]}
+    assert found["inputs"][0] == {"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
     assert {each["name"] for each in found["outputs"]} == {"classes", "probabilities", "logits"}

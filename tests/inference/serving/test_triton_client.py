@@ -95,10 +95,10 @@ def test_the_examples_of_the_page_run(
 
 
 def test_requests_of_the_client_at_the_same_time(triton: Any, client: Any, weights: Path) -> None:
-    images = noise(8, 32, seed=3)
+    images = noise(8, 41, seed=3)  # of another size than the crop
     waiting = []
     for image in images:
-        given = triton.InferInput("images", [1, 32, 32, 3], "UINT8")
+        given = triton.InferInput("images", [1, 41, 41, 3], "UINT8")
         given.set_data_from_numpy(image[None])
         waiting.append(client.async_infer("model", [given], outputs=[triton.InferRequestedOutput("logits")]))
     found = np.concatenate([each.get_result().as_numpy("logits") for each in waiting])
@@ -106,8 +106,8 @@ def test_requests_of_the_client_at_the_same_time(triton: Any, client: Any, weigh
 
 
 def test_the_client_gets_the_reason_of_a_refusal(triton: Any, client: Any) -> None:
-    given = triton.InferInput("images", [1, 8, 8, 3], "UINT8")
-    given.set_data_from_numpy(noise(1, 8))
+    given = triton.InferInput("images", [1, 8, 6, 4], "UINT8")
+    given.set_data_from_numpy(np.zeros((1, 8, 6, 4), np.uint8))
     with pytest.raises(triton.InferenceServerException, match="expected"):
         client.infer("model", [given])
     with pytest.raises(triton.InferenceServerException, match="compressed"):

@@ -23,6 +23,7 @@ from lockstep.inference.decoding.pool import Decoders, GivenUp, NotDecoded
 from lockstep.inference.decoding.process import BAD_FORM, BAD_IMAGE, OVER_BUDGET
 from lockstep.inference.engines import NATIVE
 from lockstep.inference.explanation import overlaid
+from lockstep.inference.images import read_square
 from lockstep.inference.prediction import likeliest
 from lockstep.inference.serving import open_inference as oip
 from lockstep.inference.serving.batching import Batcher, Computed, Full, Ticket
@@ -70,7 +71,7 @@ class Parts:
     @property
     def shapes(self) -> oip.Shapes:
         """The sizes of the model's tensors."""
-        return oip.Shapes(self.about.recipe.eval_crop, self.about.recipe.logits, self.limits.batch_images)
+        return oip.Shapes(self.about.recipe.logits, self.limits.batch_images)
 
 
 def application(parts: Parts) -> FastAPI:
@@ -369,8 +370,22 @@ class _Infer(_Computing):
         return Response(b"".join(pieces), headers=headers, media_type="application/octet-stream")
 
     async def _logits(self, ticket: Ticket, asked: oip.Asked) -> np.ndarray:
-        images = await self._decoded(asked.encoded) if asked.images is None else asked.images
-        return (await self._computed(ticket, images)).logits
+        if asked.images is None:
+            squares = await self._decoded(asked.encoded)
+        else:
+            squares = await self._in_thread(self._resized, asked.images)
+        return (await self._computed(ticket, squares)).logits
+
+    def _resized(self, photos: np.ndarray) -> np.ndarray:
+        """Return what evaluation sees of photos: uint8 [N, size, size, 3]. Raises `Refused`."""
+        recipe = self._parts.about.recipe
+        squares = np.empty((len(photos), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+        for photo, square in zip(photos, squares, strict=True):
+            try:
+                read_square(photo, recipe, square)
+            except ValueError as error:
+                raise Refused(413, str(error)) from None
+        return squares
 
     async def _asked(self, request: Request, data: bytes) -> oip.Asked:
         given = request.headers.get(oip.HEADER_LENGTH)

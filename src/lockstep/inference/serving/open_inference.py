@@ -34,8 +34,6 @@ class BadRequest(ValueError):
 class Shapes:
     """The sizes of a model's tensors."""
 
-    side: int
-    """Height and width of an image in pixels."""
     logits: int
     most_images: int
     """The most images of a request."""
@@ -58,7 +56,7 @@ class Asked:
     id: str | None
     outputs: tuple[Output, ...]
     images: np.ndarray | None = None
-    """uint8 [N, side, side, 3]."""
+    """Photos of one size, uint8 [N, height, width, 3]."""
     encoded: tuple[bytes, ...] = ()
     """Encoded image files."""
 
@@ -68,15 +66,15 @@ class Asked:
 
 
 def metadata(name: str, platform: str, shapes: Shapes) -> dict[str, Any]:
-    """Return the description of the model. -1 stands for the number of images."""
-    side, logits = shapes.side, shapes.logits
+    """Return the description of the model. -1 stands for any number."""
+    logits = shapes.logits
     sizes = {CLASSES: [-1, 1], PROBABILITIES: [-1, logits], LOGITS: [-1, logits]}
     return {
         "name": name,
         "versions": [VERSION],
         "platform": platform,
         "inputs": [
-            {"name": IMAGES, "datatype": "UINT8", "shape": [-1, side, side, 3]},
+            {"name": IMAGES, "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
             {"name": ENCODED, "datatype": "BYTES", "shape": [-1]},
         ],
         "outputs": [{"name": each, "datatype": _DATATYPES[each], "shape": sizes[each]} for each in sizes],
@@ -102,10 +100,10 @@ def request(body: bytes, json_length: int | None, shapes: Shapes) -> Asked:
     [given] = inputs
     binary = memoryview(body)[json_length:] if json_length is not None else memoryview(b"")
     outputs = _outputs(found, shapes)
-    name, count, values = _input(given, binary, shapes)
+    name, shape, values = _input(given, binary, shapes)
     if name == ENCODED:
-        return Asked(identity, outputs, encoded=_texts(values, count))
-    return Asked(identity, outputs, images=_pixels(values, count, shapes))
+        return Asked(identity, outputs, encoded=_texts(values, shape[0]))
+    return Asked(identity, outputs, images=_pixels(values, shape))
 
 
 def _expect(holds: bool, otherwise: str) -> None:
@@ -120,17 +118,19 @@ def _parameters(owner: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, int, memoryview | list[Any]]:
-    """Return the name of an input, its number of images, and its values: bytes, or a list of JSON."""
+def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, list[int], memoryview | list[Any]]:
+    """Return the name of an input, its shape, and its values: bytes, or a list of JSON."""
     _expect(isinstance(given, dict), "an input is not a JSON object")
-    name, shape, side = given.get("name"), given.get("shape"), shapes.side
+    name = given.get("name")
+    shape = given.get("shape")
     datatype = {IMAGES: "UINT8", ENCODED: "BYTES"}.get(name) if is_text(name) else None
     _expect(datatype is not None, f"there is no such input; expected {IMAGES} or {ENCODED}")
     _expect(given.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
     _expect(isinstance(shape, list) and all(map(is_count, shape)), f"the shape of {name} is not a list of whole numbers")
-    expected = ([side, side, 3],) if name == IMAGES else ([], [1])
-    as_text = f"[N, {side}, {side}, 3]" if name == IMAGES else "[N]"
-    _expect(shape[1:] in expected and bool(shape), f"the shape of {name} is {shape!s:.60}, expected {as_text}")
+    is_of_photos = len(shape) == 4 and shape[3] == 3 and min(shape) > 0
+    fits = is_of_photos if name == IMAGES else bool(shape) and shape[1:] in ([], [1])
+    as_text = "[N, height, width, 3]" if name == IMAGES else "[N]"
+    _expect(fits, f"the shape of {name} is {shape!s:.60}, expected {as_text}")
     count = shape[0]
     _expect(1 <= count <= shapes.most_images, f"a request has 1 to {shapes.most_images} images, not {count}")
     size = _parameters(given).get("binary_data_size")
@@ -138,13 +138,12 @@ def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, int, me
         values = given.get("data")
         _expect(isinstance(values, list), f"{name} has no data")
         _expect(not binary, "the body has bytes after the JSON that no input names")
-        return str(name), count, values
+        return str(name), shape, values
     _expect(is_count(size) and size == len(binary), f"binary_data_size is {size!s:.20}; {len(binary)} bytes were sent")
-    return str(name), count, binary
+    return str(name), shape, binary
 
 
-def _pixels(values: memoryview | list[Any], count: int, shapes: Shapes) -> np.ndarray:
-    shape = (count, shapes.side, shapes.side, 3)
+def _pixels(values: memoryview | list[Any], shape: list[int]) -> np.ndarray:
     if isinstance(values, memoryview):
         _expect(len(values) == math.prod(shape), f"{IMAGES} has {len(values)} bytes, expected {math.prod(shape)}")
         return np.frombuffer(values, np.uint8).reshape(shape)
@@ -153,7 +152,9 @@ def _pixels(values: memoryview | list[Any], count: int, shapes: Shapes) -> np.nd
     except (ValueError, OverflowError):  # lists of different lengths
         raise BadRequest(f"the data of {IMAGES} are not numbers in lists of equal length") from None
     _expect(found.dtype.kind in "iu", f"the data of {IMAGES} are not whole numbers")
-    _expect(found.shape in (shape, (math.prod(shape),)), f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}")
+    _expect(
+        found.shape in (tuple(shape), (math.prod(shape),)), f"{IMAGES} has {found.size} numbers, expected {math.prod(shape)}"
+    )
     _expect(bool(((found >= 0) & (found <= 255)).all()), f"the data of {IMAGES} are not all from 0 to 255")
     return found.astype(np.uint8).reshape(shape)
 
