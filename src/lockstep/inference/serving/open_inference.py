@@ -127,7 +127,7 @@ def _input(given: Any, binary: memoryview, shapes: Shapes) -> tuple[str, list[in
     _expect(datatype is not None, f"there is no such input; expected {IMAGES} or {ENCODED}")
     _expect(given.get("datatype") == datatype, f"the datatype of {name} is not {datatype}")
     _expect(isinstance(shape, list) and all(map(is_count, shape)), f"the shape of {name} is not a list of whole numbers")
-    is_of_photos = len(shape) == 4 and shape[3] == 3 and min(shape) > 0
+    is_of_photos = len(shape) == 4 and shape[3] == 3 and min(shape[1:]) > 0
     fits = is_of_photos if name == IMAGES else bool(shape) and shape[1:] in ([], [1])
     as_text = "[N, height, width, 3]" if name == IMAGES else "[N]"
     _expect(fits, f"the shape of {name} is {shape!s:.60}, expected {as_text}")
