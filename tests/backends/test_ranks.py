@@ -200,6 +200,10 @@ def test_compiled_ranks_go_where_one_uncompiled_process_goes(
     assert bits(found[0]["compiled"]["state"].momentum) == bits(found[1]["compiled"]["state"].momentum)
 
 
+def test_a_world_that_is_closed_leaves_no_thread_that_could_need_the_interpreter_after_its_end(ranks: list[Found]) -> None:
+    assert [rank["threads of gloo"] for rank in ranks] == [[], []]
+
+
 def test_the_rates_suffice_to_see_a_difference(ranks: list[Found]) -> None:
     assert distance(way(ranks[0]["local"]), way(ranks[0]["synchronised"])) > 10 * BOUNDS["trajectory"].value
     assert len(RATES) >= 4

@@ -86,6 +86,7 @@ class TorchEngine:
         self._inputs.close()
         self._update.forget_gradients()
         self._graph.forget()
+        self._distributed, self._loss = None, self._loss_module  # they refer to the process group, which can then end
 
     def _reduced(self, execution: Execution) -> DistributedDataParallel | None:
         if self._world.ranks == 1:

@@ -1,5 +1,6 @@
 """The process group: of `lockstep launch`, of torchrun, or of a single process."""
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -8,6 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the process group of the time of their import as a default. Imported before there is one (DDP imports
+# it), it keeps no group alive.
+import torch.distributed.nn.functional
 
 from lockstep.backends import HostQuestions, refuse_horovod
 from lockstep.backends.shared.device import chosen_gpu
@@ -69,9 +74,15 @@ class TorchWorld(HostQuestions):
             raise LockstepError("another rank has ended; its own message says why") from error
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process group, and wait until its threads have ended.
+
+        A thread of gloo may still hold a tensor of the last exchange. If the interpreter ends before it lets go, the process
+        aborts. `destroy_process_group` leaves groups alone to which something refers.
+        """
         if self.ranks > 1:
+            self._host_group = None
             dist.destroy_process_group()
+            gc.collect()  # engines have cycles
 
 
 def _store(rank: int) -> Any:
