@@ -220,7 +220,7 @@ def test_strangers_are_turned_away_and_the_ranks_meet() -> None:
     waiting.join()
     with silent, talking, line, met[0] as other:
         other.send_bytes(b"hello")
-        assert line.recv_bytes() == b"hello"
+        assert line.recv_bytes(100) == b"hello"
 
 
 class _Bomb:

@@ -1,18 +1,21 @@
 """Launchers that meet over real sockets of this machine, each in a thread; and strangers."""
 
 import json
+import pickle
+import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from multiprocessing.connection import Client, Connection, wait
+from contextlib import ExitStack, closing, contextmanager, suppress
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep.system import rendezvous
-from lockstep.system.connections import admitted, reach, receive, send
+from lockstep.system.connections import Line, admitted, reach, receive, send
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.meeting import Meeting
 from lockstep.system.nodes import Table
@@ -166,7 +169,7 @@ def enter(place: Meeting) -> Link:
     return met(place, SILENCE_SEC).__enter__()[0]
 
 
-def newcomer(port: int, node: int, nodes: int) -> Connection:
+def newcomer(port: int, node: int, nodes: int) -> Line:
     """Return a connection that has introduced itself."""
     line = reach("127.0.0.1", port, SECRET, SOON_SEC)
     send(line, {"node": node, "nodes": nodes})
@@ -177,7 +180,7 @@ def test_of_two_nodes_with_one_number_the_second_is_refused(port: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(enter, meeting(0, 3, port))
         both = [newcomer(port, 1, 3) for _ in range(2)]
-        (refused,) = wait(both, SOON_SEC)
+        (refused,) = wait(both, SOON_SEC)  # type: ignore[list-item] - anything with a file descriptor
         assert receive(refused)["refused"] == "there is already a node 1; give each node another --node-rank"
         with met(meeting(2, 3, port), SILENCE_SEC):
             leading.result(SOON_SEC).close()
@@ -322,11 +325,57 @@ def test_what_is_no_message_loses_the_sender_and_is_not_unpickled(port: int, tmp
 
     with ThreadPoolExecutor(1) as pool:
         leading = pool.submit(enter, meeting(0, 2, port))
-        wait_until(lambda: is_open(port))
-        stranger = Client(("127.0.0.1", port), authkey=SECRET.encode())
-        stranger.send_bytes(b'{"node": 1, "nodes": 2}')
-        link = leading.result(SOON_SEC)
-        stranger.send(Touch())
-        wait_until(lambda: link.lost() == [1])
-        link.close()
+        with newcomer(port, 1, 2) as stranger:
+            link = leading.result(SOON_SEC)
+            stranger.send_bytes(pickle.dumps(Touch()))
+            wait_until(lambda: link.lost() == [1])
+            link.close()
     assert not (tmp_path / "touched").exists()
+
+
+# A relay
+
+
+def test_a_relay_between_two_launchers_is_refused_and_named(port: int) -> None:
+    with ThreadPoolExecutor(1) as pool, relay(port) as place:
+        leading = pool.submit(enter, meeting(0, 2, port))
+        wait_until(lambda: is_open(port))
+        with pytest.raises(BackendError, match="a relay, a proxy or NAT") as refused, met(meeting(1, 2, place), SILENCE_SEC):
+            pass
+        assert re.search(
+            rf"from 127.0.0.1:\d+ to 127.0.0.1:{place} here, and .* to 127.0.0.1:{port} there", str(refused.value)
+        )
+        with met(meeting(1, 2, port), SILENCE_SEC):
+            leading.result(SOON_SEC).close()
+
+
+@contextmanager
+def relay(port: int) -> Iterator[int]:
+    """Yield a port of this machine at which everything is passed on to another port and back, unchanged."""
+    lines: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                near, _ = server.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", port))
+            lines.extend((near, far))
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        serving.join()
+        for line in lines:
+            line.close()

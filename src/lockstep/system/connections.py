@@ -1,20 +1,24 @@
 """Connections between launchers, or ranks, on several machines. Both sides prove a shared secret; nothing is unpickled.
 
-The proof is that of `multiprocessing.connection`. It is made when a connection opens. What follows is not encrypted.
+The proof is made when a connection opens, and includes the addresses of both ends (`lockstep.system.handshake`). Each
+message after it carries a proof, too. Nothing is encrypted.
 """
 
+import hmac
 import json
 import socket
 import struct
 import threading
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from lockstep.system.errors import BackendError
+from lockstep.system.handshake import PROOF_BYTES, Keys, Relayed, examine, introduce
 
 ANSWER_SEC = 5
 """Seconds for a new connection to prove that it knows the secret, and for a sender until its data are taken."""
@@ -22,15 +26,60 @@ _AGAIN_SEC = 0.2
 """Seconds between two tries to connect, or two looks for a connection."""
 _LARGEST_MESSAGE_BYTES = 2**20
 _STRANGERS = 64
-"""At most this many connections prove themselves at the same time. Others wait."""
+"""At most this many connections prove themselves at the same time. A newer one takes the place of the oldest."""
 
 
-def send(connection: "Connection", message: dict[str, Any]) -> None:
+class Line:
+    """A connection whose ends know the same secret. A context manager.
+
+    Each message carries HMAC-SHA256 of its number and its bytes, under a key of this connection and direction. So nobody on
+    the way can change, repeat, leave out or send back a message. Threads that send need a lock.
+    """
+
+    def __init__(self, connection: "Connection", keys: Keys) -> None:
+        self._connection, self._keys = connection, keys
+        self._sent = self._received = 0
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message. Raises `OSError` if the other side has closed or takes no data."""
+        proof = _proof(self._keys.sending, self._sent, data)
+        self._sent += 1
+        self._connection.send_bytes(proof + data)
+
+    def recv_bytes(self, most_bytes: int) -> bytes:
+        """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if the other side has not sent it so."""
+        received = self._connection.recv_bytes(PROOF_BYTES + most_bytes)
+        proof, data = received[:PROOF_BYTES], received[PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._keys.receiving, self._received, data)):
+            raise ValueError("a message was changed on the way, repeated or left out")
+        self._received += 1
+        return data
+
+    def fileno(self) -> int:
+        """Return the file descriptor."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _proof(key: bytes, number: int, data: bytes) -> bytes:
+    return hmac.new(key, struct.pack("!Q", number) + data, "sha256").digest()
+
+
+def send(connection: Line, message: dict[str, Any]) -> None:
     """Send a message, as JSON. Raises `OSError` if the other side has closed or takes no data."""
     connection.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
-def receive(connection: "Connection") -> dict[str, Any]:
+def receive(connection: Line) -> dict[str, Any]:
     """Return the next message. Raises `EOFError`, `OSError`, or `ValueError` if it is not one."""
     message = json.loads(connection.recv_bytes(_LARGEST_MESSAGE_BYTES))
     if not isinstance(message, dict):
@@ -38,14 +87,14 @@ def receive(connection: "Connection") -> dict[str, Any]:
     return message
 
 
-def limit_waiting(connection: "Connection", receive_sec: int) -> None:
+def limit_waiting(connection: Line, receive_sec: int) -> None:
     """Limit how many seconds each read may wait (0: no limit), and each write to `ANSWER_SEC`."""
     with socket.socket(fileno=socket.dup(connection.fileno())) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", receive_sec, 0))
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", ANSWER_SEC, 0))
 
 
-def has_ended(connection: "Connection") -> bool:
+def has_ended(connection: Line) -> bool:
     """Return whether the other side has closed a connection. Data that it sent before are not consumed."""
     with socket.socket(fileno=socket.dup(connection.fileno())) as line:
         try:
@@ -56,24 +105,31 @@ def has_ended(connection: "Connection") -> bool:
             return True
 
 
-def address_of(connection: "Connection") -> str:
+def address_of(connection: Line) -> str:
     """Return this side's address of a connection."""
     with socket.socket(fileno=socket.dup(connection.fileno())) as line:
         return str(line.getsockname()[0])
 
 
-def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None = None) -> "Connection":
+def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None = None) -> Line:
     """Return a connection to a server that has the same secret, once it listens. Its reads wait without a limit.
 
-    `bind` is this side's address; by default the system chooses it. Raises `BackendError` if the secrets differ, or if there
-    is no server after `patience_sec`.
+    `bind` is this side's address; by default the system chooses it. Raises `BackendError` if the secrets differ, if
+    something between changes addresses, or if there is no server after `patience_sec`.
     """
     deadline = time.monotonic() + patience_sec
     while True:
         try:
             return _connected(host, port, key, bind)
+        except Relayed as error:
+            raise BackendError(
+                f"something between changes the addresses of the connection to {host}:{port}: a relay, a proxy or NAT. It "
+                f"goes from {error}. Give every node an address of node 0 that reaches it directly"
+            ) from None
         except AuthenticationError:
             raise BackendError(f"{host}:{port} has another secret; give every node the same one") from None
+        except ValueError as error:
+            raise BackendError(f"{host}:{port} does not answer as node 0 does: {error}") from None
         except (OSError, EOFError) as error:  # no server yet, a name that is not known yet, a link that is down
             if time.monotonic() > deadline:
                 raise BackendError(
@@ -83,30 +139,31 @@ def reach(host: str, port: int, key: str, patience_sec: float, bind: str | None 
             time.sleep(_AGAIN_SEC)
 
 
-def _connected(host: str, port: int, key: str, bind: str | None) -> "Connection":
+def _connected(host: str, port: int, key: str, bind: str | None) -> Line:
     source = None if bind is None else (bind, 0)
     line = socket.create_connection((host, port), timeout=ANSWER_SEC, source_address=source)
-    line.settimeout(None)
-    connection = Connection(line.detach())
-    try:
-        limit_waiting(connection, 2 * ANSWER_SEC)
-        answer_challenge(connection, key.encode())
-        deliver_challenge(connection, key.encode())
-    except BaseException:
-        connection.close()
-        raise
-    limit_waiting(connection, 0)  # an answer may come only after all nodes have
-    return connection
+    with line:
+        keys = introduce(line, key.encode(), 2 * ANSWER_SEC)
+        return _line(line, keys, 0)  # an answer may come only after all nodes have
 
 
-def admitted(server: socket.socket, key: str, patience_sec: float) -> Generator["Connection | None", None, None]:
+def _line(opened: socket.socket, keys: Keys, receive_sec: int) -> Line:
+    """Return the connection of a socket, which it takes over."""
+    opened.settimeout(None)
+    line = Line(Connection(opened.detach()), keys)
+    limit_waiting(line, receive_sec)
+    return line
+
+
+def admitted(server: socket.socket, key: str, patience_sec: float) -> Generator[Line | None, None, None]:
     """Yield every connection to a server that proves that it knows the secret. Reads of it wait for at most `ANSWER_SEC`.
 
     Yields None when there was none for a moment. Raises `TimeoutError` after `patience_sec`. Each connection is asked in a
-    separate thread, so that silent strangers keep nobody out. The server stops listening when the iterator is closed.
+    separate thread, and has `ANSWER_SEC` in all, so that silent strangers keep nobody out. The server stops listening when
+    the iterator is closed.
     """
     deadline = time.monotonic() + patience_sec
-    proven: SimpleQueue[Connection] = SimpleQueue()
+    proven: SimpleQueue[Line] = SimpleQueue()
     accepting = threading.Thread(target=_accept, args=(server, key, proven), name="lockstep-accept", daemon=True)
     accepting.start()
     try:
@@ -122,24 +179,29 @@ def admitted(server: socket.socket, key: str, patience_sec: float) -> Generator[
         accepting.join()
 
 
-def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Connection]") -> None:
-    places = threading.BoundedSemaphore(_STRANGERS)
+def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> None:
+    strangers: list[socket.socket] = []
+    lock = threading.Lock()
 
-    def ask(connection: Connection) -> None:
-        try:
-            limit_waiting(connection, ANSWER_SEC)
-            deliver_challenge(connection, key.encode())
-            answer_challenge(connection, key.encode())
-            proven.put(connection)
-        except (AuthenticationError, EOFError, OSError, ValueError, AssertionError):  # no answer in time, or nonsense
-            connection.close()
-        finally:
-            places.release()
+    def ask(stranger: socket.socket) -> None:
+        line = None
+        with suppress(AuthenticationError, EOFError, OSError):  # no answer in time, or nonsense
+            keys = examine(stranger, key.encode(), ANSWER_SEC)
+            line = _line(stranger.dup(), keys, ANSWER_SEC)
+        with lock:
+            strangers.remove(stranger)
+        stranger.close()
+        if line is not None:
+            proven.put(line)
 
     while True:
         try:
             line, _ = server.accept()
         except OSError:  # the server is closed
             return
-        places.acquire()
-        threading.Thread(target=ask, args=(Connection(line.detach()),), name="lockstep-ask", daemon=True).start()
+        with lock:
+            strangers.append(line)
+            if len(strangers) > _STRANGERS:
+                with suppress(OSError):  # it has left
+                    strangers[-1 - _STRANGERS].shutdown(socket.SHUT_RDWR)  # its thread removes it
+        threading.Thread(target=ask, args=(line,), name="lockstep-ask", daemon=True).start()

@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 from lockstep.system import connections
-from lockstep.system.connections import receive, send
+from lockstep.system.connections import Line, receive, send
 from lockstep.system.errors import BackendError, LockstepError, UserError
 from lockstep.system.meeting import Meeting
 from lockstep.system.nodes import Offer, Table, offer_of, resolve, table_of
@@ -33,7 +32,7 @@ class Link:
     one whose connection has closed.
     """
 
-    def __init__(self, node: int, nodes: int, peers: "Mapping[int, Connection]", silence_sec: float) -> None:
+    def __init__(self, node: int, nodes: int, peers: Mapping[int, Line], silence_sec: float) -> None:
         self.node, self.nodes = node, nodes
         self.silence_sec = silence_sec
         self._peers = dict(peers)
@@ -163,7 +162,7 @@ class Link:
             self._send_all(message, but=peer)
 
 
-def _shut(connection: "Connection") -> None:
+def _shut(connection: Line) -> None:
     """Make all reads of a connection return, on both sides."""
     with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
@@ -213,7 +212,7 @@ def agree(link: Link, meeting: Meeting, address: str, processes: int, arguments:
         raise LockstepError(f"a node sends what this version does not understand: {error}") from error
 
 
-def _introduced(line: "Connection", meeting: Meeting) -> "Connection":
+def _introduced(line: Line, meeting: Meeting) -> Line:
     """Tell node 0 which node this is; return the connection once all nodes have come."""
     send(line, {"node": meeting.node, "nodes": meeting.nodes})
     connections.limit_waiting(line, int(MEET_SEC) + _BEYOND_SEC)  # node 0 may lose its power or its link
@@ -233,7 +232,7 @@ def is_misleading(host: str, address: str) -> bool:
     return address.startswith("127.") and host not in ("localhost", address)
 
 
-def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | None) -> "dict[int, Connection]":
+def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | None) -> dict[int, Line]:
     """Return the connections of all other nodes."""
     try:
         server = socket.create_server((address, meeting.port), backlog=meeting.nodes)
@@ -241,7 +240,7 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
         raise UserError(
             f"node 0 cannot listen at {address}:{meeting.port}: {error}. Expected an address of this machine and a free port"
         ) from None
-    peers: dict[int, Connection] = {}
+    peers: dict[int, Line] = {}
     with server, closing(connections.admitted(server, meeting.secret, MEET_SEC)) as arrivals:
         while not _all_are_here(peers, meeting.nodes):
             try:
@@ -258,7 +257,7 @@ def _receive_all(meeting: Meeting, address: str, check: Callable[[], None] | Non
     return peers
 
 
-def _all_are_here(peers: "dict[int, Connection]", nodes: int) -> bool:
+def _all_are_here(peers: dict[int, Line], nodes: int) -> bool:
     """Return whether all other nodes have come. The place of one that has ended since is free again."""
     if len(peers) < nodes - 1:
         return False
@@ -267,7 +266,7 @@ def _all_are_here(peers: "dict[int, Connection]", nodes: int) -> bool:
     return len(peers) == nodes - 1
 
 
-def _take_place(line: "Connection", peers: "dict[int, Connection]", meeting: Meeting) -> None:
+def _take_place(line: Line, peers: dict[int, Line], meeting: Meeting) -> None:
     """Give a newcomer its place, or refuse it. A node that ended and came again replaces itself."""
     try:
         told = receive(line)

@@ -3,9 +3,8 @@
 import socket
 import struct
 from contextlib import closing
-from multiprocessing.connection import Connection
 
-from lockstep.system.connections import admitted, has_ended, limit_waiting, reach
+from lockstep.system.connections import Line, admitted, has_ended, limit_waiting, reach
 from lockstep.system.errors import BackendError, LockstepError
 
 ADDRESS, KEY = "LOCKSTEP_HOSTS_ADDRESS", "LOCKSTEP_HOSTS_KEY"
@@ -17,7 +16,7 @@ PATIENCE_SEC = 120.0
 class Hosts:
     """This rank and its connections. Rank 0 receives the values of all ranks and answers all of them."""
 
-    def __init__(self, rank: int, ranks: int, others: "list[Connection]") -> None:
+    def __init__(self, rank: int, ranks: int, others: list[Line]) -> None:
         self.rank, self.ranks = rank, ranks
         self._others = others
         """Connections to all other ranks on rank 0; on the other ranks, only to rank 0."""
@@ -52,8 +51,8 @@ class Hosts:
             other.close()
 
 
-def _receive(other: "Connection") -> list[int]:
-    """Return the integers that another rank sent. `Connection.recv` would unpickle, and so execute, any data."""
+def _receive(other: Line) -> list[int]:
+    """Return the integers that another rank sent. Nothing is unpickled, which would execute any data."""
     received = other.recv_bytes(_LARGEST_MESSAGE_BYTES)
     return [value for (value,) in struct.iter_unpack("<q", received)]
 
@@ -77,12 +76,12 @@ def listening(host: str, port: int, ranks: int) -> socket.socket:
     return socket.create_server((host, port), backlog=ranks)
 
 
-def come(server: socket.socket, ranks: int, key: str) -> "list[Connection]":
+def come(server: socket.socket, ranks: int, key: str) -> list[Line]:
     """Return the connections of all other ranks; strangers are refused. Closes the server.
 
     Raises `BackendError` if ranks are missing after `PATIENCE_SEC`.
     """
-    others: list[Connection] = []
+    others: list[Line] = []
     with server, closing(admitted(server, key, PATIENCE_SEC)) as arrivals:
         while len(others) < ranks - 1:
             try:
