@@ -235,7 +235,6 @@ def test_ranks_of_a_frameworks_own_launcher_train_on_two_hosts(
             "task": {"type": "worker", "index": node},
         }
         more = {"TF_CONFIG": json.dumps(config)} if engine == "tensorflow" else {}
-        more |= {"GLOO_SOCKET_IFNAME": host.interface}  # these hosts have no names
         ranks.append(host.python(*OWN[engine](hosts, node), *train, "--out", tmp_path / "two", **more))
     for rank in ranks:
         code, output, errors = finish(rank, 200)

@@ -198,6 +198,16 @@ def _interface_of(address: str) -> str:
     return found[address].partition(":")[0]  # of an alias such as eth0:1
 
 
+def interface_towards(host: str) -> str | None:
+    """Return the network interface of this machine on the way to a host; None if the way is loopback or not known."""
+    try:
+        address = address_towards(host)
+    except UserError:
+        return None
+    interface = addresses().get(address, "").partition(":")[0]  # of an alias such as eth0:1
+    return None if address.startswith("127.") or not interface else interface
+
+
 def resolve_bind(text: str) -> str:
     """Return the address of this machine that `--bind` names: an address or an interface. Raises `UserError`."""
     found = addresses()

@@ -15,6 +15,7 @@ from lockstep.backends.shared.import_side_effects import silenced
 from lockstep.backends.shared.loopback import confine_sockets, refuse_open_sockets
 from lockstep.recipes import Execution
 from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.nodes import interface_towards
 
 Tensor = Any
 """A `paddle.Tensor`, or a `Value` of a program: Paddle's annotations do not tell them apart."""
@@ -42,6 +43,7 @@ class PaddleWorld(HostQuestions):
                 )
             if not self.on_gpu:
                 os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+            _choose_interface()
             confine_sockets()  # Paddle's store binds to all interfaces, even if PADDLE_MASTER names one
             with self.watched(), silenced():
                 dist.init_parallel_env()
@@ -92,6 +94,16 @@ class PaddleWorld(HostQuestions):
         """Leave the process group."""
         if self.ranks > 1:
             dist.destroy_process_group()
+
+
+def _choose_interface() -> None:
+    """Make gloo use the network interface of this rank's address, unless the user has chosen one.
+
+    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many systems.
+    """
+    name, own = "GLOO_SOCKET_IFNAME", os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
+    if name not in os.environ and own and (interface := interface_towards(own.rpartition(":")[0])):
+        os.environ[name] = interface
 
 
 def _choose_device(execution: Execution, local_rank: int) -> bool:

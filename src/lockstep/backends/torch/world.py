@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ import torch.distributed as dist
 # Its functions have the process group of the time of their import as a default. Imported before there is one (DDP imports
 # it), it keeps no group alive.
 import torch.distributed.nn.functional
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.backends import HostQuestions, refuse_horovod
 from lockstep.backends.shared.device import chosen_gpu
-from lockstep.backends.shared.loopback import refuse_open_sockets
+from lockstep.backends.shared.loopback import is_loopback, refuse_open_sockets
 from lockstep.recipes import Execution
-from lockstep.system.errors import BackendError, LockstepError
+from lockstep.system.errors import BackendError, LockstepError, UserError
+from lockstep.system.nodes import address_towards, interface_towards
 from lockstep.system.ranks import listen_address
 
 
@@ -37,23 +40,35 @@ class TorchWorld(HostQuestions):
             _check_addresses()
             backend = "nccl" if self.on_gpu else "gloo"
             try:
-                self._meet(backend)
-                # Questions between hosts must not wait for the device's work.
-                self._host_group = dist.new_group(backend="gloo")
+                self._host_group = self._meet(backend)
             except (RuntimeError, OSError) as error:  # also if a disk is full or has no locks
                 raise BackendError(f"the ranks cannot meet at {_place_and_advice(error)}") from error
             refuse_open_sockets()
 
-    def _meet(self, backend: str) -> None:
+    def _meet(self, backend: str) -> dist.ProcessGroup:
+        """Join the process group; return another for questions between hosts, which must not wait for the device's work."""
+        store = self._store_of_launcher()
+        connecting = None  # PyTorch's own time
+        if store is None:  # MASTER_ADDR and MASTER_PORT are set
+            store, _, _ = next(rendezvous("env://", self.rank, self.ranks, timeout=COMING))
+            choose_interface(store, self.rank, self.ranks, os.environ["MASTER_ADDR"])
+            connecting = CONNECTING
+        is_gloo = backend == "gloo"  # NCCL connects later
+        now = connecting if is_gloo else None
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=now)
+        hosts = dist.new_group(backend="gloo", timeout=connecting)
+        if connecting is not None:
+            for group in [hosts, dist.group.WORLD] if is_gloo else [hosts]:
+                dist.distributed_c10d._set_pg_timeout(WAITING, group)  # PyTorch has no other way
+        return hosts
+
+    def _store_of_launcher(self) -> Any:
+        """Return the store of `lockstep launch`, or of torchrun on one machine; None for other launchers."""
         if STORE in os.environ:
-            store = dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
-        elif listen_address() is not None:
-            dist.init_process_group(backend, store=_store(self.rank), rank=self.rank, world_size=self.ranks)
-        elif (started := _start_of_torchrun()) is not None:
-            dist.init_process_group(backend, store=started, rank=self.rank, world_size=self.ranks)
-        else:  # MASTER_ADDR and MASTER_PORT are set
-            dist.init_process_group(backend)
+            return dist.FileStore(os.environ[STORE], self.ranks)  # type: ignore[attr-defined]
+        if listen_address() is not None:
+            return _store(self.rank)
+        return _start_of_torchrun()
 
     def _largest(self, values: list[int]) -> list[int]:
         if self._host_group is None:
@@ -85,6 +100,48 @@ class TorchWorld(HostQuestions):
             gc.collect()  # engines have cycles
 
 
+COMING = timedelta(minutes=10)
+"""Ranks of another launcher wait this long for each other."""
+CONNECTING = timedelta(seconds=20)
+"""Ranks that have all come wait this long to be connected. With a wrong address some of them hear nothing. gloo tries five
+times, so that they end after 100 s."""
+WAITING = timedelta(minutes=30)
+"""Ranks wait this long for an exchange, as is PyTorch's default for gloo."""
+
+
+def choose_interface(store: Any, rank: int, ranks: int, leading: str) -> None:
+    """Wait until all ranks have come, and make gloo use the network interface on the way to them.
+
+    By itself gloo takes the address of the host's name, which is loopback in /etc/hosts of many systems. `leading` is the
+    host of rank 0. There it may be a name of loopback, too. Then a rank looks for the way to one of the others. A variable
+    that the user has set, and ranks that are all on one machine, stay as they are. Raises `RuntimeError` if ranks are
+    missing after `COMING`.
+    """
+    places = [f"lockstep-address-{number}" for number in range(ranks)]
+    store.set(places[rank], _own_address(leading))
+    store.wait(places, COMING)
+    addresses = [store.get(place).decode() for place in places]
+    elsewhere = [address for address in addresses if address and not is_loopback(address)]
+    if IFNAME in os.environ or not elsewhere:
+        return
+    for host in (leading, *elsewhere):
+        if (interface := interface_towards(host)) is not None:
+            os.environ[IFNAME] = interface
+            return
+
+
+IFNAME = "GLOO_SOCKET_IFNAME"
+"""Environment variable: the network interface that gloo uses."""
+
+
+def _own_address(leading: str) -> str:
+    """Return this machine's address on the way to a host; "" if it is not known."""
+    try:
+        return address_towards(leading)
+    except UserError:
+        return ""
+
+
 def _store(rank: int) -> Any:
     """Return the store of ranks on several machines. Rank 0 listens for it, at its own address only.
 
@@ -104,7 +161,10 @@ def _place_and_advice(error: Exception) -> str:
     if STORE in os.environ:
         return f"{os.environ[STORE]}: {error}. Set TMPDIR to use another disk"
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return f"{place}: {error}. Check that all ranks are started and that no firewall is between"
+    return (
+        f"{place}: {error}. Check that all ranks are started, that no firewall is between, and that {IFNAME}, if it is set, "
+        "names the interface on the way to the others"
+    )
 
 
 def _start_of_torchrun() -> Any:
