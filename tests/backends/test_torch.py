@@ -235,9 +235,9 @@ def test_no_value_is_read_while_training(start: Start, tiny_recipe: Recipe, chan
 
 
 WAITS = {"item", "numpy", "cpu", "tolist", "synchronize", "nonzero"}
-MAY_WAIT = {"fetch", "_evaluate", "predict", "answers", "heat", "products", "profile", "read", "_largest", "_to_numpy"}
+MAY_WAIT = {"fetch", "_evaluate", "predict", "answer", "heat", "products", "profile", "read", "_largest", "_to_numpy"}
 """`_largest` uses the hosts' own process group, `_to_numpy` is part of `read` and `_evaluate` of `evaluate`, `profile` ends
-with its last kernel, and `products` are timed. `heat` is of `lockstep predict --explain`, `answers` of a comparison."""
+with its last kernel, and `products` are timed. `heat` is of `lockstep predict --explain`, `answer` of an export."""
 MAY_WAIT |= {"wait", "_upload", "fit"}
 """`wait` is called before a captured step is forgotten. The others run in the thread of uploads."""
 

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from lockstep.inference.images import read_square
 from lockstep.models.architectures import model_spec, tensors
 from lockstep.models.state import State
 from lockstep.recipes import Recipe
@@ -67,6 +68,14 @@ def pictures(height: int, width: int) -> np.ndarray:
     spots = np.random.default_rng(height).integers(0, 256, (3, 4, 4, 3), np.uint8)
     rows, columns = (np.arange(length) * 4 // length for length in (height, width))
     return spots[:, rows][:, :, columns]
+
+
+def squares_of(images: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return what `predict` makes of photos, uint8 [N, H, W, 3]: uint8 [N, S, S, 3]."""
+    squares = np.empty((len(images), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
+    for image, square in zip(images, squares, strict=True):
+        read_square(image, recipe, square)
+    return squares
 
 
 def of_tensorflow_1(pixels: np.ndarray, resize: int, crop: int) -> np.ndarray:

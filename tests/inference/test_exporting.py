@@ -22,7 +22,7 @@ from lockstep.system.machine import arithmetic
 from lockstep.weights import checkpoint
 from lockstep.weights.opening import open_weights
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors
+from tests.inference.cases import CLASSES, of_tensorflow_1, random_tensors, squares_of
 from tests.soak import in_a_soak
 
 MEAN, STD = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
@@ -173,11 +173,7 @@ def logits(recipe: Recipe, tensors: dict[str, np.ndarray], images: np.ndarray) -
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
     """Return the Paddle engine's probabilities of photos, prepared as `predict` does."""
     opened = open_weights(weights)
-    side = opened.recipe.eval_crop
-    squares = np.empty((len(images), side, side, 3), np.uint8)
-    for image, square in zip(images, squares, strict=True):
-        read_square(image, opened.recipe, square)
-    powers = np.exp(logits(opened.recipe, opened.tensors, squares))
+    powers = np.exp(logits(opened.recipe, opened.tensors, squares_of(images, opened.recipe)))
     return powers / powers.sum(axis=1, keepdims=True)
 
 

@@ -21,7 +21,7 @@ from lockstep.system.errors import BackendError
 from lockstep.weights.opening import open_weights
 from tests.backends import oracle
 from tests.backends.cases import NARROWED, random_images
-from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved
+from tests.inference.cases import CLASSES, MEAN, STD, pictures, saved, squares_of
 
 SIZES = [(40, 40), (32, 57), (71, 33)]
 
@@ -34,7 +34,8 @@ def answers(model: Path, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(weights: Path, images: np.ndarray) -> np.ndarray:
-    """Return the reference's probabilities, float64."""
+    """Return the reference's probabilities of photos as `predict` prepares them, float64."""
+    images = squares_of(images, open_weights(weights).recipe)
     x = ((images.astype(np.float64) - MEAN) / STD).transpose(0, 3, 1, 2)
     return softmax(lockstep.load(weights, backend="reference")(x))
 
@@ -74,9 +75,10 @@ def test_onnx_runtime_has_the_probabilities_of_the_quantised_engine(
     images = pictures(32, 32)
     engine: Any = oracle.engine_of(recipe, [0.0])
     engine.write(State(0, open_weights(weights).tensors, zero_momentum(recipe)))
-    in_float = softmax(engine.predict(images))
+    squares = squares_of(images, recipe)
+    in_float = softmax(engine.predict(squares))
     engine.quantise(scales)
-    wanted = softmax(engine.predict(images))
+    wanted = softmax(engine.predict(squares))
     _, probabilities = answers(tmp_path / "model" / "model.onnx", images)
     # Rounding is 1e-7, but where it decides a rounding to int8 a value moves by a whole scale.
     assert probabilities == pytest.approx(wanted, abs=1e-4)
@@ -119,7 +121,7 @@ def test_other_formats_say_that_they_compute_without_quantisation(tiny_recipe: R
     ]
     images = pictures(32, 32)
     module = torch.jit.load(str(tmp_path / "model" / "model.pt"))
-    in_float = softmax(oracle.logits(recipe, open_weights(weights).tensors, images))
+    in_float = softmax(oracle.logits(recipe, open_weights(weights).tensors, squares_of(images, recipe)))
     assert module(torch.tensor(images))["probabilities"].numpy() == pytest.approx(in_float, abs=1e-5)
     converted = lockstep.convert(weights, tmp_path / "w.pth", to="torchvision", certificate=False)
     assert "torchvision holds no scales of int8: its readers compute in float" in converted["remarks"]

@@ -79,7 +79,7 @@ class _Forker:
 
     def command(self, command: str, number: int, descriptors: Sequence[int] = ()) -> None:
         """Send a command about a decoder. Raises `OSError`, as `send` does."""
-        self.send(json.dumps([command, number]).encode(), descriptors)
+        self.send(json.dumps([command, number], allow_nan=False).encode(), descriptors)
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
@@ -124,7 +124,7 @@ class _Decoder:
         """Decode the image of a body to `out`, uint8 [side, side, 3]. Raises `NotDecoded`, and `OSError` if it ends."""
         loop, place = asyncio.get_running_loop(), self._settings.body_place
         self._memory[place : place + len(body)] = body
-        await loop.sock_sendall(self._requests, json.dumps([len(body), content_type]).encode())
+        await loop.sock_sendall(self._requests, json.dumps([len(body), content_type], allow_nan=False).encode())
         answer = await loop.sock_recv(self._requests, LARGEST_MESSAGE)
         if not answer:
             raise OSError("the process that decodes has ended")

@@ -132,7 +132,7 @@ def _decode(requests: socket.socket, memory: mmap.mmap, settings: Settings, reci
         length, content_type = json.loads(message)
         body = memory[place : place + length]
         kind, reason = _answer(body, content_type, recipe, settings.most_pixels, pixels)
-        requests.send(json.dumps([kind, reason[:_LONGEST_REASON]]).encode())
+        requests.send(json.dumps([kind, reason[:_LONGEST_REASON]], allow_nan=False).encode())
 
 
 def _answer(body: bytes, content_type: str | None, recipe: Recipe, most_pixels: int, pixels: np.ndarray) -> tuple[str, str]:
