@@ -64,7 +64,7 @@ def open_program(folder: Path) -> Callable[[np.ndarray], tuple[np.ndarray, np.nd
 
     def answer(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
-            answers = program(torch.from_numpy(images))
+            answers = program(torch.tensor(images))
         return answers["classes"].numpy(), answers["probabilities"].numpy()
 
     return answer
