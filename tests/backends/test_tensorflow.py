@@ -270,7 +270,7 @@ def test_evaluating_batches_of_any_size_traces_once(start: Start, tiny_recipe: R
     for ema in (False, True):
         engine.evaluate([random_batch(tiny_recipe, count) for count in (8, 8, 3)], ema=ema)
     assert engine._logits.experimental_get_tracing_count() == 1
-    assert engine._ema_logits.experimental_get_tracing_count() == 1
+    assert engine._evaluated_ema.experimental_get_tracing_count() == 1
 
 
 def test_steps_on_batches_of_one_shape_trace_once(start: Start, tiny_recipe: Recipe) -> None:

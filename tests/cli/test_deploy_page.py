@@ -77,7 +77,7 @@ def test_the_commands_of_the_page_work(
     if words[0] == "export":
         assert output.startswith(f"wrote {folder}\n")
         runtime = re.escape(str(TARGETS[target(words)].runtime()))
-        assert re.search(rf"^compared on 8 images: {runtime} and the engine \w+ \S+ differ by ", output, re.MULTILINE)
+        assert re.search(rf"^compared on 8 photos [^:]+: {runtime} and the engine \w+ \S+ differ by ", output, re.MULTILINE)
         written = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         names = re.findall(r"`([\w./]+\.\w+)`", FILES[target(words)].replace("NAME", "model"))
         assert {*names} <= {*written}

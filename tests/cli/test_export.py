@@ -7,10 +7,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_folder, tmp_path / "model", "--to", "onnx")
-    wrote, compared = output.splitlines()
+    wrote, takes, compared = output.splitlines()
     assert (code, wrote) == (0, f"wrote {tmp_path / 'model'}")
+    assert takes == "takes photos of any size: uint8 RGB [N, H, W, 3]"
     assert re.fullmatch(
-        r"compared on 8 images: onnxruntime [\d.]+ and the engine torch \S+ differ by \de-\d\d of the largest logit "
+        r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: onnxruntime [\d.]+ and the engine torch \S+ differ by \de-\d\d of the largest logit "
         r"\(bound 1e-04\); top-1 agrees on 100%; [\d.]+ s",
         compared,
     )
@@ -37,7 +38,7 @@ def test_an_unknown_format_is_wrong_use(answer: Run, run_folder: Path, tmp_path:
 def test_what_was_trained_in_bf16_is_exported_in_fp32_with_a_note(answer: Run, run_in_bf16: Path, tmp_path: Path) -> None:
     code, output, _ = answer("export", run_in_bf16, tmp_path / "model", "--to", "onnx")
     assert code == 0
-    assert output.splitlines()[2:] == ["note: computes in fp32; the weights were trained in bf16"]
+    assert output.splitlines()[3:] == ["note: computes in fp32; the weights were trained in bf16"]
 
 
 def test_int8_after_training_shows_top_1_before_and_after(

@@ -17,6 +17,10 @@ from lockstep.weights.given_preprocessing import Preprocessing
 from lockstep.weights.opening import Opened, open_weights
 
 
+_IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph")
+"""Formats that can compute in bf16 and fp16, too."""
+
+
 def export(
     source: str | Path,
     folder: str | Path,
@@ -158,7 +162,7 @@ def _about_precision(target: Target, found: Opened, precision: str | None) -> li
     """Return remarks if the program computes in another precision than the weights were trained for."""
     remarks, trained_in = [], found.recipe.precision
     if precision is None and trained_in in ("bf16", "fp16"):
-        other = f" (--precision {trained_in} computes in it)" if target.backend == "tensorflow" else ""
+        other = f" (--precision {trained_in} computes in it)" if target.name in _IN_MANY_PRECISIONS else ""
         remarks.append(f"computes in fp32; the weights were trained in {trained_in}{other}")
     if found.scales and (target.backend is not None or precision not in (None, "int8")):
         how = "--to onnx" if target.backend else "without --precision, or with int8, it"

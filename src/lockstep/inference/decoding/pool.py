@@ -62,7 +62,7 @@ class _Forker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.inference.decoding.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "lockstep.inference.decoding.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
