@@ -11,11 +11,12 @@ def test_an_onnx_model_is_written(answer: Run, run_folder: Path, tmp_path: Path)
     assert (code, wrote) == (0, f"wrote {tmp_path / 'model'}")
     assert takes == "takes photos of any size: uint8 RGB [N, H, W, 3]"
     assert re.fullmatch(
-        r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: onnxruntime [\d.]+ and the engine torch \S+ differ by \de-\d\d of the largest logit "
+        r"compared on 8 photos of 21 x 17 to 97 x 131 pixels: "
+        r"onnxruntime [\d.]+ and the engine torch \S+ differ by \de-\d\d of the largest logit "
         r"\(bound 1e-04\); top-1 agrees on 100%; [\d.]+ s",
         compared,
     )
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "model.onnx"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["classes.txt", "export.json", "model.onnx"]
 
 
 def test_given_names_of_classes_are_exported(answer: Run, run_folder: Path, tmp_path: Path) -> None:

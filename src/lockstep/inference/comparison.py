@@ -77,7 +77,7 @@ def compared(target: Target, wanted: Wanted, folder: Path, precision: str) -> Co
             "written; --no-compare writes it anyway"
         )
     batches = [photo[None] for photo in photos] if target.resizes(wanted) else [squares]
-    with target.open_program(wanted, folder) as program:
+    with target.open_program(wanted.inputs(), folder) as program:
         answers = [program(batch) for batch in batches]
     classes, values = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     found, expected = _as_logarithms(values, is_logits=wanted.bare), _as_logarithms(logits, is_logits=True)

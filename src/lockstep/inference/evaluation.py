@@ -1,6 +1,7 @@
 """Evaluate trained weights on a data set."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ from lockstep.data.split import divided, whole_source
 from lockstep.inference.computing import computing, export_to_run
 from lockstep.inference.engines import AUTO, NATIVE
 from lockstep.inference.engines.scoring import Pace
+from lockstep.inference.engines.scoring import scores as scores_of
 from lockstep.inference.loaded_engine import ADVICE
+from lockstep.inference.programs import ExportedProgram, check_alone, find_program, group_photos, load_photos
+from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
 from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.errors import DataError, DivergedError
+from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import BackendError, DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
 from lockstep.weights.given_preprocessing import Preprocessing
@@ -52,7 +57,8 @@ def evaluate(
     `engine` is "native" (the execution's backend; the default), another engine of inference such as "onnxruntime", or
     "auto": the fastest installed one that keeps the bound (docs/deploy.md). An ONNX model that `export` wrote is run as it
     is, by default with the first of ONNX Runtime and OpenVINO that is installed. "native", or an execution with another
-    backend than the default, reads the weights in it instead.
+    backend than the default, reads the weights in it instead. Programs of all other targets of `export` are run in their own
+    runtime as they are deployed: those that take photos get whole photos.
 
     `speed` of the result is how fast images were evaluated (`lockstep.inference.engines.scoring.Speed`).
     `published` of the result is its top-1 next to those published for the weights' recipe
@@ -74,7 +80,12 @@ def evaluate(
     """
     execution = execution or Execution()
     runs_files = which == "newest" and not ema and model is None and preprocessing is None
+    runs_programs = runs_files and engine is None and execution.backend == DEFAULT_BACKEND
     exported = export_to_run(Path(source), engine, execution) if runs_files else None
+    program = find_program(Path(source)) if runs_programs and exported is None else None
+    if program is not None:
+        how: dict[str, Any] = {"classes": classes, "split": split, "batch_images": batch_images, "listener": listener}
+        return _evaluate_program(program, Path(data), execution, precision, **how)
     name = engine or (NATIVE if exported is None else AUTO)
     chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
     opened = open_weights(source, **chosen) if exported is None else exported.about
@@ -90,21 +101,67 @@ def evaluate(
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
             batches = recorder.watched("evaluating", loader.batches(plans), total)
             scores = found.evaluate(pace.watched(batches))
+    return {
+        "remarks": remarks,
+        "engine": found.engine,
+        "precision": recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision,
+        **_described(scores, opened, images, index),
+        "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
+    }
+
+
+def _evaluate_program(
+    program: ExportedProgram,
+    data: Path,
+    execution: Execution,
+    precision: str | None,
+    *,
+    classes: Classes | None,
+    split: float | None,
+    batch_images: int,
+    listener: Listener | None,
+) -> dict[str, Any]:
+    """Return what `evaluate` does, from a program in its own runtime. It gets whole photos if it takes them."""
+    if precision is not None:
+        raise BackendError(
+            f"{program.folder} computes in {program.precision}; leave out precision, or add --engine {NATIVE}"
+        )
+    check_alone(int(os.environ.get("WORLD_SIZE", "1")))
+    weights = program.about.with_classes(classes)
+    recipe, recorder, pace = weights.recipe, Recorder(listener), Pace()
+    images, share = _evaluated(data, recipe, split)
+    index, remarks = _indexed(images, share, weights, recorder)
+    sizes = index.sizes_for(recipe)
+    groups = group_photos(sizes, batch_images)
+    total = len(groups) if program.takes_photos else math.ceil(len(index) / batch_images)
+    with program.load() as engine, loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+        if program.takes_photos:
+            batches = load_photos(index, recipe, groups)
+        else:
+            batches = loader.batches(evaluation_plans(recipe, sizes, batch_images))
+        scores = scores_of(engine, pace.watched(recorder.watched("evaluating", batches, total)))
+    return {
+        "remarks": remarks,
+        "engine": program.engine,
+        "precision": program.precision,
+        **_described(scores, weights, images, index),
+        "speed": pace.speed(batch_images=batch_images, on_gpu=False),
+    }
+
+
+def _described(scores: Scores, weights: Opened, images: Source, index: Index) -> dict[str, Any]:
+    """Return the part of a result that follows from the scores. Raises `DivergedError` if one is not finite."""
     if infinite := not_finite(scores):
         raise DivergedError(f"the loss of {weights.source} on {images.named} is not finite: {infinite}. {ADVICE}")
     summary = scores.counts().summary()
     return {
         "source": str(weights.source),
-        "remarks": remarks,
         "data": images.named,
-        "engine": found.engine,
-        "precision": recipe.for_evaluation().precision if found.engine == NATIVE else recipe.precision,
         **summary,
-        "published": _published(opened, summary, len(index.classes)),
+        "published": _published(weights, summary, len(index.classes)),
         "quarantined": index.listed_quarantine(),
         "classes": index.classes,
         "per_class": scores.per_class(len(index.classes)),
-        "speed": pace.speed(batch_images=batch_images, on_gpu=found.on_gpu),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.inference.comparison import compared
 from lockstep.inference.preprocessing_file import write_preprocessing
+from lockstep.inference.programs import write_description
 from lockstep.inference.quantising import Calibration, quantised
 from lockstep.inference.targets import PRECISIONS, Target, Wanted, in_float, target_of
 from lockstep.runs.events import Listener
@@ -15,7 +16,6 @@ from lockstep.system.files import appearing_folder
 from lockstep.weights.class_names import Classes
 from lockstep.weights.given_preprocessing import Preprocessing
 from lockstep.weights.opening import Opened, open_weights
-
 
 _IN_MANY_PRECISIONS = ("savedmodel", "frozen-graph")
 """Formats that can compute in bf16 and fp16, too."""
@@ -104,6 +104,7 @@ def export(
     try:
         with appearing_folder(folder) as unfinished:
             target.write(wanted, unfinished)
+            write_description(unfinished, target, wanted, _computed_in(wanted, precision))
             if not target.resizes(wanted):
                 write_preprocessing(unfinished, wanted.weights.recipe, normalises=bare)
             if compare:
@@ -156,6 +157,11 @@ def _wanted(target: Target, found: Opened, precision: str | None, batch: int | N
     if not found.scales or (target.backend is None and precision in (None, "int8")):
         return wanted
     return in_float(wanted)
+
+
+def _computed_in(wanted: Wanted, precision: str | None) -> str:
+    """Return the precision that a program computes in."""
+    return "int8" if wanted.weights.scales else precision or "fp32"
 
 
 def _about_precision(target: Target, found: Opened, precision: str | None) -> list[str]:

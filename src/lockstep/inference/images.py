@@ -12,7 +12,7 @@ import PIL.ImageOps
 
 from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
-from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_size
+from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_size, turned
 from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
@@ -82,6 +82,16 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
         raise TooManyPixels(too_narrow)
     how = resampling(recipe, evaluation=True)
     decode_into(data, stored, window, resized, offset, flip=False, orientation=orientation, **how, out=out)
+
+
+def read_photo(image: Image, recipe: Recipe) -> np.ndarray:
+    """Return all of an image, uint8 [height, width, 3], turned by its EXIF orientation if the recipe says so.
+
+    It is decoded at its whole size. Raises `OSError` and `ValueError` as `read_square` does.
+    """
+    pixels, orientation = _content(image, recipe.replace(dct_scaling=False))
+    assert isinstance(pixels, np.ndarray)
+    return np.array(turned(pixels, orientation))  # decoders use their memory again
 
 
 def _content(image: Image, recipe: Recipe) -> tuple[bytes | np.ndarray, int]:

@@ -83,7 +83,7 @@ def quantised(target: Target, wanted: Wanted, how: Calibration, recorder: Record
     form = onnx_model.Form(None, wanted.bare, folded=True)
     plain = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, None, form)
     calibrating = recorder.watched("calibrating", _batches(subset(training, chosen), weights), _count(len(chosen)))
-    symmetric, inputs = target.takes_symmetric_int8, (wanted.inputs(batch.pixels) for batch in calibrating)
+    symmetric, inputs = target.takes_symmetric_int8, (wanted.inputs().of(batch.pixels) for batch in calibrating)
     model = _static(plain, inputs, len(chosen), how.method, symmetric=symmetric)
     hits = _hits(wanted, [plain, model], validation, recorder)
     before, after = (100.0 * count / len(validation) for count in hits)
@@ -226,7 +226,7 @@ def _hits(wanted: Wanted, models: list[Any], validation: Index, recorder: Record
     sessions, hits = [Session(model.SerializeToString()) for model in models], [0] * len(models)
     batches = _batches(validation, wanted.weights)
     for batch in recorder.watched("evaluating before and after", batches, _count(len(validation))):
-        inputs = wanted.inputs(batch.pixels)
+        inputs = wanted.inputs().of(batch.pixels)
         for place, session in enumerate(sessions):
             answers: Answers = session.run(inputs)
             hits[place] += int((answers[0] == batch.labels).sum())

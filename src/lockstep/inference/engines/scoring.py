@@ -2,17 +2,23 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 
 from lockstep.backends.reference import functions
 from lockstep.data import Batch
-from lockstep.inference.engines import InferenceEngine
 from lockstep.models.metrics import Scores, latency_ms
 
 
-def scores(engine: InferenceEngine, batches: Iterable[Batch]) -> Scores:
+class Predicts(Protocol):
+    """Computes logits, such as an engine of inference."""
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Return logits [N, logits] of uint8 images of one size."""
+
+
+def scores(engine: Predicts, batches: Iterable[Batch]) -> Scores:
     """Return the scores of every image that is not padding, from the engine's logits in float64."""
     rows = [np.zeros((0, 5))]
     for batch in batches:

@@ -30,6 +30,36 @@ PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """What a program takes, and what is made of images for it."""
+
+    batch: int | None
+    """The number of images of every batch; None: any."""
+    bare: bool
+    """Whether it takes normalised images and returns logits."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def of(self, images: np.ndarray) -> np.ndarray:
+        """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S, S] for a bare one."""
+        if not self.bare:
+            return images
+        normalised = (images - np.array(self.mean)) / np.array(self.std)
+        return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
+
+    def in_batches(self, images: np.ndarray, run: Callable[[np.ndarray], Answers], *, most: int | None = None) -> Answers:
+        """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the last one is repeated.
+
+        `most` is the largest batch of a program that takes batches of any size; None: any.
+        """
+        size, inputs = self.batch or min(len(images), most or len(images)), self.of(images)
+        places = [np.minimum(np.arange(start, start + size), len(images) - 1) for start in range(0, len(images), size)]
+        parts = [run(inputs[batch]) for batch in places]
+        classes, values = (np.concatenate(part)[: len(images)] for part in zip(*parts, strict=True))
+        return classes, values
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What to write."""
 
@@ -50,20 +80,10 @@ class Wanted:
             model = onnx_model.model_of(weights.recipe, weights.tensors, weights.classes, weights.scales, form)
         return take_photos(model, weights.recipe) if photos and not self.bare else model
 
-    def inputs(self, images: np.ndarray) -> np.ndarray:
-        """Return what the program takes for uint8 images [N, H, W, 3]: these, or float32 [N, 3, S, S] for a bare one."""
-        if not self.bare:
-            return images
-        normalised = (images - np.array(self.weights.recipe.mean)) / np.array(self.weights.recipe.std)
-        return np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32)
-
-    def in_batches(self, images: np.ndarray, run: Callable[[np.ndarray], Answers]) -> Answers:
-        """Return a program's answers for uint8 images [N, H, W, 3], in batches that it takes; the last one is repeated."""
-        size, inputs = self.batch or len(images), self.inputs(images)
-        places = [np.minimum(np.arange(start, start + size), len(images) - 1) for start in range(0, len(images), size)]
-        parts = [run(inputs[each]) for each in places]
-        classes, values = (np.concatenate(each)[: len(images)] for each in zip(*parts, strict=True))
-        return classes, values
+    def inputs(self) -> Inputs:
+        """Return what the program takes."""
+        recipe = self.weights.recipe
+        return Inputs(self.batch, self.bare, recipe.mean, recipe.std)
 
 
 @dataclass(frozen=True)
@@ -104,12 +124,13 @@ class Target:
         else:
             self._call(self.function, wanted, folder)
 
-    def open_program(self, wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+    def open_program(self, inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
         """Return a written program in its own runtime. It answers uint8 images [N, H, W, 3]."""
         program: AbstractContextManager[Program]
         if self.backend is None:
-            program = self._call("open_program", wanted, folder)
+            program = self._call("open_program", inputs, folder)
         else:
+            backends.load(self.backend)
             program = nullcontext(self._call("open_program", folder))
         return program
 
@@ -144,7 +165,14 @@ class Target:
 
 def _of_frameworks() -> list[Target]:
     return [
-        Target(form, f"lockstep.backends.{name}.export", function, name, framework.distributions, framework.install)
+        Target(
+            form,
+            f"lockstep.backends.{name}.export",
+            function,
+            name,
+            framework.distributions,
+            framework.install,
+        )
         for name, framework in FRAMEWORKS.items()
         for form, function in framework.exports.items()
     ]

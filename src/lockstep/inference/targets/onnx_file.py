@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.engines import onnxruntime
-from lockstep.inference.targets import CLASSES, Answers, Program, Wanted
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted
 from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
 
 FILE = "model.onnx"
 
@@ -20,10 +21,10 @@ def write(wanted: Wanted, folder: Path) -> None:
     write_lines(folder / CLASSES, wanted.weights.classes)
 
 
-def open_program(wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
     """Return the model in ONNX Runtime."""
-    session = Session((folder / FILE).read_bytes())
-    return nullcontext(lambda images: wanted.in_batches(images, session.run))
+    session = Session(read_regular(folder / FILE, WEIGHTS))
+    return nullcontext(lambda images: inputs.in_batches(images, session.run))
 
 
 class Session:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.inference.targets import CLASSES, TARGETS, Answers, Program, Wanted, package
+from lockstep.inference.targets import CLASSES, TARGETS, Answers, Inputs, Program, Wanted, package
 from lockstep.system.files import write_lines
 
 FILE = "model.xml"
@@ -34,16 +34,16 @@ def write(wanted: Wanted, folder: Path) -> None:
     write_lines(folder / CLASSES, weights.classes)
 
 
-def open_program(wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
+def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
     """Return the model in OpenVINO on a CPU, in fp32 or int8."""
     core = package("openvino", "openvino").Core()
     compiled = core.compile_model(str(folder / FILE), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(inputs: np.ndarray) -> Answers:
-        found = compiled([inputs])
-        if wanted.bare:
-            logits = np.array(found["logits"])
+    def run(batch: np.ndarray) -> Answers:
+        answers = compiled([batch])
+        if inputs.bare:
+            logits = np.array(answers["logits"])
             return logits.argmax(axis=1), logits
-        return np.array(found["classes"]), np.array(found["probabilities"])
+        return np.array(answers["classes"]), np.array(answers["probabilities"])
 
-    return nullcontext(lambda images: wanted.in_batches(images, run))
+    return nullcontext(lambda images: inputs.in_batches(images, run))

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.inference.engines import tensorrt
-from lockstep.inference.targets import CLASSES, Answers, Program, Wanted, package
+from lockstep.inference.targets import CLASSES, Answers, Inputs, Program, Wanted, package
 from lockstep.system.files import write_lines
+from lockstep.system.regular_files import WEIGHTS, read_regular
 
 FILE = "model.plan"
 MOST_IMAGES = 32
@@ -31,16 +32,16 @@ def write(wanted: Wanted, folder: Path) -> None:
 
 
 @contextmanager
-def open_program(wanted: Wanted, folder: Path) -> Iterator[Program]:
+def open_program(inputs: Inputs, folder: Path) -> Iterator[Program]:
     """Yield the plan in TensorRT. It takes squares."""
-    plan = tensorrt.Plan((folder / FILE).read_bytes())
+    plan = tensorrt.Plan(read_regular(folder / FILE, WEIGHTS))
 
-    def run(inputs: np.ndarray) -> Answers:
-        found = plan.run(inputs)
-        values = found["logits" if wanted.bare else "probabilities"]
-        return found.get("classes", values.argmax(axis=1)), values
+    def run(batch: np.ndarray) -> Answers:
+        answers = plan.run(batch)
+        values = answers["logits" if inputs.bare else "probabilities"]
+        return answers.get("classes", values.argmax(axis=1)), values
 
     try:
-        yield lambda images: wanted.in_batches(images, run)
+        yield lambda images: inputs.in_batches(images, run, most=MOST_IMAGES)
     finally:
         plan.close()

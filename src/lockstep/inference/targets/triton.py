@@ -3,12 +3,12 @@
 NAME is the model's, such as resnet50. Triton collects images of several requests in a batch, up to the largest batch.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep.inference.targets import Program, Wanted
-from lockstep.inference.targets.onnx_file import FILE, Session
+from lockstep.inference.targets import Inputs, Program, Wanted, onnx_file
+from lockstep.system.errors import CheckpointError
 from lockstep.system.files import write_lines
 
 MOST_IMAGES = 32
@@ -23,15 +23,17 @@ def write(wanted: Wanted, folder: Path) -> None:
     data = replace(wanted, batch=None).onnx_model(photos=True).SerializeToString()
     model = folder / _name(wanted)
     (model / "1").mkdir(parents=True)
-    (model / "1" / FILE).write_bytes(data)
+    (model / "1" / onnx_file.FILE).write_bytes(data)
     write_lines(model / _LABELS, wanted.weights.classes)
     (model / "config.pbtxt").write_text(_config(wanted), encoding="utf-8")
 
 
-def open_program(wanted: Wanted, folder: Path) -> AbstractContextManager[Program]:
-    """Return the model in ONNX Runtime, which Triton runs it with."""
-    session = Session((folder / _name(wanted) / "1" / FILE).read_bytes())
-    return nullcontext(lambda images: wanted.in_batches(images, session.run))
+def open_program(inputs: Inputs, folder: Path) -> AbstractContextManager[Program]:
+    """Return the model in ONNX Runtime, which Triton runs it with. Raises `CheckpointError` unless there is one model."""
+    models = [path.parent for path in folder.glob(f"*/1/{onnx_file.FILE}")]
+    if len(models) != 1:
+        raise CheckpointError(f"{folder} has {len(models)} models; expected one, as `lockstep export --to triton` writes it")
+    return onnx_file.open_program(inputs, models[0])
 
 
 def _name(wanted: Wanted) -> str:
