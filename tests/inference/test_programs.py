@@ -2,12 +2,16 @@
 
 import importlib.util
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import lockstep
-from lockstep.inference.programs import FILE
+from lockstep.inference.programs import FILE, group_photos
 from lockstep.recipes import Recipe
 from lockstep.system.errors import CheckpointError
 from tests.inference.cases import CLASSES, MEAN, STD, image_file, saved
@@ -32,37 +36,101 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def expected(weights: Path, photos: Path) -> dict[str, Any]:
+    """What the weights' own evaluation returns."""
+    return lockstep.evaluate(weights, photos)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_program_is_evaluated_on_whole_photos_as_its_weights_are(
-    target: str, weights: Path, photos: Path, tmp_path: Path
+    target: str, weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("openvino") is None and target == "openvino":
         pytest.skip("openvino is not installed")
     lockstep.export(weights, tmp_path / "model", to=target, compare=False)
-    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2)
-    expected = lockstep.evaluate(weights, photos)
+    result = lockstep.evaluate(tmp_path / "model", photos, batch_images=2, engine="program")
     assert result["engine"].startswith(f"{target} (")
     assert (result["images"], result["top1_percent"]) == (expected["images"], expected["top1_percent"])
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-3)
     assert result["per_class"] == expected["per_class"]
 
 
-def test_a_program_of_squares_gets_squares(weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_program_of_squares_gets_squares(weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path) -> None:
     lockstep.export(weights, tmp_path / "model", to="triton", bare=True, compare=False)
     result = lockstep.evaluate(tmp_path / "model", photos, batch_images=4)
-    assert result["loss"] == pytest.approx(lockstep.evaluate(weights, photos)["loss"], rel=1e-4)
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+
+
+@pytest.fixture
+def described(weights: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes an export and changes its description."""
+
+    def describe(**changes: Any) -> Path:
+        folder = tmp_path / "model"
+        lockstep.export(weights, folder, to="triton", compare=False)
+        description = json.loads((folder / FILE).read_text())
+        (folder / FILE).write_text(json.dumps(description | changes))
+        return folder
+
+    return describe
+
+
+def test_a_program_that_can_run_code_is_not_loaded_unless_it_is_asked_for(
+    described: Callable[..., Path], photos: Path
+) -> None:
+    """PyTorch's loader unpickles. That it was called shows in its complaint about this file."""
+    folder = described(target="torch-export")
+    (folder / "model.pt2").write_bytes(b"not a program")
+    with pytest.raises(CheckpointError, match=r"cannot be read; .* --engine program` runs it, if you trust who wrote it"):
+        lockstep.evaluate(folder, photos)
+    with pytest.raises(CheckpointError, match=r"Other commands take the run, or its export to onnx"):
+        lockstep.predict(folder, photos / "dots")
+    with pytest.raises(CheckpointError, match=r"torch-export \(torch .*\) cannot run .*model: .*; export it again"):
+        lockstep.evaluate(folder, photos, engine="program")
+
+
+def test_by_default_the_weights_in_a_frozen_graph_are_read(
+    weights: Path, photos: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    lockstep.export(weights, tmp_path / "model", to="frozen-graph", compare=False)
+    result = lockstep.evaluate(tmp_path / "model", photos)
+    assert (result["engine"], result["per_class"]) == ("native", expected["per_class"])
+    assert [remark for remark in result["remarks"] if "--engine program runs the program" in remark]
+
+
+def test_a_pipe_in_a_program_is_not_opened(described: Callable[..., Path], photos: Path) -> None:
+    folder = described()
+    os.mkfifo(folder / "more")
+    with pytest.raises(CheckpointError, match=r"more cannot be read: it is a pipe"):
+        lockstep.evaluate(folder, photos)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"target": "coreml"}, {"takes": "anything"}, {"batch": -1}, {"preprocessing": {}}, {"logits": "many"}],
+    [
+        {"target": "coreml"},
+        {"takes": "anything"},
+        {"batch": -1},
+        {"preprocessing": {}},
+        {"logits": "many"},
+        {"logits": 9},
+        {"validation_share": 2},
+    ],
     ids=str,
 )
 def test_a_description_that_was_changed_is_refused(
-    changes: dict[str, object], weights: Path, photos: Path, tmp_path: Path
+    changes: dict[str, Any], described: Callable[..., Path], photos: Path
 ) -> None:
-    lockstep.export(weights, tmp_path / "model", to="torchscript", compare=False)
-    file = tmp_path / "model" / FILE
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CheckpointError, match=r"export.json does not describe an export: .*; export the weights again"):
-        lockstep.evaluate(tmp_path / "model", photos)
+        lockstep.evaluate(described(**changes), photos)
+
+
+def test_another_number_of_logits_than_described_is_an_error(described: Callable[..., Path], photos: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"returns an array \[\d, 10\], expected \[\d, 12\] as its export.json says"):
+        lockstep.evaluate(described(logits=12), photos)
+
+
+def test_photos_of_a_batch_are_bounded_by_their_pixels() -> None:
+    sizes = np.array([[4000, 2000]] * 5 + [[9000, 9000]] * 2)
+    assert [len(group) for group in group_photos(sizes, 4)] == [2, 2, 1, 1, 1]

@@ -28,7 +28,14 @@ def command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Images in a batch on each rank.", min=1)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-    engine: options.Engine = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What infers: native (the framework; the default), auto (the fastest installed), program (an export's own "
+            "runtime; it can run code, so trust its writer), or see `lockstep doctor`.",
+        ),
+    ] = None,
     backend: options.Backend = DEFAULT_BACKEND,
     loader: options.Loader = None,
     distributed: options.Distributed = None,

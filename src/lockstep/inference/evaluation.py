@@ -14,7 +14,16 @@ from lockstep.inference.engines import AUTO, NATIVE
 from lockstep.inference.engines.scoring import Pace
 from lockstep.inference.engines.scoring import scores as scores_of
 from lockstep.inference.loaded_engine import ADVICE
-from lockstep.inference.programs import ExportedProgram, check_alone, find_program, group_photos, load_photos
+from lockstep.inference.programs import (
+    PROGRAM,
+    ExportedProgram,
+    check_alone,
+    group_photos,
+    load_photos,
+    open_weights_or_advise,
+    program_to_run,
+    remarks_on_weights,
+)
 from lockstep.models.metrics import Scores
 from lockstep.recipes import Execution, Recipe
 from lockstep.recipes.order import evaluation_plans
@@ -22,12 +31,11 @@ from lockstep.recipes.published_accuracies import Comparison, beside_published
 from lockstep.runs.divergence import not_finite
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
-from lockstep.system.defaults import DEFAULT_BACKEND
 from lockstep.system.errors import BackendError, DataError, DivergedError
 from lockstep.system.event_log import Summary
 from lockstep.weights.class_names import Classes, assumed_classes, imagenet_synsets
 from lockstep.weights.given_preprocessing import Preprocessing
-from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
+from lockstep.weights.opening import LOCKSTEP, Opened
 
 
 def evaluate(
@@ -57,8 +65,11 @@ def evaluate(
     `engine` is "native" (the execution's backend; the default), another engine of inference such as "onnxruntime", or
     "auto": the fastest installed one that keeps the bound (docs/deploy.md). An ONNX model that `export` wrote is run as it
     is, by default with the first of ONNX Runtime and OpenVINO that is installed. "native", or an execution with another
-    backend than the default, reads the weights in it instead. Programs of all other targets of `export` are run in their own
-    runtime as they are deployed: those that take photos get whole photos.
+    backend than the default, reads the weights in it instead.
+
+    "program" runs the program of any target of `export` in its own runtime as it is deployed: one that takes photos gets
+    whole photos. It is the default for "triton" and "openvino", whose programs can only compute. Programs of the other
+    targets can run code, so they are run only if asked for: do it if you trust who wrote them.
 
     `speed` of the result is how fast images were evaluated (`lockstep.inference.engines.scoring.Speed`).
     `published` of the result is its top-1 next to those published for the weights' recipe
@@ -80,15 +91,16 @@ def evaluate(
     """
     execution = execution or Execution()
     runs_files = which == "newest" and not ema and model is None and preprocessing is None
-    runs_programs = runs_files and engine is None and execution.backend == DEFAULT_BACKEND
-    exported = export_to_run(Path(source), engine, execution) if runs_files else None
-    program = find_program(Path(source)) if runs_programs and exported is None else None
+    if engine == PROGRAM and not runs_files:
+        raise BackendError(f"an exported program holds what it computes; leave out --engine {PROGRAM}, or what changes it")
+    exported = export_to_run(Path(source), engine, execution) if runs_files and engine != PROGRAM else None
+    program = program_to_run(Path(source), engine, execution) if runs_files and exported is None else None
     if program is not None:
         how: dict[str, Any] = {"classes": classes, "split": split, "batch_images": batch_images, "listener": listener}
         return _evaluate_program(program, Path(data), execution, precision, **how)
     name = engine or (NATIVE if exported is None else AUTO)
     chosen: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
-    opened = open_weights(source, **chosen) if exported is None else exported.about
+    opened = open_weights_or_advise(source, **chosen) if exported is None else exported.about
     opened = opened.with_classes(classes)
     data = Path(data)
     images, share = _evaluated(data, opened.recipe, split)
@@ -96,6 +108,8 @@ def evaluate(
     with computing(name, opened, precision, execution, listener, most_images=batch_images, exported=exported) as found:
         weights, recorder, recipe = found.weights, found.recorder, found.weights.recipe
         index, remarks = _indexed(images, share, weights, recorder)
+        if exported is None:
+            remarks += remarks_on_weights(Path(source), engine)
         total = math.ceil(len(index) / (batch_images * found.ranks))
         plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images, rank=found.rank, ranks=found.ranks)
         with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:

@@ -19,6 +19,7 @@ from lockstep.inference.engines.exported import Exported
 from lockstep.inference.explanation import explainer_of, overlaid
 from lockstep.inference.images import Image, each_image, path_of, read_square
 from lockstep.inference.loaded_engine import ADVICE
+from lockstep.inference.programs import open_weights_or_advise
 from lockstep.recipes import Execution
 from lockstep.runs.events import Listener
 from lockstep.runs.recorder import Recorder
@@ -27,7 +28,7 @@ from lockstep.system.machine import share_of_cores
 from lockstep.system.ranks import is_leading
 from lockstep.weights.class_names import Classes, assumed_classes
 from lockstep.weights.given_preprocessing import Preprocessing
-from lockstep.weights.opening import Opened, open_weights
+from lockstep.weights.opening import Opened
 
 BATCH = 32
 """Images in a batch, by default."""
@@ -300,7 +301,7 @@ def to_predict(
     runs_file = as_exported and which == "newest" and not (ema or model or preprocessing)
     exported = export_to_run(Path(source), engine, execution) if runs_file else None
     opened: dict[str, Any] = {"which": which, "ema": ema, "model": model, "preprocessing": preprocessing}
-    weights = exported.about if exported else open_weights(source, **opened)
+    weights = exported.about if exported else open_weights_or_advise(source, **opened)
     for remark in weights.remarks:
         recorder.note(remark)
     return _with_names(weights.with_classes(classes), recorder), exported

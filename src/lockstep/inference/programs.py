@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,25 @@ import numpy as np
 
 from lockstep.data import Batch
 from lockstep.data.index import Index
+from lockstep.inference.engines import AUTO
 from lockstep.inference.images import read_photo
 from lockstep.inference.targets import TARGETS, Inputs, Program, Target, Wanted
 from lockstep.models.state import State
-from lockstep.recipes import Recipe
-from lockstep.system.errors import BackendError, CheckpointError, RecipeError
-from lockstep.system.regular_files import TEXT, read_regular
+from lockstep.recipes import Execution, Recipe
+from lockstep.system.defaults import DEFAULT_BACKEND
+from lockstep.system.errors import BackendError, CheckpointError, LockstepError, RecipeError
+from lockstep.system.regular_files import TEXT, WEIGHTS, check_regular, read_regular
 from lockstep.system.strict_json import is_count, is_list_of, is_text, parsed, to_json
 from lockstep.weights.formats import onnx_metadata
-from lockstep.weights.opening import LOCKSTEP, Opened
+from lockstep.weights.opening import LOCKSTEP, Opened, open_weights
 
 FILE = "export.json"
-_UNLIKELY = 1e-30
-"""Smaller probabilities are taken for this one: a program's softmax has none below it."""
+PROGRAM = "program"
+"""The name that stands for a program's own runtime among the engines."""
+_UNLIKELY = 1e-45
+"""Smaller probabilities are taken for this one: float32 has no numbers below it."""
+_MOST_PIXELS = 2**24
+"""Photos of a batch have at most this many pixels together, unless one has more: three bytes each."""
 
 
 def write_description(folder: Path, target: Target, wanted: Wanted, precision: str) -> None:
@@ -38,6 +44,7 @@ def write_description(folder: Path, target: Target, wanted: Wanted, precision: s
         "batch": wanted.batch if target.fixes_batch else None,
         "precision": precision,
         "logits": recipe.logits,
+        "validation_share": recipe.validation_share,
         "classes": list(wanted.weights.classes),
         "preprocessing": parsed(onnx_metadata.preprocessing_of(recipe)),
     }
@@ -64,28 +71,101 @@ class ExportedProgram:
 
     @contextmanager
     def load(self) -> Iterator["ProgramEngine"]:
-        """Yield the program in its own runtime."""
-        with self.target.open_program(self.inputs, self.folder) as program:
-            yield ProgramEngine(program, is_bare=self.inputs.bare)
+        """Yield the program in its own runtime.
+
+        Raises `BackendError` if the runtime is missing, and `CheckpointError` if it cannot run the program.
+        """
+        if self.target.runtime() is None:
+            raise BackendError(f"{self.folder} needs {self.target.distributions[0]}: {self.target.install}")
+        self._check_files()
+        with ExitStack() as opened:
+            with self.refusing():
+                program = opened.enter_context(self.target.open_program(self.inputs, self.folder))
+            yield ProgramEngine(self, program)
+
+    def _check_files(self) -> None:
+        """Raise `CheckpointError` if a file is no regular one: runtimes open files by their paths."""
+        for path in self.folder.rglob("*"):
+            try:
+                if not path.is_dir():
+                    check_regular(path, WEIGHTS)
+            except OSError as error:
+                raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Turn errors of the runtime, which have no common base, into `CheckpointError`."""
+        try:
+            yield
+        except LockstepError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(f"{self.engine} cannot run {self.folder}: {reason:.300}; export it again") from error
 
 
 class ProgramEngine:
     """A program as evaluations use it."""
 
-    def __init__(self, program: Program, *, is_bare: bool) -> None:
+    def __init__(self, about: ExportedProgram, program: Program) -> None:
+        self._about = about
         self._program = program
-        self._is_bare = is_bare
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, or logarithms of probabilities, float64 [N, logits], of uint8 images of one size."""
-        _, values = self._program(images)
-        if self._is_bare:
+        with self._about.refusing():
+            _, values = self._program(images)
+        expected = len(images), self._about.about.recipe.logits
+        if values.shape != expected:
+            raise CheckpointError(
+                f"{self._about.folder} returns an array {list(values.shape)}, expected {list(expected)} as its {FILE} says; "
+                "export it again"
+            )
+        if self._about.inputs.bare:
             return values.astype(np.float64)
         return np.log(np.maximum(values.astype(np.float64), _UNLIKELY))
 
 
+def program_to_run(source: Path, engine: str | None, execution: Execution) -> ExportedProgram | None:
+    """Return the program to run at a path; None if it has none, or if another engine computes with its weights.
+
+    Programs that can run code are run only if `engine` is `PROGRAM`. Raises `CheckpointError` if it is, but the path is no
+    export.
+    """
+    program = find_program(source)
+    if engine == PROGRAM:
+        if program is None:
+            raise CheckpointError(f"{source!s:.200} is not a folder of lockstep export; leave out --engine {PROGRAM}")
+        return program
+    if program is None or engine not in (None, AUTO) or execution.backend != DEFAULT_BACKEND:
+        return None
+    return None if program.target.can_run_code or program.target.runtime() is None else program
+
+
+def open_weights_or_advise(source: str | Path, **chosen: Any) -> Opened:
+    """Return `open_weights` of the arguments. For an export whose weights cannot be read, the error says what runs it."""
+    try:
+        return open_weights(source, **chosen)
+    except CheckpointError as error:
+        program = find_program(Path(source))
+        if program is None:
+            raise
+        trust = ", if you trust who wrote it, because it can run code" if program.target.can_run_code else ""
+        raise CheckpointError(
+            f"{source} is a program ({program.target.name}), whose weights cannot be read; `lockstep evaluate FOLDER "
+            f"--engine {PROGRAM}` runs it{trust}. Other commands take the run, or its export to onnx ({error})"
+        ) from error
+
+
+def remarks_on_weights(source: Path, engine: str | None) -> list[str]:
+    """Return a remark if the weights of an export are evaluated, and not its program, without being asked for."""
+    if engine is not None or find_program(source) is None:
+        return []
+    return [f"evaluates the weights in this export; --engine {PROGRAM} runs the program, if you trust who wrote it"]
+
+
 def find_program(source: Path) -> ExportedProgram | None:
-    """Return the program in a folder of `lockstep export`; None if there is none, or its runtime is not installed.
+    """Return the program in a folder of `lockstep export`; None if there is none.
 
     Raises `CheckpointError` if its description cannot be used.
     """
@@ -93,10 +173,9 @@ def find_program(source: Path) -> ExportedProgram | None:
     if not file.is_file():
         return None
     try:
-        description = _read(file)
+        return _read(file)
     except (OSError, ValueError, LookupError, TypeError, RecipeError) as error:
         raise CheckpointError(f"{file} does not describe an export: {error}; export the weights again") from None
-    return None if description.target.runtime() is None else description
 
 
 def _read(file: Path) -> ExportedProgram:
@@ -112,8 +191,10 @@ def _read(file: Path) -> ExportedProgram:
         raise ValueError(f"batch is {batch!r:.40}, expected a number of images or null")
     preprocessing = values["preprocessing"]
     colours = {name: preprocessing[name] for name in ("mean", "std")}
-    recipe = Recipe.of({"precision": "fp32", "logits": values["logits"]} | colours)
+    recipe = Recipe.of({"precision": "fp32", **{name: values[name] for name in ("logits", "validation_share")}} | colours)
     recipe = onnx_metadata.with_preprocessing(recipe, to_json(preprocessing))
+    if len(classes) > recipe.logits:
+        raise ValueError(f"it names {len(classes)} classes, but the model has {recipe.logits} logits")
     about = Opened(recipe, State(0, {}, {}), tuple(classes), file.parent, LOCKSTEP)
     inputs = Inputs(batch, values["bare"], recipe.mean, recipe.std)
     return ExportedProgram(target, file.parent, about, inputs, values["takes"] == "photos", values["precision"])
@@ -126,7 +207,7 @@ def check_alone(ranks: int) -> None:
 
 
 def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
-    """Return the places of photos that follow each other and have one size, at most `most` together.
+    """Return the places of photos that follow each other and have one size, at most `most` together, and `_MOST_PIXELS`.
 
     `sizes` are heights and widths: int64 [N, 2].
 
@@ -136,7 +217,8 @@ def group_photos(sizes: np.ndarray, most: int) -> list[np.ndarray]:
     changes = np.flatnonzero((sizes[1:] != sizes[:-1]).any(axis=1)) + 1
     groups = []
     for run in np.split(np.arange(len(sizes)), changes):
-        groups += [run[start : start + most] for start in range(0, len(run), most)]
+        count = max(1, min(most, _MOST_PIXELS // int(sizes[run[0]].prod()))) if len(run) else 1
+        groups += [run[start : start + count] for start in range(0, len(run), count)]
     return groups
 
 

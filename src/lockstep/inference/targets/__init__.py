@@ -109,6 +109,9 @@ class Target:
     """Whether it computes real numbers in float32, and may divide by multiplying with a reciprocal."""
     takes_symmetric_int8: bool = False
     """Whether integers of values must be symmetric, with the zero point 0 and all of 8 bits, as TensorRT wants them."""
+    can_run_code: bool = False
+    """Whether a program can do more than compute: unpickle, run code, or read and write files. ONNX models and OpenVINO's
+    cannot."""
 
     def runtime(self) -> str | None:
         """Return name and version of the runtime; None if it is missing."""
@@ -172,6 +175,7 @@ def _of_frameworks() -> list[Target]:
             name,
             framework.distributions,
             framework.install,
+            can_run_code=True,
         )
         for name, framework in FRAMEWORKS.items()
         for form, function in framework.exports.items()
@@ -203,6 +207,7 @@ TARGETS: dict[str, Target] = {
             "pip install tensorrt==11.4.0.106 cuda-bindings==13.5.0",
             takes_photos=False,
             takes_symmetric_int8=True,
+            can_run_code=True,
         ),
     ]
 }
