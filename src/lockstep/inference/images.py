@@ -13,7 +13,7 @@ import PIL.ImageOps
 from lockstep.data.decoding.augment import decode_into, resampling
 from lockstep.data.decoding.decode import as_rgb, check, decode_undamaged
 from lockstep.data.decoding.orientation import UPRIGHT, orientation_of, shown_size, turned
-from lockstep.data.decoding.size_limits import MOST_PIXELS, TooManyPixels
+from lockstep.data.decoding.size_limits import MOST_RESIZED, TooManyPixels
 from lockstep.recipes import Recipe
 from lockstep.recipes.order import centre_plan
 from lockstep.system.errors import DataError
@@ -77,7 +77,8 @@ def read_square(image: Image, recipe: Recipe, out: np.ndarray) -> None:
     size = shown_size(stored, orientation)
     plan = centre_plan(recipe, np.zeros(1, np.int64), np.array([size]))
     window, resized, offset = (tuple(column[0].tolist()) for column in (plan.windows, plan.resized, plan.offsets))
-    if math.prod(resized) > MOST_PIXELS:  # a narrow strip of few pixels can become any number of them
+    most = max(MOST_RESIZED, 4 * recipe.eval_resize**2)
+    if math.prod(resized) > most:  # a narrow strip of few pixels can become any number of them
         too_narrow = f"{size[1]} x {size[0]} pixels are too narrow: resized for the model, {resized[1]} x {resized[0]}"
         raise TooManyPixels(too_narrow)
     how = resampling(recipe, evaluation=True)

@@ -40,6 +40,8 @@ def prepare(photo):
     if not isinstance(photo, np.ndarray):
         with Image.open(photo) as image:
             upright = ImageOps.exif_transpose(image) if TURNS else image
+            if upright.mode.startswith("I"):  # 16 bits of grey
+                upright = Image.fromarray(np.clip(np.asarray(upright) >> 8, 0, 255).astype(np.uint8))
             photo = np.asarray(upright.convert("RGB"))
     squares = crop_centre(photo[None], GEOMETRY, NumPy())
     if NORMALISES:

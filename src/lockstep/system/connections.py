@@ -4,6 +4,7 @@ The proof is made when a connection opens, and includes the addresses of both en
 message after it carries a proof, too. Nothing is encrypted.
 """
 
+import errno
 import hmac
 import json
 import socket
@@ -197,8 +198,11 @@ def _accept(server: socket.socket, key: str, proven: "SimpleQueue[Line]") -> Non
     while True:
         try:
             line, _ = server.accept()
-        except OSError:  # the server is closed
-            return
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EINVAL):  # the server is closed
+                return
+            time.sleep(_AGAIN_SEC)  # no descriptors, or a stranger who has left
+            continue
         with lock:
             strangers.append(line)
             if len(strangers) > _STRANGERS:

@@ -87,7 +87,10 @@ def introduce(line: socket.socket, secret: bytes, seconds: float) -> Keys:
     own = secrets.token_bytes(NONCE_BYTES)
     view = _View(_packed(line.getsockname()), _packed(line.getpeername()), greeting[len(GREETING) :] + own)
     line.sendall(own + view.places + view.sign(secret, b"client"))
-    verdict, proof = Verdict(_read(line, 1, deadline)), _read(line, PROOF_BYTES, deadline)
+    answer, proof = _read(line, 1, deadline), _read(line, PROOF_BYTES, deadline)
+    if answer not in {verdict.value for verdict in Verdict}:
+        raise ValueError("another version of Lockstep, or another program, listens there")
+    verdict = Verdict(answer)
     if verdict is Verdict.OTHER_ADDRESSES:
         places = _read(line, 2 * _PLACE_BYTES, deadline)
         theirs = _View(places[:_PLACE_BYTES], places[_PLACE_BYTES:], view.nonces)

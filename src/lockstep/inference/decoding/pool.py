@@ -86,7 +86,9 @@ class _Forker:
         return self._process.poll() is not None
 
     def close(self) -> str:
-        """End the process, and with it its decoders. Return the last lines that it wrote to stderr."""
+        """End the process, and with it its decoders. Return the last lines that it wrote to stderr; "" the second time."""
+        if self._errors.closed:
+            return ""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -276,7 +278,10 @@ class Decoders:
                 self._report(f"a process that decodes could not be started: {error!r}")
                 await asyncio.sleep(_AGAIN_SEC)
                 if self._forker is forker and (isinstance(error, TimeoutError) or forker.has_ended()):
-                    self._replace(forker)
+                    try:
+                        self._replace(forker)
+                    except OSError as reason:  # no memory or descriptors: it is tried again
+                        self._report(f"the process that starts decoders could not be started: {reason!r}")
         task = asyncio.current_task()
         assert task is not None
         self._starting.discard(task)
@@ -298,9 +303,13 @@ class Decoders:
         assert self._settings is not None
         assert self._forker is not None
         number, settings = next(self._numbers), self._settings
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         shared = os.memfd_create("lockstep-decoder")
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            os.close(shared)
+            raise
+        ours.setblocking(False)
         try:
             os.ftruncate(shared, settings.memory_bytes)
             decoder = _Decoder(number, ours, mmap.mmap(shared, settings.memory_bytes), settings)

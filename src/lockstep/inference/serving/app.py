@@ -373,16 +373,19 @@ class _Infer(_Computing):
         if asked.images is None:
             squares = await self._decoded(asked.encoded)
         else:
-            squares = await self._in_thread(self._resized, asked.images)
+            squares = await self._resized(asked.images)
         return (await self._computed(ticket, squares)).logits
 
-    def _resized(self, photos: np.ndarray) -> np.ndarray:
+    async def _resized(self, photos: np.ndarray) -> np.ndarray:
         """Return what evaluation sees of photos: uint8 [N, size, size, 3]. Raises `Refused`."""
-        recipe = self._parts.about.recipe
+        recipe, most = self._parts.about.recipe, self._parts.limits.pixels
+        height, width = photos.shape[1:3]
+        if height * width > most:
+            raise Refused(413, f"{width} x {height} pixels are too many: at most {most:,}; reduce the images")
         squares = np.empty((len(photos), recipe.eval_crop, recipe.eval_crop, 3), np.uint8)
-        for photo, square in zip(photos, squares, strict=True):
+        for photo, square in zip(photos, squares, strict=True):  # one by one: a request whose time is over ends in between
             try:
-                read_square(photo, recipe, square)
+                await self._in_thread(read_square, photo, recipe, square)
             except ValueError as error:
                 raise Refused(413, str(error)) from None
         return squares

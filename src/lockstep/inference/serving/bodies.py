@@ -71,11 +71,13 @@ class Reading:
         self.since = time.monotonic()
         """When the last byte came."""
         self._parts: list[bytes] = []
+        self._is_dropped = False
         self._time = asyncio.timeout(limits.timeout_sec)
 
     def drop(self) -> int:
         """Let `read` raise `Refused`. Return the bytes that are not held any more."""
         size, self.size = self.size, 0
+        self._is_dropped = True
         self._parts.clear()
         with suppress(RuntimeError):  # its time is over at this moment
             self._time.reschedule(asyncio.get_running_loop().time())
@@ -99,6 +101,8 @@ class Reading:
                     if self.size > limits.body_bytes:
                         raise self._too_large("more")
                     self._parts.append(part)
+                if self._is_dropped:  # its last bytes came at that moment
+                    raise TimeoutError
         except TimeoutError:
             reason = f"the body was not sent in {limits.timeout_sec:g} s, or stalled while others came; send it again"
             raise Refused(408, reason) from None
