@@ -35,7 +35,7 @@ serves = all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "prometheus_cl
 root = Path(lockstep.__file__).parent
 for file in root.rglob("*.py"):
     parts = file.relative_to(root.parent).with_suffix("").parts
-    if parts[1:3] == ("inference", "serving") and not serves:
+    if parts[1:3] in {{("inference", "serving"), ("inference", "decoding")}} and not serves:
         continue  # without the packages of the extra
     if parts[-1] != "__main__" and parts[1:3] not in {[("backends", name) for name in FRAMEWORKS]}:
         importlib.import_module(".".join(part for part in parts if part != "__init__"))
