@@ -29,10 +29,11 @@ def export(
 
     The program takes `images`, uint8 RGB [N, H, W, 3] of any size, and resizes and crops them as in evaluation
     (`lockstep.backends.shared.resizing`). It returns classes, int64 [N], and probabilities, float32 [N, logits], in this
-    order. Batch norm is not folded in the program; Paddle Inference folds
-    it. With `logits` it takes squares, uint8 [N, S, S, 3] where S is the recipe's `eval_crop`, and returns only the logits,
-    float32 [N, logits]. The names of the classes are in `classes.txt`, one on
-    each line. Raises `CheckpointError` if the recipe computes in another precision than fp32, or if the tensors do not fit.
+    order. Batch norm is not folded in the program; Paddle Inference folds it.
+
+    With `logits` it takes squares, uint8 [N, S, S, 3] where S is the recipe's `eval_crop`, and returns only the logits,
+    float32 [N, logits]. The names of the classes are in `classes.txt`, one on each line. Raises `CheckpointError` if the
+    recipe computes in another precision than fp32, or if the tensors do not fit.
     """
     if recipe.precision != "fp32":
         raise CheckpointError(
