@@ -134,11 +134,11 @@ def is_onnx(path: Path) -> bool:
         size, found = path.stat().st_size, set()
         with open_regular(path, WEIGHTS) as file:
             while file.tell() < size:
-                field, kind = divmod(_number(file.read), 8)
+                field, kind = divmod(read_number(file.read), 8)
                 if _MODEL_FIELDS.get(field) != kind:
                     return False
                 found.add(field)
-                length = _number(file.read)
+                length = read_number(file.read)
                 if kind == 2:
                     file.seek(length, 1)
                 if file.tell() > size:
@@ -148,7 +148,7 @@ def is_onnx(path: Path) -> bool:
     return {_VERSION, _GRAPH} <= found
 
 
-def _number(read: Any) -> int:
+def read_number(read: Any) -> int:
     """Return the next number in the encoding of Protocol Buffers: seven bits a byte, the lowest first."""
     value = 0
     for shift in range(0, 64, 7):

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from lockstep.system.errors import CheckpointError
 from lockstep.system.regular_files import WEIGHTS, open_regular, read_regular
 from lockstep.weights.formats import BFLOAT16, numbers
+from lockstep.weights.formats.onnx_graph import read_number
 from lockstep.weights.formats.stand_ins import refuse_stand_in
 from lockstep.weights.formats.tensor_bundle import Bundle, Entry, index_path
 
@@ -212,7 +213,7 @@ def _text(file: BinaryIO, tag: bytes) -> bytes:
     """Return the next text of a message. Raises `ValueError` if there is another field, or a long text."""
     if file.read(1) != tag:
         raise ValueError("it is another field")
-    length = _number(file)
+    length = read_number(file.read)
     if length > 1000:
         raise ValueError("it is a long text")
     return file.read(length)
@@ -228,10 +229,10 @@ def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
         size = path.stat().st_size
         with open_regular(path, WEIGHTS) as file:
             while file.tell() < size:
-                number, kind = divmod(_number(file), 8)
+                number, kind = divmod(read_number(file.read), 8)
                 if kinds.get(number) != kind:
                     return {}
-                length = _number(file)
+                length = read_number(file.read)
                 places.setdefault(number, file.tell())
                 if kind == 2:
                     file.seek(length, 1)
@@ -240,19 +241,6 @@ def _top_fields(path: Path, kinds: Mapping[int, int]) -> dict[int, int]:
     except (OSError, ValueError):
         return {}
     return places
-
-
-def _number(file: BinaryIO) -> int:
-    """Return the next number in the encoding of Protocol Buffers: seven bits a byte, the lowest first."""
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = file.read(1)
-        if not byte:
-            raise ValueError("the file ends in a number")
-        value |= (byte[0] & 127) << shift
-        if byte[0] < 128:
-            return value
-    raise ValueError("a number has more than 64 bits")
 
 
 def opened(path: Path) -> FlatGraph:
