@@ -2,9 +2,11 @@
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lockstep.data import Batch
 from lockstep.data.index import Index, open_index
 from lockstep.data.loading.loaders import loader_of
 from lockstep.data.sources import Source, find_source, find_split, holds_split
@@ -145,14 +147,13 @@ def _evaluate_program(
     recipe, recorder, pace = weights.recipe, Recorder(listener), Pace()
     images, share = _evaluated(data, recipe, split)
     index, remarks = _indexed(images, share, weights, recorder)
-    sizes = index.sizes_for(recipe)
-    groups = group_photos(sizes, batch_images)
+    groups = group_photos(index.sizes_for(recipe), batch_images)
     total = len(groups) if program.takes_photos else math.ceil(len(index) / batch_images)
-    with program.load() as engine, loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
-        if program.takes_photos:
-            batches = load_photos(index, recipe, groups)
-        else:
-            batches = loader.batches(evaluation_plans(recipe, sizes, batch_images))
+    if program.takes_photos:
+        batches = load_photos(index, recipe, groups)
+    else:
+        batches = _load_squares(index, recipe, execution, batch_images)
+    with program.load() as engine:
         scores = scores_of(engine, pace.watched(recorder.watched("evaluating", batches, total)))
     return {
         "remarks": remarks,
@@ -161,6 +162,13 @@ def _evaluate_program(
         **_described(scores, weights, images, index),
         "speed": pace.speed(batch_images=batch_images, on_gpu=False),
     }
+
+
+def _load_squares(index: Index, recipe: Recipe, execution: Execution, batch_images: int) -> Iterator[Batch]:
+    """Yield the squares of all images."""
+    plans = evaluation_plans(recipe, index.sizes_for(recipe), batch_images)
+    with loader_of(index, recipe, execution, size=recipe.eval_crop, evaluation=True) as loader:
+        yield from loader.batches(plans)
 
 
 def _described(scores: Scores, weights: Opened, images: Source, index: Index) -> dict[str, Any]:
