@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.inference.decoding.forms import MOST_PARTS, BadForm, image_in
+from lockstep.inference.decoding.pool import _Forker
 from lockstep.recipes import Recipe
 from tests.inference.cases import MEAN, STD, image_file, saved
 from tests.inference.serving.cases import ENGINE, PATIENCE_SEC, Server, head, serving, session
@@ -138,3 +139,9 @@ def test_a_form_has_at_most_100_parts() -> None:
     assert image_in(form(MOST_PARTS), kind) == b"image"
     with pytest.raises(BadForm, match="more than 100 parts"):
         image_in(form(MOST_PARTS + 1), kind)
+
+
+def test_what_starts_decoders_can_be_closed_again_after_a_failed_start() -> None:
+    forker = _Forker()
+    forker.close()
+    assert forker.close() == ""
